@@ -1,4 +1,4 @@
-//! Packs the matrix into one compressed text, without its comments: programs with it are copied to each machine.
+//! Compresses the matrix without its comments, to reduce the size of the binary.
 
 use std::{env, error::Error, fs, io::Write as _, path::Path};
 
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = Path::new(&env::var("OUT_DIR")?).join("matrix.deflate");
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     for line in fs::read_to_string(MATRIX)?.lines() {
-        // An empty line in the place of each comment, so that errors name the same lines.
+        // Replace each comment with an empty line, so that errors have the same line numbers.
         let kept = if line.starts_with('#') { "" } else { line };
         writeln!(encoder, "{kept}")?;
     }

@@ -6,22 +6,22 @@ use crate::exit::Exit;
 pub trait Report: std::error::Error + Send + Sync + 'static {
     /// The exit status of this error.
     fn exit(&self) -> Exit;
-    /// A stable word for scripts, for example `package-lock-timeout`.
+    /// A stable identifier for scripts, for example `package-lock-timeout`.
     fn reason(&self) -> &'static str;
-    /// What to do next, without the word `hint:`.
+    /// The remedy, without the prefix `hint:`.
     fn hint(&self) -> Option<String>;
-    /// Whether the cause may pass without help (a mirror that answers 503, a network that is late),
-    /// so that another attempt is worth while.
+    /// Whether the cause is transient (a mirror that returns 503, a slow network), so that a retry
+    /// may succeed.
     fn passes(&self) -> bool {
         false
     }
-    /// The errors that it consists of, if it is several: each is told with its own hint.
+    /// The individual errors if this is a list. Each is printed with its own hint.
     fn parts(&self) -> Vec<&dyn Report> {
         Vec::new()
     }
 }
 
-/// More words of an error, below its own line.
+/// Formats additional text below the line of an error.
 #[must_use]
 pub fn attached(text: &Option<String>) -> String {
     text.as_ref()
@@ -29,7 +29,7 @@ pub fn attached(text: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// An error with its causes, on one line: for words in between.
+/// Formats an error and its causes on one line, for use within a sentence.
 #[must_use]
 pub fn one_line(error: &dyn std::error::Error) -> String {
     std::iter::once(error.to_string())
@@ -38,7 +38,7 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
         .join(": ")
 }
 
-/// The chain of causes of an error, outermost first, without the error itself.
+/// Returns the chain of causes of an error, outermost first, without the error itself.
 #[must_use]
 pub fn causes(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(error.source(), |cause| cause.source())

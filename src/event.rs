@@ -1,5 +1,5 @@
-//! Events of a run: one ordered stream, for people and programs. Recovery does not need them; it
-//! uses the journal.
+//! Events of a run: one ordered stream for users and programs. Recovery uses the journal, not the
+//! events.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,11 +22,10 @@ pub struct Envelope {
     pub elapsed_ms: u64,
     /// The run's id.
     pub run: String,
-    /// The event itself.
     pub event: Event,
 }
 
-/// What happened.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "kind",
@@ -34,9 +33,9 @@ pub struct Envelope {
     rename_all_fields = "kebab-case"
 )]
 pub enum Event {
-    /// The first event; it lists all steps, so that a view can draw them.
+    /// The first event. Lists all steps, so that a view can show them from the start.
     RunStarted {
-        /// Version of this program.
+        /// The gpu-bootstrap version.
         version: String,
         /// `check`, `plan`, `install`, `uninstall`.
         mode: String,
@@ -48,18 +47,18 @@ pub enum Event {
         /// The step.
         step: StepId,
     },
-    /// A step has been assessed.
+    /// A step was assessed.
     StepAssessed {
         /// The step.
         step: StepId,
         /// The reason.
         why: String,
-        /// The number of changes that it needs.
+        /// The number of required changes.
         changes: usize,
     },
     /// A change is being applied.
     ChangeStarted {
-        /// The steps that need it (a merged transaction serves several).
+        /// The steps that need it. A merged transaction has several.
         steps: Vec<StepId>,
         /// A description.
         summary: String,
@@ -68,39 +67,39 @@ pub enum Event {
     Progress {
         /// The steps that need the change.
         steps: Vec<StepId>,
-        /// The amount that is done.
+        /// The finished amount.
         current: u64,
-        /// The whole amount.
+        /// The total amount.
         total: Option<u64>,
-        /// `bytes`, `packages`, ….
+        /// The unit: `bytes`, `packages`, ….
         unit: String,
     },
-    /// An output line of a tool. May be merged with others.
+    /// An output line of a tool. May be merged with other lines.
     Output {
         /// The steps that need the change.
         steps: Vec<StepId>,
         /// The line.
         line: String,
     },
-    /// An attempt failed and will be repeated.
+    /// An attempt failed and will be retried.
     AttemptFailed {
         /// The steps that need the change.
         steps: Vec<StepId>,
-        /// What failed.
+        /// The error.
         message: String,
         /// Seconds until the next attempt.
         retry_in_seconds: f64,
     },
-    /// A change has been applied.
+    /// A change was applied.
     ChangeApplied {
         /// The steps that need it.
         steps: Vec<StepId>,
         /// A description.
         summary: String,
-        /// How long it took.
+        /// The duration.
         seconds: f64,
     },
-    /// A step has ended.
+    /// A step has finished.
     StepFinished {
         /// The step.
         step: StepId,
@@ -108,14 +107,14 @@ pub enum Event {
         outcome: Outcome,
         /// The reason.
         why: String,
-        /// Its duration, including waits for locks.
+        /// The duration, including waits for locks.
         seconds: f64,
         /// The chain of causes of a failure, outermost first.
         causes: Vec<String>,
         /// A hint for the user, if the step is blocked or has failed.
         hint: Option<String>,
     },
-    /// Information that belongs to no step.
+    /// Information that does not belong to a step.
     Note {
         /// The text.
         message: String,
@@ -124,25 +123,27 @@ pub enum Event {
     RebootRequired {
         /// The reason.
         why: String,
-        /// Whether this program reboots it.
+        /// Whether gpu-bootstrap reboots the machine.
         automatic: bool,
     },
     /// The last event.
     RunFinished {
-        /// The outcomes, counted.
+        /// The number of steps with each outcome.
         summary: Summary,
         /// The exit status of the process.
         exit: u8,
-        /// Its duration.
+        /// The duration.
         seconds: f64,
-        /// The seconds since the installation began, with the runs before it and the reboots, if it is ready now.
+        /// If the node is now ready: the seconds since the installation began, including earlier
+        /// runs and reboots.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_ready: Option<f64>,
     },
 }
 
 impl Event {
-    /// Its texts: what people and tools have said. Names of steps and modes are not among them.
+    /// Returns the free-text fields, which contain user input or tool output. IDs and modes are not
+    /// included.
     pub fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {
             Self::RunStarted { .. } | Self::StepStarted { .. } | Self::RunFinished { .. } => {
@@ -166,38 +167,38 @@ impl Event {
 /// A step's name and title.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepTitle {
-    /// Stable name.
+    /// The stable name.
     pub id: StepId,
-    /// The title for people.
+    /// The human-readable title.
     pub title: String,
 }
 
-/// How a step ended.
+/// The outcome of a step.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Nothing to do.
+    /// No change needed.
     Satisfied,
-    /// Changed, and verified.
+    /// Changed and verified.
     Changed,
     /// `plan` and `check`: changes are pending.
     WouldChange,
-    /// Is not relevant for this machine.
+    /// Not relevant for this machine.
     NotApplicable,
-    /// Cannot be made: a condition is not met.
+    /// Not possible, because a condition is not met.
     Blocked,
     /// A change or its verification failed.
     Failed,
-    /// Not started, because something before it failed or a reboot is due.
+    /// Not started, because an earlier step failed or a reboot is due.
     NotRun,
-    /// Left for the first boot of the image.
+    /// Postponed until the first boot of the image.
     AwaitingBoot,
 }
 
 impl Outcome {
-    /// Its name, the same for people, events and documents.
+    /// The name used in output, events and documents.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -222,7 +223,7 @@ impl Outcome {
     }
 }
 
-/// The outcomes of a run, counted.
+/// The number of steps with each outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
@@ -265,14 +266,14 @@ impl Summary {
     }
 }
 
-/// Receives every event in order. It may be slow or fail: the run continues without it.
+/// Receives every event in order. A subscriber may be slow or fail without stopping the run.
 pub trait Subscriber: Send {
-    /// Its name, for the note that it was removed.
+    /// The name, for the note that the subscriber was removed.
     fn name(&self) -> &'static str;
 
     /// Receives an event.
     ///
     /// # Errors
-    /// If it cannot receive any more events; it is then removed.
+    /// If the subscriber can no longer receive events. It is then removed.
     fn event(&mut self, envelope: &Envelope) -> std::io::Result<()>;
 }

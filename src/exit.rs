@@ -1,8 +1,8 @@
-//! Exit codes: part of the command-line contract, and never changed.
+//! Exit codes. They are part of the command-line interface and never change.
 
 use serde::Serialize;
 
-/// How the process ends. The numbers are a contract with scripts and units.
+/// The exit status of the process. Scripts and units rely on the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exit {
@@ -14,16 +14,16 @@ pub enum Exit {
     Usage,
     /// A profile, a configuration file or the matrix does not parse or validate.
     Config,
-    /// `check`: something fails; `plan`: changes are pending.
+    /// `check`: a finding fails. `plan`: changes are pending.
     Drift,
-    /// Unsupported or incompatible machine; nothing was changed.
+    /// The machine is unsupported or incompatible. It was not changed.
     Blocked,
-    /// A change or its verification failed, or a step could not look at the machine.
+    /// A change or its verification failed, or a step could not read the machine.
     StepFailed,
-    /// `uninstall` ended, or `install` after a setting was taken back, but something could not be
+    /// `uninstall` finished, or `install` reverted a removed setting, but some changes could not be
     /// undone.
     Partial,
-    /// Progress is saved; reboot, then run the command again.
+    /// Progress is saved: reboot, then run the command again.
     RebootRequired,
     /// Another run holds the lock.
     Busy,
@@ -33,7 +33,7 @@ pub enum Exit {
     Interrupted,
     /// SIGTERM; a running change was finished first.
     Terminated,
-    /// `check` as a plugin of a monitoring system: what its protocol says, 0 to 3.
+    /// `check` as a monitoring plugin: the status of its protocol, 0 to 3.
     Plugin(u8),
 }
 
@@ -59,7 +59,7 @@ impl Exit {
         }
     }
 
-    /// What an exit status says; a status that this program does not give is an error without its own code.
+    /// Returns the variant of an exit status. An unknown status becomes `Internal`.
     #[must_use]
     pub fn of(code: u8) -> Self {
         const ALL: [Exit; 13] = [

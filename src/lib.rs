@@ -1,12 +1,14 @@
-//! Takes a bare Linux VM with NVIDIA GPUs and makes it a pinned, validated, audited GPU node.
+//! Turns a bare Linux VM with NVIDIA GPUs into a pinned, validated, audited GPU node.
 //!
-//! ARCHITECTURE.md says how the parts fit; modules import downwards only, in the order below.
+//! ARCHITECTURE.md describes how the parts fit together. Modules import only modules that are above
+//! them in the list below.
 
-// Modules that these tests share with the other test programs call it so.
+// Test modules that are shared with other test programs use this name.
 #[cfg(test)]
 extern crate self as gpu_bootstrap;
 
-/// The rows of a table that a test goes through, a line for each: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
+/// The entries of a test table, one per line: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b",
+/// 2)]`.
 #[cfg(test)]
 macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };

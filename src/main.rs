@@ -1,4 +1,4 @@
-//! The binary: gives the command line a real machine to run on.
+//! The binary: runs the command line on a real machine.
 
 use std::{
     io::{IsTerminal, stderr, stdout},
@@ -19,16 +19,16 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
 fn main() -> ExitCode {
-    // A parent that waits for its own signals hands its mask down; a run must be stoppable all the
-    // same. Before there are threads, so that all of them inherit it.
+    // A parent that waits for its own signals passes its signal mask on, but a run must still be
+    // stoppable. Do this before any thread starts, so that all threads inherit the mask.
     let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = stop.thread_unblock() {
         return fail("failed to listen for SIGINT, SIGTERM and SIGHUP", &error);
     }
-    // A core dump would have the secrets of the run; its child processes leave none, either. The limit of 1 byte is the
-    // only one that the kernel respects where it pipes dumps into a program (`do_coredump` in fs/coredump.c), as into
-    // systemd-coredump; and no file of 1 byte is written. Where the limit is 0 already, only a privileged process may
-    // raise it.
+    // A core dump would contain the secrets of the run. Child processes do not write any either. If
+    // the kernel pipes dumps to a program such as systemd-coredump, it respects only a limit of 1
+    // byte (`do_coredump` in fs/coredump.c), and it never writes a file of 1 byte. If the limit is
+    // already 0, only a privileged process can raise it.
     let limited = setrlimit(Resource::RLIMIT_CORE, 1, 1);
     if let Err(error) = limited.or_else(|_| setrlimit(Resource::RLIMIT_CORE, 0, 0)) {
         return fail("failed to turn off core dumps", &error);
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
     };
     let exe = match std::env::current_exe().map(Utf8PathBuf::try_from) {
         Ok(Ok(exe)) => exe,
-        Ok(Err(error)) => return fail("failed to name this program", &error),
-        Err(error) => return fail("failed to name this program", &error),
+        Ok(Err(error)) => return fail("failed to find the path of this binary", &error),
+        Err(error) => return fail("failed to find the path of this binary", &error),
     };
     let (mut out, mut err) = (stdout(), stderr());
     let drawn = Drawn::default();
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             }
             logging
         }
-        Err(error) => return fail("failed to start the log", &error),
+        Err(error) => return fail("failed to start logging", &error),
     };
     let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
     let vars = std::env::vars_os()
@@ -96,13 +96,13 @@ fn main() -> ExitCode {
     let words = std::env::args_os().collect();
     let exit = runtime.block_on(cli::run(words, &real::host(), &env, &mut console));
     logging.finish();
-    // Reading threads of the runtime may still wait for children that outlive us.
+    // Reader threads of the runtime may still wait for child processes that outlive us.
     runtime.shutdown_background();
     ExitCode::from(exit.code())
 }
 
-/// The columns of a line: what the user set, else those of the terminal. Lines of a log or a pipe are
-/// not wrapped, because `grep` looks at lines.
+/// The line width: `COLUMNS` if set, otherwise the terminal width. Lines in a log or a pipe are not
+/// wrapped, because `grep` works on lines.
 fn width(is_terminal: bool, stream: impl AsFd) -> usize {
     let set = std::env::var("COLUMNS").ok();
     let terminal = || terminal_size::terminal_size_of(stream).map(|(width, _)| width.0.into());
@@ -113,10 +113,10 @@ fn width(is_terminal: bool, stream: impl AsFd) -> usize {
     }
 }
 
-/// Before there is a command line to report through.
+/// Prints an error before the console exists.
 fn fail(what: &str, error: &dyn std::error::Error) -> ExitCode {
     use std::io::Write;
-    // Nobody is left to tell if standard error is gone, too.
+    // The error cannot be reported if standard error is also closed.
     let _ = writeln!(stderr(), "error: {what}\n  caused by: {error}");
     ExitCode::from(Exit::Internal.code())
 }

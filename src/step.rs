@@ -1,4 +1,4 @@
-//! A step looks at the machine and decides; it never changes it.
+//! A step reads the machine and decides what to change. It never changes anything.
 
 use std::time::Duration;
 
@@ -14,127 +14,126 @@ use crate::{
     state::{State, StateError},
 };
 
-/// What a step decides from.
+/// The inputs of a step.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     /// The machine, read-only.
     pub host: Reader<'a>,
-    /// What cannot change.
+    /// Data that cannot change during a run.
     pub facts: &'a Facts,
-    /// What can, as of this epoch.
+    /// Machine state, valid until the next change.
     pub state: &'a State,
-    /// What is wanted.
+    /// The desired state.
     pub desired: &'a Desired,
-    /// What is known about drivers and kernels, for what can be judged only now.
+    /// Drivers and kernels, for decisions that are only possible during the run.
     pub matrix: Option<&'a Matrix>,
 }
 
-/// A step: a piece of the desired state with a public name.
+/// A part of the desired state with a public name.
 #[async_trait]
 pub trait Step: Send + Sync {
-    /// Its stable public name. The registry of findings (`model::findings`) has its title.
+    /// The stable public name. Its title is in `model::findings`.
     fn id(&self) -> StepId;
-    /// Steps that must have ended before this one is assessed.
+    /// Steps that must finish before this one is assessed.
     fn after(&self) -> &[StepId] {
         &[]
     }
-    /// What is held while its changes are applied.
+    /// Locks that are held while its changes are applied.
     fn locks(&self) -> &[Lock] {
         &[]
     }
-    /// Whether its changes take long and need neither the package manager nor the driver: what it needs is
-    /// installed first, in a transaction of its own, and it goes on beside the next one.
+    /// Whether its changes take long and need neither the package manager nor the driver. Its
+    /// packages are then installed first, in a separate transaction, and it runs in parallel with
+    /// the next one.
     fn is_long(&self) -> bool {
         false
     }
-    /// Whether the settings still want a change that this step made in an earlier run. If not, it is
-    /// left over, and `install` undoes it. Settings alone decide: hardware that is missing now, as a
-    /// GPU that has fallen off the bus, is no reason to undo anything.
+    /// Whether a change that this step made in an earlier run is still configured. If not, it is
+    /// obsolete and `install` undoes it. Only the settings decide: missing hardware, such as a GPU
+    /// that fell off the bus, is not a reason to undo anything.
     fn wants(&self, _change: &Change, _desired: &Desired) -> bool {
         true
     }
-    /// Looks and decides.
+    /// Reads the machine and decides.
     ///
     /// # Errors
-    /// When the machine could not be looked at; that it is wrong is no error.
+    /// If the machine cannot be read. A wrong state is not an error.
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError>;
 }
 
-/// What a step found, and what each command makes of it:
+/// The result of an assessment, and how each command handles it:
 ///
-/// | answer | `check` | `plan` | `install` |
+/// | result | `check` | `plan` | `install` |
 /// |---|---|---|---|
 /// | `Satisfied` | pass | satisfied | satisfied |
 /// | `Needs` | fail | would-change, with diffs | applied, then assessed again |
 /// | `After` | unknown, because of that step | would-change | assessed again after that step |
 /// | `NotApplicable` | skip | not-applicable | not-applicable |
 /// | `Blocked` | fail | blocked, exit 5 | exit 5 before the first change |
-/// | `BlockedNow` | fail | waits for a pending step before it, else blocked | the same; tried again if it passes |
-/// | `BlockedByOldLists` | fail | blocked, exit 5 | asked again with new lists, before the first change |
+/// | `BlockedNow` | fail | waits for an earlier pending step, otherwise blocked | the same; retried if transient |
+/// | `BlockedByOldLists` | fail | blocked, exit 5 | assessed again with new lists, before the first change |
 /// | `AwaitingBoot` | warn | awaiting-boot | awaiting-boot, and the resume unit stays |
 /// | an error | unknown, exit 4 | failed, exit 6 | exit 6 before the first change |
 ///
-/// `check` says `warn` where only a proof is repeated after a boot, and `unknown` where only new
-/// package lists are needed. An error because nothing may be executed (`--root`) is `skip` there.
-/// An error of a step behind one that has something to do counts only when that one has ended.
+/// `check` reports `warn` if only a validation is repeated after a boot, and `unknown` if only new
+/// package lists are needed. An error because commands must not be executed (`--root`) is `skip`
+/// there. If an earlier step has pending changes, an error of this step only counts after that step
+/// has finished.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub enum Assessment {
-    /// The machine is as wanted.
+    /// The machine has the desired state.
     Satisfied {
-        /// With the values compared.
+        /// Contains the compared values.
         why: String,
     },
-    /// It needs these changes, in this order.
+    /// These changes are needed, in this order.
     Needs {
-        /// With the values compared.
+        /// Contains the compared values.
         why: String,
         /// Never empty.
         changes: Vec<Change>,
     },
-    /// It does not concern this machine.
-    NotApplicable {
-        /// Why not.
-        why: String,
-    },
-    /// It cannot be reached; nothing that depends on it can.
+    /// The step is not relevant for this machine.
+    NotApplicable { why: String },
+    /// The step cannot succeed, and neither can any step that depends on it.
     Blocked {
-        /// What stands in the way, with the values compared.
+        /// The reason, with the compared values.
         why: String,
-        /// What would help.
+        /// The remedy.
         hint: String,
     },
-    /// It cannot be reached as the machine is now. A step that it comes after may heal this, so it
-    /// blocks only if none of these has anything to do.
+    /// The step cannot succeed in the current state. An earlier step may fix this, so it blocks
+    /// only if no earlier step has pending changes.
     BlockedNow {
-        /// What stands in the way, with the values compared.
+        /// The reason, with the compared values.
         why: String,
-        /// What would help.
+        /// The remedy.
         hint: String,
-        /// How long this lasts at most if it passes by itself. `None`: waiting does not help.
+        /// The longest time that this can last if it is transient. `None`: waiting does not help.
         passes: Option<Duration>,
     },
-    /// By package lists that may be old it cannot be reached. `install` downloads new ones before it says
-    /// so; with these the step answers something else.
+    /// The step cannot succeed according to package lists that may be outdated. `install` downloads
+    /// new lists and assesses it again.
     BlockedByOldLists {
-        /// What stands in the way, with the values compared.
+        /// The reason, with the compared values.
         why: String,
-        /// What would help.
+        /// The remedy.
         hint: String,
     },
-    /// It needs a live kernel or GPU, and this machine becomes an image.
+    /// The step needs a live kernel or GPU, but this machine becomes an image.
     AwaitingBoot {
-        /// What is awaited.
+        /// The reason for waiting.
         why: String,
     },
-    /// What it needs is known only when an earlier step has been applied. In `install` it is
-    /// assessed again then, and must not answer this twice.
+    /// The required changes are known only after an earlier step is applied. `install` then
+    /// assesses the step again, and it must not return this a second time.
     After {
-        /// That step.
+        /// The earlier step.
         upstream: StepId,
-        /// What is not known yet.
+        /// The missing information.
         why: String,
-        /// What it will do then, as far as can be said.
+        /// The expected changes, if known.
         expected: Vec<Change>,
     },
 }
@@ -164,7 +163,7 @@ impl Assessment {
 }
 
 impl StepError {
-    /// Why nobody may ask, where that is so: it is no fault of the machine.
+    /// The reason a query is not allowed, if that is the cause. It is not a problem of the machine.
     #[must_use]
     pub fn not_asked(&self) -> Option<&str> {
         match self {
@@ -176,23 +175,21 @@ impl StepError {
     }
 }
 
-/// Why a step could not look.
+/// An error that prevents a step from reading the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     #[error("read the machine's files")]
     Files(#[from] FilesError),
-    /// A part of the state.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A command.
     #[error("run the machine's tools")]
     Exec(#[from] ExecError),
-    /// Something that was read makes no sense.
-    #[error("understand {what}: {why}")]
+    /// Unexpected content.
+    #[error("read {what}: {why}")]
     Unexpected {
         /// The file or tool.
         what: String,
-        /// What was expected and what was there.
+        /// The expected and the actual content.
         why: String,
     },
 }

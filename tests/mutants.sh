@@ -6,7 +6,7 @@ set -eu
 
 seed=$1 count=$2 output=$3
 mkdir -p "$output"
-cargo mutants --list >"$output/all.txt"
+cargo mutants --workspace --list >"$output/all.txt"
 awk -v seed="$seed" 'BEGIN { srand(seed) } { printf "%.9f\t%s\n", rand(), $0 }' "$output/all.txt" |
     sort -n | head -n "$count" | cut -f 2- | sort >"$output/sample.txt"
 echo "seed $seed: $(wc -l <"$output/sample.txt") of $(wc -l <"$output/all.txt") mutants, listed in $output/sample.txt"
@@ -16,4 +16,4 @@ set --
 while IFS= read -r name; do
     set -- "$@" --re "^$(printf '%s' "$name" | sed 's/[][\\.*^$(){}?+|]/\\&/g')\$"
 done <"$output/sample.txt"
-exec cargo mutants --no-shuffle --output "$output" "$@"
+exec cargo mutants --workspace --no-shuffle --output "$output" "$@"

@@ -1,4 +1,4 @@
-//! Picks a driver: `cargo run --example pick -- GPU [KERNEL [CUDA]]`.
+//! Selects a driver: `cargo run --example pick -- GPU [KERNEL [CUDA]]`.
 #![expect(clippy::print_stdout, reason = "it is what the example is for")]
 
 use std::{env, error::Error};

@@ -1,104 +1,106 @@
-//! The answer of the `compat` command, in the form of its JSON.
+//! The result of the `compat` command, as serialized to JSON.
 
 use serde::{Deserialize, Serialize};
 
 use crate::identity::SupportedFlavours;
-use crate::matrix::Support;
+use crate::matrix::{BranchKind, Support};
 use crate::version::{Branch, CudaVersion, DriverVersion};
 
-/// The schema version of the answer.
+/// The schema version of the result.
 pub const SCHEMA: u32 = 1;
 
-/// The short form of the answer.
+/// The verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compatibility {
-    /// No rule refuses.
+    /// No rule rejects the combination.
     Compatible,
-    /// A rule refuses.
+    /// A rule rejects the combination.
     Incompatible,
-    /// It works with a `cuda-compat` package in the container.
+    /// Requires a `cuda-compat` package in the container.
     NeedsForwardCompat,
-    /// A row is missing, or there is evidence against it.
+    /// No entry covers the combination, or there is evidence against it.
     Unknown,
 }
 
-/// The answer, in the form of the command's JSON.
+/// The result. Its serialized form is the JSON output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Answer {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The short form.
+    /// The verdict.
     pub verdict: Compatibility,
-    /// Why: the values compared.
+    /// The reasons with the compared values. The decisive one is first.
     pub why: Vec<String>,
-    /// Which drivers serve what was asked.
+    /// The supported drivers.
     pub driver: DriverAnswer,
-    /// `open`, `proprietary` or `either`; `null` where no GPU was asked about.
+    /// `open`, `proprietary` or `either`; `null` without a GPU.
     pub module_flavour: Option<SupportedFlavours>,
-    /// Where the rows that decided were read.
+    /// Sources of the decisive entries.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
-    /// If the name of the GPU has several meanings with different answers: each of them.
+    /// The result of each GPU that the name matches, if the results differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<MeaningAnswer>,
-    /// If nothing but the GPU was named: the branches that drive it, the newest first.
+    /// The branches that support the GPU, newest first, if the query contains only a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub branches: Vec<BranchAnswer>,
 }
 
 impl Answer {
-    /// Whether the command exits with 0.
+    /// Returns `true` if the verdict is [`Compatibility::Compatible`].
     pub fn is_compatible(&self) -> bool {
         self.verdict == Compatibility::Compatible
     }
 }
 
-/// The drivers that serve what was asked, apart from the driver that was asked about.
+/// The supported drivers, regardless of the driver in the query.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DriverAnswer {
-    /// The oldest driver; `null` where no row has it.
+    /// The oldest driver; `null` if unknown.
     pub min: Option<DriverVersion>,
-    /// The last branch; `null` where no branch is the last one.
+    /// The last branch; `null` if the current branches still support the GPU.
     pub max_branch: Option<Branch>,
-    /// The one to install; `null` where none fits.
+    /// The recommended driver; `null` if no driver fits.
     pub recommended: Option<DriverVersion>,
 }
 
-/// A branch that drives the GPU, by its newest version.
+/// A branch that supports the GPU, evaluated for its newest version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BranchAnswer {
     pub branch: Branch,
-    /// Its newest version that is known.
+    /// Its support type, such as `ltsb`.
+    pub kind: BranchKind,
+    /// Its newest known version.
     pub newest: DriverVersion,
-    /// Whether it gets fixes.
+    /// Its support status.
     pub support: Support,
-    /// Until when, as precisely as is known.
+    /// The end-of-life date, as precise as its source.
     pub end_of_life: Option<String>,
-    /// The first CUDA version with code for the GPU; `null` where none is known that the branch runs whole.
+    /// The first CUDA version with code for the GPU that the branch fully supports; `null` if unknown.
     pub cuda_min: Option<CudaVersion>,
-    /// The newest CUDA version with code for the GPU of which the branch runs every feature.
+    /// The newest CUDA version with code for the GPU that the branch fully supports.
     pub cuda_max: Option<CudaVersion>,
-    /// The newest one that it runs by minor-version compatibility; `null` where that is none.
+    /// The newest CUDA version that it supports by minor-version compatibility; `null` if there is none.
     pub cuda_limited_max: Option<CudaVersion>,
     /// `open`, `proprietary` or `either`.
     pub module_flavour: SupportedFlavours,
 }
 
-/// The answer for one or several of the GPUs that a name can mean.
+/// The result for some of the GPUs that a name matches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MeaningAnswer {
-    /// The GPUs or instance types that have this answer.
+    /// The GPUs or instance types with this result.
     pub gpus: Vec<String>,
-    /// The short form.
+    /// The verdict.
     pub verdict: Compatibility,
-    /// What is said about these and not about all.
+    /// The reasons that do not apply to all matching GPUs.
     pub why: Vec<String>,
-    /// Which drivers serve what was asked.
+    /// The supported drivers.
     pub driver: DriverAnswer,
     /// `open`, `proprietary` or `either`.
     pub module_flavour: Option<SupportedFlavours>,

@@ -1,4 +1,4 @@
-//! Versions as people type them: `CUDA 9.2`, `cu118`, `R580`, `nvidia-driver-535`, `580.x`.
+//! Parses versions as users type them: `CUDA 9.2`, `cu118`, `R580`, `nvidia-driver-535`, `580.x`.
 
 use std::str::FromStr;
 
@@ -40,10 +40,10 @@ impl FromStr for DriverOrBranch {
     }
 }
 
-/// A driver or branch without the words that people and packages put around it.
+/// Strips the words that users and package names put around a driver version or branch.
 fn bare(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
-    // Before 2007 the branch had no dot of its own: 1.0-9755 is of branch 97.
+    // Until 2007 the branch was not separated by a dot: 1.0-9755 belongs to branch 97.
     if let Some(old) = text.strip_prefix("1.0-").filter(|old| old.len() == 4) {
         return Some(format!("{}.{}", old.get(..2)?, old.get(2..)?));
     }
@@ -64,10 +64,10 @@ fn bare(text: &str) -> Option<String> {
     (before.into_iter().all(known) && known_after).then(|| number.to_owned())
 }
 
-/// Reads a CUDA version: `12.4`, `CUDA 12.4`, `cuda-12-4`, and the `cu124` of Python packages.
+/// Parses a CUDA version: `12.4`, `CUDA 12.4`, `cuda-12-4`, and the `cu124` of Python packages.
 ///
 /// # Errors
-/// When the text has no major and minor number.
+/// If the text has no major and minor number.
 pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
     text.parse().or_else(|error: VersionError| {
         let text = text.trim().to_lowercase();
@@ -88,10 +88,10 @@ pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
     })
 }
 
-/// Reads a cuDNN version: `9.1`, `cuDNN 9.1.0`, `v8.9.7.29`.
+/// Parses a cuDNN version: `9.1`, `cuDNN 9.1.0`, `v8.9.7.29`.
 ///
 /// # Errors
-/// When the text has no major and minor number.
+/// If the text has no major and minor number.
 pub fn cudnn(text: &str) -> Result<CudnnVersion, VersionError> {
     let text = text.trim();
     let number = text.trim_start_matches(|c: char| c.is_ascii_alphabetic() || " -_".contains(c));
@@ -106,7 +106,7 @@ mod tests {
     use crate::text::reads_any_text;
 
     #[test]
-    fn drivers_of_any_age() {
+    fn driver_versions_of_any_age_are_parsed() {
         for (text, version) in [
             ("450.248.02", "450.248.02"),
             ("390.157", "390.157"),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_versions_as_people_type_them() {
+    fn cuda_versions_are_parsed_as_users_type_them() {
         for (text, version) in [
             ("12.4", "12.4"),
             ("CUDA 9.2", "9.2"),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn cudnn_versions_as_people_type_them() {
+    fn cudnn_versions_are_parsed_as_users_type_them() {
         for (text, version) in [
             ("9.1", "9.1"),
             ("cuDNN 9.1.0", "9.1"),

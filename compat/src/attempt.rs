@@ -1,4 +1,4 @@
-//! One attempt to find a driver: judges every offer and takes the best one that no rule refuses.
+//! Evaluates all driver candidates and selects the best one that no rule rejects.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -13,51 +13,49 @@ use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
 use crate::version::{Branch, CudaVersion, DriverVersion};
 use crate::wish::Wish;
 
-/// A driver that fits.
+/// The selected driver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pick {
     /// Its branch.
     pub branch: Branch,
-    /// The version, where the wish names one or the versions of the repository are known. Otherwise
-    /// the newest version of the branch in the repository is installed.
+    /// The version, if it was requested or if the versions in the repository are known. Otherwise the newest version of the
+    /// branch in the repository is installed.
     pub version: Option<DriverVersion>,
-    /// The version that the rules judged: the same, or the newest version of the branch in the
-    /// matrix.
+    /// The version that was evaluated: the same, or the newest version of the branch in the matrix.
     pub recommended: DriverVersion,
     /// Its kernel modules.
     pub flavour: Flavour,
-    /// The flavour is assumed, because a GPU has no row; it must be verified when the module is
-    /// loaded.
+    /// The flavor is assumed because a GPU has no entry. It must be verified after the module is loaded.
     pub assumed: bool,
-    /// A row of the matrix is missing, or evidence speaks against the pick: see the warnings.
+    /// An entry of the matrix is missing, or there is evidence against the driver. The warnings contain the reason.
     pub doubtful: bool,
-    /// The service that the GPUs need to work together.
+    /// The service that the GPUs need to communicate.
     pub fabric: Fabric,
-    /// Reasons for the pick, as text.
+    /// The reasons for the selection.
     pub reasons: Vec<String>,
-    /// Doubts about the pick, as text.
+    /// The reasons against the selection.
     pub warnings: Vec<String>,
-    /// Where the rows that decided were read.
+    /// Keys of the sources of the decisive entries.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
 }
 
-/// An offer and the rulings about it.
+/// A candidate and its rule results.
 pub(super) struct Judged {
     pub(super) offer: Offer,
     pub(super) rulings: Vec<Ruling>,
 }
 
-/// Why an attempt failed.
+/// The reason for a failed selection.
 pub(super) enum Failed {
-    /// There was no offer to judge.
+    /// There was no candidate.
     Early { reason: Ruling, unknown: bool },
-    /// The rules refuse every offer.
+    /// The rules reject every candidate.
     Judged(Vec<Judged>),
 }
 
-/// Tries to find a driver for a wish as it stands.
+/// Selects a driver without relaxing the constraints.
 pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
     let needs = wish.needs(matrix);
     if let Some(reason) = other_driver(matrix, wish) {
@@ -94,7 +92,7 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
     }
 }
 
-/// Why the wanted instance type takes another driver than the ordinary one.
+/// Returns the reason if the instance type does not use the data center driver.
 pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
     let (provider, name) = wish.instance.as_ref()?;
     let row = matrix.instance_type(provider, name)?;
@@ -115,7 +113,7 @@ pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
     ))
 }
 
-/// The versions to judge.
+/// Returns the versions to evaluate.
 fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
     let none: [&str; 0] = [];
     let early = |rule, text, unknown| Failed::Early {
@@ -126,8 +124,7 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
         && version.branch() != branch
     {
         let text = format!(
-            "driver {version} was requested, but it does not belong to the requested branch \
-             {branch}"
+            "driver {version} was requested, but does not belong to the requested branch {branch}"
         );
         return Err(early(Rule::Wish, text, false));
     }
@@ -173,16 +170,18 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
     match wish.branch {
         Some(branch) if newest.is_empty() => {
             let text = format!(
-                "branch {branch} was requested; the matrix has no row for it, so none of its \
-                 versions is known"
+                "branch {branch} was requested but is not in the matrix, so no version is known"
             );
-            Err(early(Rule::UnknownBranch, text, true))
+            match matrix.unreleased_branch(branch) {
+                Some(text) => Err(early(Rule::UnknownBranch, text, false)),
+                None => Err(early(Rule::UnknownBranch, text, true)),
+            }
         }
         _ => Ok(newest),
     }
 }
 
-/// Sorts the best offer first.
+/// The sort key of a candidate. The best candidate has the lowest key.
 fn preference(
     matrix: &Matrix,
     needs: &Needs<'_>,
@@ -226,7 +225,7 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     match (row.support, row.kind) {
         (Support::Supported, BranchKind::Ltsb) if is_young => 3,
         (Support::Supported, BranchKind::Ltsb) => 0,
-        // A GPU of an unknown architecture is likely newer than the long-term branch.
+        // A GPU of an unknown architecture is probably newer than the long-term branch.
         (Support::Supported, BranchKind::Pb) if newer => 0,
         (Support::Supported, BranchKind::Pb) => 1,
         (Support::Supported, _) => 2,
@@ -236,8 +235,8 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     }
 }
 
-/// The flavour to take where the boards run with both: the one that the instance type needs, else NVIDIA's default for
-/// the branch.
+/// Returns the flavor to use if the boards support both: the one required by the instance type, or NVIDIA's default for the
+/// branch.
 pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
     let boards = &needs.boards;
     if boards
@@ -332,7 +331,7 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
 fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
     let branch = version.branch();
     let what = matrix.branch(branch).map_or_else(
-        || format!("branch {branch}, which the matrix does not know"),
+        || format!("branch {branch}, which is not in the matrix"),
         |row| {
             let until = match (row.support, &row.end_of_life) {
                 (Support::Supported, Some(end)) => format!(", supported until {end}"),
@@ -347,11 +346,10 @@ fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
     } else if wish.branch.is_some() {
         format!("{what} was requested")
     } else if wish.candidates.is_some() {
-        format!("driver {version} of {what} is the best one in the repository")
+        format!("driver {version} of {what} is the best driver in the repository")
     } else {
         format!(
-            "{what} is the best one that supports this machine; supported long-term branches \
-                 are preferred"
+            "{what} is the best branch for this machine; supported long-term branches are preferred"
         )
     }
 }
@@ -362,7 +360,7 @@ fn why_board(board: &Board<'_>) -> String {
         .map_or("of unknown architecture", |row| row.title.as_str());
     let min = board
         .min_driver()
-        .map_or("not known".to_owned(), |first| format!("{first}"));
+        .map_or("unknown".to_owned(), |first| format!("{first}"));
     let last = board
         .last_branch()
         .map_or(String::new(), |last| format!(", last branch {last}"));
@@ -388,7 +386,10 @@ fn why_flavour(
         )
     });
     if let Some(board) = bound {
-        return format!("{flavour} kernel modules: {} takes no others", board.label);
+        return format!(
+            "{flavour} kernel modules: {} supports no other flavor",
+            board.label
+        );
     }
     if wish.flavour == Some(flavour) {
         return format!("{flavour} kernel modules were requested");
@@ -403,10 +404,9 @@ fn why_flavour(
         return format!("{flavour} kernel modules: {}", row.why);
     }
     let why = match (rules::branch_flavours(matrix, branch), flavour) {
-        ((OpenModules::None, _), _) => "has no others",
-        ((OpenModules::Only, _), _) => "has no others",
-        ((OpenModules::Default, _), Flavour::Open) => "has them as its default",
-        ((OpenModules::Available, _), Flavour::Proprietary) => "has them as its default",
+        ((OpenModules::None | OpenModules::Only, _), _) => "has no other flavor",
+        ((OpenModules::Default, _), Flavour::Open)
+        | ((OpenModules::Available, _), Flavour::Proprietary) => "uses them by default",
         _ => "supports all GPUs with them",
     };
     format!("{flavour} kernel modules: branch {branch} {why}")
@@ -419,12 +419,12 @@ fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Opti
         Some(full) => {
             format!("CUDA {cuda} needs {needed}, {full} for every feature; {version} supports it")
         }
-        // Another ruling says whether anything is known of this version.
-        None => format!("each CUDA {major} needs {needed} or newer, as {version} is"),
+        // Another rule result reports if the version is unknown.
+        None => format!("CUDA {major} needs {needed} or newer; {version} supports it"),
     })
 }
 
-/// The fabric that the GPUs need. A part of a board shows no NVSwitch and needs none.
+/// Returns the fabric service that the GPUs need. A slice of a board has no visible NVSwitch and needs none.
 fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     let most = needs.boards.iter().max_by_key(|board| board.fabric());
     let Some(board) = most.filter(|board| board.fabric() != Fabric::None) else {
@@ -434,7 +434,7 @@ fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     let (what, seen) = match fabric {
         Fabric::None => ("nothing", Some(true)),
         Fabric::Fm => (
-            "the fabric manager of exactly the driver's version",
+            "the fabric manager of exactly the driver version",
             wish.nvswitch,
         ),
         Fabric::FmNvlsm => (
@@ -446,7 +446,9 @@ fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     match seen {
         Some(false) => (
             Fabric::None,
-            Some(format!("no fabric manager: {label} shows no NVSwitch here")),
+            Some(format!(
+                "no fabric manager: {label} has no visible NVSwitch here"
+            )),
         ),
         None => (
             fabric,

@@ -1,4 +1,4 @@
-//! Which GPU a PCI id or a name means, and what is known about it.
+//! Finds the matrix entries of a GPU.
 
 use crate::capability::ComputeCapability;
 use crate::identity::{
@@ -11,40 +11,39 @@ use crate::matrix::{
 use crate::pci::PciId;
 use crate::version::{Branch, DriverVersion};
 
-/// What the matrix knows about a GPU.
+/// The matrix data of a GPU.
 #[derive(Debug, Clone)]
 pub struct Board<'m> {
     /// For messages: `H100 SXM5 80GB (10de:2330)`.
     pub label: String,
     pub row: Option<&'m Gpu>,
     pub architecture: Option<&'m ArchitectureRow>,
-    /// How the architecture is known; `None` if it is not, or if a product of it was asked for by name.
+    /// The source of the architecture. `None` if it is unknown, or if the product was given by name.
     pub evidence: Option<ArchitectureEvidence>,
-    /// Nothing but its id is known, which is newer than the first GPU that only the open modules serve.
+    /// Only its ID is known, and it is newer than the first GPU that requires the open modules.
     pub assumed_newer: bool,
-    /// The row of its compute capability; where it is not known, all rows of its architecture.
+    /// The entry of its compute capability, or all entries of its architecture if the capability is unknown.
     pub capabilities: Vec<&'m CapabilityRow>,
-    /// Its compute capability, where it is known.
+    /// Its compute capability, if known.
     pub capability: Option<ComputeCapability>,
-    /// The modules that it runs with.
+    /// The supported module flavors.
     pub modules: SupportedFlavours,
-    /// The vGPU profile, where a hypervisor gives the guest a slice of the GPU.
+    /// The vGPU profile, if the GPU is a slice from a hypervisor.
     pub vgpu: Option<&'m VgpuProfile>,
-    /// Where all this was read.
+    /// Keys of the sources.
     pub citations: Vec<&'m str>,
 }
 
 impl<'m> Board<'m> {
-    /// The first driver of all branches that drives the board; `None` where no row has it.
+    /// The first driver that supports the board, in any branch. `None` if unknown.
     pub fn min_driver(&self) -> Option<&'m DriverVersion> {
         let listed = self.row.and_then(|row| row.min_drivers.first());
         listed.or_else(|| self.floor())
     }
 
-    /// The first driver of the compute capability; the lowest one where several capabilities are
-    /// possible.
+    /// The first driver of the compute capability, or the lowest one if several capabilities are possible.
     pub fn floor(&self) -> Option<&'m DriverVersion> {
-        // The board has a row: its capability must have a first driver.
+        // If the board has an entry, its capability must have a first driver.
         let floors: Option<Vec<_>> = self
             .capabilities
             .iter()
@@ -60,59 +59,59 @@ impl<'m> Board<'m> {
         }
     }
 
-    /// The last branch that drives it; `None` while it is current or unknown.
+    /// The last branch that supports it. `None` if it is still supported, or unknown.
     pub fn last_branch(&self) -> Option<Branch> {
         self.architecture.and_then(|row| row.last_branch)
     }
 
-    /// The fabric that a whole board needs to work with other boards.
+    /// The fabric service that a whole board needs to communicate with other boards.
     pub fn fabric(&self) -> Fabric {
         self.row.map_or(Fabric::None, |row| row.fabric)
     }
 
-    /// True where the flavour rests on an assumption.
+    /// Returns `true` if the flavor is assumed.
     pub fn is_assumed(&self) -> bool {
         self.row.is_none()
     }
 
-    /// For messages, after the architecture: what it is inferred from.
+    /// The source of the architecture, as a suffix for messages.
     pub(super) fn inferred(&self) -> &'static str {
         match (self.evidence, self.architecture) {
-            (Some(ArchitectureEvidence::ChipName), _) => " by the name of its chip",
-            (Some(ArchitectureEvidence::IdRange), _) => " by the range of its id",
-            (None, Some(_)) => " by its name",
+            (Some(ArchitectureEvidence::ChipName), _) => " (by its chip name)",
+            (Some(ArchitectureEvidence::IdRange), _) => " (by its ID range)",
+            (None, Some(_)) => " (by its name)",
             (Some(ArchitectureEvidence::Listed), _) | (None, None) => "",
         }
     }
 }
 
 impl Matrix {
-    /// The row of an architecture.
+    /// Returns the entry of an architecture.
     pub fn architecture(&self, name: &Architecture) -> Option<&ArchitectureRow> {
         self.architectures.iter().find(|row| row.name == *name)
     }
 
-    /// The place of an architecture among the generations, the oldest first.
+    /// Returns the index of an architecture, oldest first.
     pub fn generation(&self, name: &Architecture) -> Option<usize> {
         self.architectures.iter().position(|row| row.name == *name)
     }
 
-    /// The row of a compute capability.
+    /// Returns the entry of a compute capability.
     pub fn capability(&self, version: ComputeCapability) -> Option<&CapabilityRow> {
         self.capabilities
             .iter()
             .find(|row| row.versions.contains(&version))
     }
 
-    /// The row of a branch.
+    /// Returns the entry of a branch.
     pub fn branch(&self, branch: Branch) -> Option<&BranchRow> {
         self.branches.iter().find(|row| row.branch == branch)
     }
 
-    /// The row of a GPU: that of its board where one has the subsystem, else that of its id.
+    /// Returns the entry of a GPU: by its subsystem ID if possible, otherwise by its PCI ID.
     pub fn gpu(&self, pci_id: PciId, subsystem_id: Option<PciId>) -> Option<&Gpu> {
         let of_id = || self.gpus.iter().filter(move |row| row.pci_id == pci_id);
-        // Board makers put their own vendor id before NVIDIA's number for the board.
+        // Board vendors use their own vendor ID with NVIDIA's device number of the board.
         let board = subsystem_id.and_then(|wanted| {
             of_id().find(|row| {
                 row.subsystem_id
@@ -122,7 +121,7 @@ impl Matrix {
         board.or_else(|| of_id().find(|row| row.subsystem_id.is_none()))
     }
 
-    /// The profile of a vGPU guest.
+    /// Returns the profile of a vGPU guest.
     pub fn vgpu(&self, pci_id: PciId, subsystem_id: PciId) -> Option<(&Vgpu, &VgpuProfile)> {
         let row = self.vgpus.iter().find(|row| row.pci_id == pci_id)?;
         row.profiles
@@ -131,21 +130,21 @@ impl Matrix {
             .map(|profile| (row, profile))
     }
 
-    /// True for an NVSwitch; other bridges share its PCI class.
+    /// Returns `true` for an NVSwitch. Other bridges have the same PCI class.
     pub fn is_nvswitch(&self, pci_id: PciId) -> bool {
         self.nvswitches
             .iter()
             .any(|row| row.is_switch && row.pci_id == Some(pci_id))
     }
 
-    /// The row of an instance type. Azure's metadata service does not keep the case of a name.
+    /// Returns the entry of an instance type. The Azure metadata service does not preserve the case of a name.
     pub fn instance_type(&self, provider: &str, name: &str) -> Option<&InstanceType> {
         self.instance_types
             .iter()
             .find(|row| row.provider == provider && row.name.eq_ignore_ascii_case(name))
     }
 
-    /// The architecture that the name of a chip tells, such as Hopper for `GH100 [H100 PCIe]`.
+    /// Returns the architecture of a chip name, such as Hopper for `GH100 [H100 PCIe]`.
     pub fn architecture_of_chip(&self, name: &ChipName) -> Option<&ArchitectureRow> {
         self.architectures.iter().find(|row| {
             row.chip_prefixes.iter().any(|prefix| {
@@ -155,12 +154,12 @@ impl Matrix {
         })
     }
 
-    /// The block of ids that an id lies in.
+    /// Returns the range that contains an ID.
     pub fn chip_range(&self, pci_id: PciId) -> Option<&ChipRange> {
         self.chip_ranges.iter().find(|row| row.contains(pci_id))
     }
 
-    /// The compute capability that all blocks with a chip agree on: `GA102GL` is a GA102.
+    /// Returns the compute capability if all ranges of the chip have the same one. `GA102GL` is a GA102.
     fn capability_of_chip(&self, chip: &str) -> Option<ComputeCapability> {
         let blocks = (self.chip_ranges.iter())
             .filter(|row| row.chips.iter().any(|name| chip.starts_with(name.as_str())));
@@ -169,7 +168,7 @@ impl Matrix {
         found.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// What is known about a GPU: its row tells most, then the name of its chip, then its id.
+    /// Returns the data of a GPU: from its entry, otherwise from its chip name, otherwise from its ID range.
     pub fn board(&self, gpu: &GpuIdentity) -> Board<'_> {
         let vgpu = gpu
             .subsystem_id
@@ -211,7 +210,7 @@ impl Matrix {
 
     fn by_chip(&self, gpu: &GpuIdentity, name: &ChipName) -> Option<Board<'_>> {
         let architecture = self.architecture_of_chip(name)?;
-        // A product that was asked for by its name has no id.
+        // A product from a query has no ID.
         let (label, evidence) = if gpu.pci_id.device == 0 {
             (name.product_or_chip().to_owned(), None)
         } else {
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn subsystems_tell_boards_and_slices() {
+    fn subsystems_identify_boards_and_slices() {
         let matrix = matrix();
         let id = |text: &str| text.parse::<PciId>().unwrap();
         let name = |sub: &str| {
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_types_have_no_case() {
+    fn instance_types_are_case_insensitive() {
         let matrix = matrix();
         for name in ["Standard_ND96isr_H100_v5", "standard_nd96isr_h100_v5"] {
             assert!(matrix.instance_type("azure", name).is_some(), "{name}");
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn chips_tell_architectures() {
+    fn chip_names_determine_the_architecture() {
         let matrix = matrix();
         for (chip, name) in [
             ("GF100 [Tesla C2050]", Some("fermi")),
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn unlisted_gpus_are_known_as_far_as_they_are() {
+    fn unlisted_gpus_are_inferred_from_chip_and_id() {
         let matrix = matrix();
         let board = |id: &str, chip: Option<&str>| {
             let chip_name = chip.map(|name| name.parse().unwrap());
@@ -381,7 +380,7 @@ mod tests {
             board("10de:2330", Some("GV100")),
             (Some(ArchitectureEvidence::Listed), false, either)
         );
-        // A name that tells nothing leaves the id.
+        // If the name contains no chip, the ID counts.
         assert_eq!(
             board("10de:2786", Some("Device 2786")),
             (Some(ArchitectureEvidence::IdRange), false, either)
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_desktop_cards_and_laptops_tell_the_architecture() {
+    fn id_ranges_determine_the_architecture() {
         let matrix = matrix();
         for (id, architecture, capability) in [
             ("10de:0194", Some("tesla"), None),          // GeForce 8800 Ultra
@@ -427,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_lies_in_a_block_of_its_architecture() {
+    fn every_gpu_is_in_a_range_of_its_architecture() {
         let matrix = matrix();
         for row in &matrix.gpus {
             let block = matrix.chip_range(row.pci_id);

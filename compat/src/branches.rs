@@ -1,4 +1,4 @@
-//! The branches that drive a GPU, and the CUDA versions that each runs on it.
+//! The branches that support a GPU, with their CUDA versions.
 
 use crate::answer::BranchAnswer;
 use crate::identity::{Flavour, SupportedFlavours};
@@ -7,7 +7,7 @@ use crate::rules::{self, Needs};
 use crate::ruling::{Judgement, Offer};
 use crate::version::CudaVersion;
 
-/// Returns the branches whose newest version drives all boards without a doubt, the newest first.
+/// Returns the branches whose newest version supports all boards for certain, newest first.
 pub(super) fn driving(matrix: &Matrix, needs: &Needs<'_>) -> Vec<BranchAnswer> {
     if needs.boards.is_empty() {
         return Vec::new();
@@ -31,7 +31,7 @@ fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchA
         (false, true) => SupportedFlavours::Proprietary,
         (false, false) => return None,
     };
-    // Where several capabilities are possible, only what holds for each of them is known.
+    // If several capabilities are possible, only limits that all of them share are known.
     let capabilities = || needs.boards.iter().flat_map(|board| &board.capabilities);
     let first = capabilities().map(|row| row.first_cuda).max();
     let last = capabilities().filter_map(|row| row.last_cuda).min();
@@ -51,6 +51,7 @@ fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchA
     };
     Some(BranchAnswer {
         branch: row.branch,
+        kind: row.kind,
         newest: version.clone(),
         support: row.support,
         end_of_life: row.end_of_life.clone(),

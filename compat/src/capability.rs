@@ -1,4 +1,4 @@
-//! The compute capability of a GPU: it says which machine code the GPU runs.
+//! The compute capability of a GPU: the version of the machine code that it executes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_compare_numbers() {
+    fn capabilities_are_compared_by_number() {
         let capability = |text: &str| text.parse::<ComputeCapability>().unwrap();
         assert!(capability("9.0") < capability("10.0"));
         assert_eq!(capability("8.9").to_string(), "8.9");

@@ -1,4 +1,4 @@
-//! Rows that tell the chip of a GPU that has no row of its own: by its id, and by its product name.
+//! Entries that identify the chip of a GPU without its own entry, by PCI ID or product name.
 
 use crate::capability::ComputeCapability;
 use crate::evidence::row;
@@ -6,7 +6,7 @@ use crate::identity::Architecture;
 use crate::pci::PciId;
 
 row! {
-    /// A block of device ids whose GPUs all have one architecture.
+    /// A range of device IDs with one architecture.
     ChipRange {
         /// The first id.
         first: PciId,
@@ -14,20 +14,20 @@ row! {
         last: PciId,
         /// The architecture's name.
         architecture: Architecture,
-        /// The chips in it; empty where their names do not matter.
+        /// The chips in the range. Empty if their names are not needed.
         #[serde(default)]
         chips: Vec<String>,
-        /// Their compute capability; `None` where they differ, or where it was not read.
+        /// The compute capability. `None` if it differs within the range or is unknown.
         compute_capability: Option<ComputeCapability>,
     }
 }
 
 row! {
-    /// Product names of cards without a row: a word and a range of numbers, as in `RTX 4070`.
+    /// Product names without an entry: a word and a range of numbers, such as `RTX 4070`.
     Series {
         /// The word before the number, or the whole name: `rtx`, `titan v`.
         word: String,
-        /// The first number; `None` if the name has none.
+        /// The first number. `None` if the name has no number.
         first: Option<u32>,
         /// The last number.
         last: Option<u32>,
@@ -37,7 +37,7 @@ row! {
 }
 
 impl ChipRange {
-    /// Whether an id is in the block.
+    /// Returns `true` if the range contains an ID.
     pub fn contains(&self, id: PciId) -> bool {
         self.first.vendor == id.vendor && self.first <= id && id <= self.last
     }

@@ -1,37 +1,35 @@
-//! Which of NVIDIA's CUDA base images runs with a driver, on an architecture, for a system.
+//! Selects the NVIDIA CUDA base image for a driver, an architecture and an operating system.
 
 use crate::identity::GpuIdentity;
 use crate::matrix::Matrix;
 use crate::version::{Branch, CudaVersion};
 
-/// The repository of the images. NVIDIA publishes the same ones at `nvcr.io/nvidia/cuda`.
+/// The image repository. NVIDIA publishes the same images at `nvcr.io/nvidia/cuda`.
 const REPOSITORY: &str = "docker.io/nvidia/cuda";
 
-/// What an image must fit.
+/// The requirements for an image.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageFor<'a> {
-    /// The branch of the driver.
+    /// The driver branch.
     pub branch: Branch,
-    /// The architecture, as `uname -m` names it.
+    /// The architecture, as printed by `uname -m`.
     pub arch: &'a str,
-    /// `ID` and `VERSION_ID` of the system, and the relatives that its profile serves.
+    /// `ID` and `VERSION_ID` of the system, and the related systems of its profile.
     pub system: (&'a str, &'a str, &'a [String]),
-    /// The GPUs; none where they are not known.
+    /// The GPUs. Empty if unknown.
     pub gpus: &'a [GpuIdentity],
 }
 
 impl Matrix {
-    /// The base image of the newest CUDA version that the driver can run and the GPUs are supported by:
-    /// of the machine's own system if there is one. The error is the newest CUDA version of the
-    /// driver; `None` if the branch has no row.
+    /// Returns the base image of the newest CUDA version that supports the driver and the GPUs, for the same operating system if
+    /// possible. The error contains the newest CUDA version of the driver, or `None` if the branch has no entry.
     ///
     /// # Errors
-    /// When no image that was seen as published fits.
+    /// If no published image fits.
     pub fn cuda_image(&self, wanted: &ImageFor<'_>) -> Result<String, Option<CudaVersion>> {
         let branch = self.branches.iter().find(|row| row.branch == wanted.branch);
         let newest = branch.map(|row| row.max_cuda);
-        // The image names its CUDA version in NVIDIA_REQUIRE_CUDA, and the container toolkit compares that
-        // with the driver's.
+        // The container toolkit compares NVIDIA_REQUIRE_CUDA of the image with the CUDA version of the driver.
         let fits = |version: CudaVersion| {
             newest.is_some_and(|newest| version.minor_version() <= newest.minor_version())
                 && (self.toolkits.iter()).any(|toolkit| {
@@ -56,7 +54,7 @@ impl Matrix {
             .ok_or(newest)
     }
 
-    /// Whether a toolkit has code for a GPU; where nothing is known about it, it may.
+    /// Returns `true` if a toolkit has code for a GPU, or if the GPU is unknown.
     fn has_code_for(&self, version: CudaVersion, gpu: &GpuIdentity) -> bool {
         let version = version.minor_version();
         let board = self.board(gpu);
@@ -68,7 +66,7 @@ impl Matrix {
     }
 }
 
-/// A system as the tags name it. Relatives of Red Hat Enterprise Linux get its image.
+/// Returns the system name in image tags. Systems related to Red Hat Enterprise Linux use its image.
 fn system(id: &str, version: &str, like: &[String]) -> Option<String> {
     match id {
         "ubuntu" => Some(format!("ubuntu{version}")),
@@ -111,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_is_never_newer_than_the_driver_and_of_the_own_system_if_there_is_one() {
+    fn the_image_fits_the_driver_and_the_system() {
         let of = |tag: &str| format!("docker.io/nvidia/cuda:{tag}");
         let noble = ("ubuntu", "24.04");
         for (branch, system, tag) in [
@@ -132,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn an_old_gpu_gets_the_last_cuda_that_has_code_for_it() {
-        // A P100: CUDA 13 has no code for Pascal, driver 580 drives it.
+    fn an_old_gpu_gets_its_last_cuda_version() {
+        // P100: driver 580 supports Pascal, CUDA 13 has no code for it.
         let said = image(580, "x86_64", ("ubuntu", "24.04"), Some("10de:15f8"));
         assert_eq!(said, "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04");
     }

@@ -1,12 +1,12 @@
-//! Which driver, CUDA version and GPU a version of cuDNN needs, by NVIDIA's support matrices. A version has packages for
-//! several CUDA major versions, and a container has those for one.
+//! The driver, CUDA version and GPU that a cuDNN version requires, from NVIDIA's support matrices. A version has packages for
+//! several CUDA major versions, and a container contains the packages for one of them.
 
 use crate::board::Board;
 use crate::matrix::{Confidence, Cudnn, Matrix};
 use crate::ruling::{Judgement, Rule, Ruling, say};
 use crate::version::{CudaVersion, CudnnVersion, DriverVersion};
 
-/// The rows about a version, or else about the nearest older one of the same major version.
+/// Returns the entries of a version, or of the nearest older version with the same major number.
 fn rows(matrix: &Matrix, asked: CudnnVersion) -> Vec<&Cudnn> {
     let is_older =
         |row: &&Cudnn| row.version.major == asked.major && row.version.minor <= asked.minor;
@@ -16,7 +16,7 @@ fn rows(matrix: &Matrix, asked: CudnnVersion) -> Vec<&Cudnn> {
     older.into_iter().filter(of_nearest).collect()
 }
 
-/// The rows for the CUDA versions that were asked about, or for all.
+/// Returns the entries for the requested CUDA versions, or all entries.
 fn rows_for<'m>(
     matrix: &'m Matrix,
     asked: CudnnVersion,
@@ -26,7 +26,7 @@ fn rows_for<'m>(
     all.filter(move |row| cuda.is_empty() || cuda.iter().any(|one| one.major == row.cuda_major))
 }
 
-/// The oldest driver with which some packages of a version work.
+/// Returns the oldest driver that supports some packages of a version.
 pub fn min_driver<'m>(
     matrix: &'m Matrix,
     asked: CudnnVersion,
@@ -36,8 +36,8 @@ pub fn min_driver<'m>(
     rows.map(|row| &row.min_driver).min()
 }
 
-/// Adds what the rows say about a version. `driver` is `None` if it is too old for the CUDA version, which another ruling
-/// says.
+/// Adds the rule results for a version. `driver` is `None` if it is too old for the CUDA version, because another rule reports
+/// that.
 pub(super) fn judge(
     matrix: &Matrix,
     asked: CudnnVersion,
@@ -49,7 +49,7 @@ pub(super) fn judge(
     let none: [&str; 0] = [];
     let all = rows(matrix, asked);
     let Some(own) = all.first().map(|row| row.version) else {
-        let text = format!("no row says what cuDNN {asked} needs");
+        let text = format!("the requirements of cuDNN {asked} are unknown");
         said.push(say(Rule::Cudnn, Judgement::Unknown, text, &none));
         return;
     };
@@ -59,15 +59,15 @@ pub(super) fn judge(
             true => Judgement::Caution,
             false => Judgement::Unknown,
         };
-        let text = format!("cuDNN {asked} has no row: what is known of {own} is taken for it");
+        let text = format!("cuDNN {asked} is not in the matrix: the data of {own} is used");
         said.push(say(Rule::Cudnn, judgement, text, &none));
     }
-    // A driver is refused by what was read for exactly this version.
+    // Only verified data of exactly this version rejects a driver.
     let refuse = |row: &Cudnn| match row.confidence == Confidence::Verified && own == asked {
         true => Judgement::Refuse,
         false => Judgement::Against,
     };
-    // What an older version did not know yet, the one that was asked about may.
+    // The requested version may support GPUs that are newer than the older version.
     let newer = match own == asked {
         true => Judgement::Against,
         false => Judgement::Unknown,
@@ -85,7 +85,7 @@ pub(super) fn judge(
         let majors: Vec<String> = all.iter().map(|row| row.cuda_major.to_string()).collect();
         let wanted: Vec<String> = cuda.iter().map(ToString::to_string).collect();
         let text = format!(
-            "cuDNN {own} has packages for CUDA {}, and none for {}",
+            "cuDNN {own} has packages for CUDA {}, but not for {}",
             majors.join(" and "),
             wanted.join(" and ")
         );
@@ -100,7 +100,7 @@ pub(super) fn judge(
             let text = needs(row, driver);
             said.push(say(Rule::Cudnn, Judgement::Note, text, &row.citations));
         }
-        // If the packages for another CUDA version serve, what is against these is a remark.
+        // If the packages for another CUDA version work, problems of these are only notes.
         said.extend(rulings.into_iter().map(|ruling| Ruling {
             judgement: match serves {
                 true => ruling.judgement,
@@ -111,17 +111,17 @@ pub(super) fn judge(
     }
 }
 
-/// The packages of a row, for people.
+/// The packages of an entry, as text.
 fn packages(row: &Cudnn) -> String {
     format!("cuDNN {} for CUDA {}", row.version, row.cuda_major)
 }
 
 fn needs(row: &Cudnn, driver: Option<&DriverVersion>) -> String {
     let fits = driver.filter(|driver| **driver >= row.min_driver);
-    let is = fits.map_or_else(String::new, |driver| format!(", as {driver} is"));
+    let is = fits.map_or_else(String::new, |driver| format!("; {driver} supports it"));
     let doubt = match row.confidence {
         Confidence::Verified => "",
-        Confidence::Partial | Confidence::Unverified => " (not all of this is verified)",
+        Confidence::Partial | Confidence::Unverified => " (partly unverified)",
     };
     format!(
         "{} (released for {}) needs driver {} or newer{is}{doubt}",
@@ -131,7 +131,7 @@ fn needs(row: &Cudnn, driver: Option<&DriverVersion>) -> String {
     )
 }
 
-/// The CUDA versions of a row, for people.
+/// The CUDA versions of an entry, as text.
 fn range(row: &Cudnn) -> String {
     match row.cuda_min == row.cuda_max {
         true => row.cuda_min.to_string(),
@@ -139,7 +139,8 @@ fn range(row: &Cudnn) -> String {
     }
 }
 
-/// What is against the packages of a row; `refuse` judges a driver that is too old, and `newer` a GPU that came later.
+/// Returns the problems of the packages of an entry. `refuse` is the judgement of a driver that is too old, and `newer` of a GPU
+/// that is newer than the packages.
 fn against(
     row: &Cudnn,
     (refuse, newer): (Judgement, Judgement),
@@ -166,7 +167,7 @@ fn against(
             add(Judgement::Caution, format!("{range}; {cuda} is newer"));
         }
     }
-    // Support of GPUs that has ended does not come back in a newer version.
+    // A newer version does not support GPUs that were removed.
     let ended = match row.confidence {
         Confidence::Verified => Judgement::Refuse,
         Confidence::Partial | Confidence::Unverified => Judgement::Against,
@@ -178,13 +179,13 @@ fn against(
         let label = &board.label;
         if own < row.capability_min {
             let text = format!(
-                "{what} has no code for {label}: it begins with compute capability {}, and this is {own}",
+                "{what} has no code for {label}: it requires compute capability {} or newer, and the GPU has {own}",
                 row.capability_min
             );
             add(ended, text);
         } else if own.major > row.capability_max.major {
             let text = format!(
-                "{what} came before {label}: its support matrix ends with compute capability {}, and this is {own}",
+                "{what} is older than {label}: its support matrix ends with compute capability {}, and the GPU has {own}",
                 row.capability_max
             );
             add(newer, text);

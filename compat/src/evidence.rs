@@ -1,20 +1,20 @@
-//! What every row of the matrix carries: how far it can be trusted, and where it was read.
+//! The evidence of each matrix entry: its confidence and its sources.
 
 use serde::Deserialize;
 
-/// How far a row can be trusted.
+/// The confidence of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// General knowledge or inference.
     Unverified,
-    /// One field was read, another inferred; the note says which.
+    /// Some fields were read in a source, others were inferred. The note lists them.
     Partial,
-    /// Read in a named source.
+    /// Read in a source.
     Verified,
 }
 
-/// Defines a row: its own fields, and the evidence that every row carries.
+/// Defines an entry type: its fields, and the fields of the evidence.
 macro_rules! row {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -22,12 +22,12 @@ macro_rules! row {
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
-            /// How far the row can be trusted.
+            /// The confidence of the entry.
             pub confidence: $crate::evidence::Confidence,
-            /// Where the row was read: keys of `[[source]]` rows.
+            /// Keys of `[[source]]` entries.
             #[serde(rename = "sources")]
             pub citations: Vec<String>,
-            /// For people.
+            /// A note for readers of the file.
             pub note: Option<String>,
         }
     };

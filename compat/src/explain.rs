@@ -1,4 +1,4 @@
-//! Explains why no driver fits, and looks for the nearest wish that one would fit.
+//! Explains why no driver fits, and finds the nearest constraints that a driver satisfies.
 
 use std::collections::BTreeSet;
 
@@ -9,27 +9,27 @@ use crate::matrix::Matrix;
 use crate::ruling::{self, Judgement, Rule, Ruling};
 use crate::wish::Wish;
 
-/// Why no driver fits.
+/// The error if no driver fits.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
 pub struct NoDriver {
-    /// The rulings that refuse, with the values compared.
+    /// The rule results that reject, with the compared values.
     pub reasons: Vec<Ruling>,
-    /// True where the only reason is that a row is missing.
+    /// `true` if the only reason is a missing entry.
     pub unknown: bool,
-    /// What would work, as text.
+    /// The drivers that would work, as text.
     pub nearest: Vec<String>,
-    /// The pick for the nearest wish, where one was found.
+    /// The driver for the nearest constraints, if there is one.
     pub nearest_pick: Option<Box<Pick>>,
 }
 
-/// Explains a failed attempt.
+/// Explains a failed selection.
 pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver {
     let (reasons, unknown) = match failed {
         Failed::Early { reason, unknown } => (vec![reason], unknown),
         Failed::Judged(judged) => {
             let mut reasons = pairs(matrix, wish);
-            // Where two GPUs exclude each other, the other rulings only follow from that.
+            // If two GPUs exclude each other, the other rule results only follow from that.
             let others = if reasons.is_empty() {
                 decisive(&judged)
             } else {
@@ -53,8 +53,7 @@ pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver 
     }
 }
 
-/// The rulings that refuse the closest offer: the one with the fewest refusals, and among those the
-/// newest version.
+/// Returns the rejections of the closest candidate: the one with the fewest rejections and the newest version.
 fn decisive(judged: &[Judged]) -> Vec<Ruling> {
     let refusals = |judged: &Judged| -> Vec<Ruling> {
         let refused = judged
@@ -72,8 +71,7 @@ fn decisive(judged: &[Judged]) -> Vec<Ruling> {
     closest.map(refusals).unwrap_or_default()
 }
 
-/// The pairs of GPUs that no branch and flavour of the matrix serves together, although a driver
-/// fits each of them.
+/// Returns the pairs of GPUs that no branch and flavor supports together, although a driver supports each of them.
 fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
     let all = wish.needs(matrix).boards;
     let only = |gpus: Vec<&Board<'_>>| {
@@ -100,7 +98,7 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
                     .collect();
                 let citations: Vec<&str> = citations.into_iter().collect();
                 let text = format!(
-                    "no branch and flavour supports both {} and {}",
+                    "no branch and module flavor supports both {} and {}",
                     describe(first),
                     describe(second)
                 );
@@ -126,16 +124,16 @@ fn describe(board: &Board<'_>) -> String {
     format!("{} ({modules}{min}{last})", board.label)
 }
 
-/// What a step gives up, for people, and how.
+/// A relaxation of the constraints: its description, and the change.
 type Concession<'a> = (&'static str, &'a dyn Fn(&mut Wish));
 
-/// Relaxes the wish in steps until a driver fits.
+/// Relaxes the constraints step by step until a driver fits.
 fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
         let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);
     }
-    // Each step gives up one thing more than the one before; at "on another kernel" CUDA and cuDNN are back.
+    // Each step relaxes one more constraint. "on another kernel" restores CUDA and cuDNN.
     let mut relaxed = wish.clone();
     let steps: [Concession<'_>; 8] = [
         ("with another version of the branch", &|one| {
@@ -172,9 +170,9 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
         }
     }
     let advice = if reasons.iter().any(|reason| reason.rule == Rule::Pair) {
-        "use GPUs that exclude each other in different machines"
+        "install the GPUs that exclude each other in different machines"
     } else {
-        "set `driver.branch` in the configuration when the GPU is known"
+        "set `driver.branch` in the configuration if you know the GPU"
     };
     (vec![advice.to_owned()], None)
 }

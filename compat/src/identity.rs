@@ -1,4 +1,4 @@
-//! What identifies a GPU, and what kernel modules it runs with.
+//! The identity of a GPU, and its kernel module flavors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use crate::pci::PciId;
 use crate::text::{as_text, excerpt};
 
-/// What tells one kind of GPU from another, as the machine shows it.
+/// The identity of a GPU model, as read from the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GpuIdentity {
-    /// Its PCI id.
+    /// Its PCI ID.
     pub pci_id: PciId,
-    /// The id of its board, where it could be read.
+    /// The subsystem ID of its board, if readable.
     pub subsystem_id: Option<PciId>,
-    /// What `pci.ids` calls it, where the list has it.
+    /// Its name in `pci.ids`, if listed.
     pub chip_name: Option<ChipName>,
 }
 
-/// A GPU's name in `pci.ids`: `GH100 [H100 SXM5 80GB]` is a chip and a product.
+/// A GPU name in `pci.ids`: `GH100 [H100 SXM5 80GB]` contains chip and product.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChipName {
     /// The chip: `GH100`.
@@ -28,13 +28,13 @@ pub struct ChipName {
     pub product: Option<String>,
 }
 
-/// A name in `pci.ids` without text.
+/// An empty name in `pci.ids`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a name of a chip has at least one letter")]
+#[error("a chip name must not be empty")]
 pub struct ChipNameError;
 
 impl ChipName {
-    /// The product, or the chip where the list names no product.
+    /// The product, or the chip if there is no product name.
     #[must_use]
     pub fn product_or_chip(&self) -> &str {
         self.product.as_ref().unwrap_or(&self.chip)
@@ -77,15 +77,15 @@ as_text!(
     "\\S"
 );
 
-/// A generation of GPUs, by its name in the matrix: `hopper`.
+/// The name of a GPU generation in the matrix, such as `hopper`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Architecture(String);
 
-/// An architecture without a name, or with spaces in it.
+/// An empty architecture name, or one with spaces.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not the name of an architecture such as `hopper`")]
 pub struct ArchitectureError {
-    /// What was read.
+    /// The invalid text.
     pub text: String,
 }
 
@@ -118,15 +118,15 @@ impl fmt::Display for Architecture {
 
 as_text!(Architecture, "GPU architecture, such as hopper", "^\\S+$");
 
-/// How the architecture of a GPU is known, the surest first.
+/// The source of a GPU architecture, most reliable first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArchitectureEvidence {
-    /// The matrix has a row for the GPU.
+    /// The matrix has an entry for the GPU.
     Listed,
-    /// `pci.ids` or `lspci` names its chip, which begins as those of the architecture.
+    /// The chip name from `pci.ids` or `lspci` has a prefix of the architecture.
     ChipName,
-    /// Its id lies in a block of ids of the architecture.
+    /// Its ID is in a range of the architecture.
     IdRange,
 }
 
@@ -135,13 +135,13 @@ impl fmt::Display for ArchitectureEvidence {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.pad(match self {
             Self::Listed => "the matrix",
-            Self::ChipName => "the name of its chip",
-            Self::IdRange => "the range of its id",
+            Self::ChipName => "its chip name",
+            Self::IdRange => "its ID range",
         })
     }
 }
 
-/// Which of the two kernel module builds of a driver is meant.
+/// The kernel module flavor of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -161,20 +161,20 @@ impl fmt::Display for Flavour {
     }
 }
 
-/// Which flavours of the kernel modules a GPU or an architecture runs with.
+/// The kernel module flavors that a GPU or an architecture supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SupportedFlavours {
-    /// Only the open ones.
+    /// Only open.
     Open,
-    /// Only the proprietary ones.
+    /// Only proprietary.
     Proprietary,
     /// Both.
     Either,
 }
 
 impl SupportedFlavours {
-    /// Whether a GPU runs with the modules of a flavour.
+    /// Returns `true` if a flavor is supported.
     #[must_use]
     pub fn include(self, flavour: Flavour) -> bool {
         match self {
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_chips_and_products() {
+    fn chip_and_product_names_are_parsed() {
         for (text, chip, product) in [
             ("GH100[H100 SXM5 80GB]", "GH100", Some("H100 SXM5 80GB")),
             ("GA102GL [A10G]", "GA102GL", Some("A10G")),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn flavours_that_a_gpu_runs_with() {
+    fn supported_flavors_include_a_flavor() {
         assert!(SupportedFlavours::Either.include(Flavour::Open));
         assert!(SupportedFlavours::Open.include(Flavour::Open));
         assert!(!SupportedFlavours::Open.include(Flavour::Proprietary));

@@ -1,7 +1,7 @@
-//! Whether a driver's modules build for a kernel.
+//! Checks whether the driver modules build for a kernel.
 //!
-//! The rows are about mainline kernels. A distribution's kernel has backports, which may break a
-//! build or repair it, so for such a kernel the rows are evidence and only the build is proof.
+//! Most entries are about mainline kernels. Distribution kernels contain backports, which can break or fix a build. For them, the
+//! entries are only evidence, and the build decides.
 
 use std::cmp::Reverse;
 
@@ -9,7 +9,7 @@ use crate::matrix::{Confidence, KernelFix, KernelReport, Matrix, Shows};
 use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::version::{DriverVersion, KernelVersion};
 
-/// Adds what the kernel rows say about an offer.
+/// Adds the kernel rule results for a candidate.
 pub(super) fn judge(
     matrix: &Matrix,
     kernel: &KernelVersion,
@@ -25,22 +25,21 @@ pub(super) fn judge(
     if limit.is_none() {
         outlived(matrix, kernel, &offer.version, said);
     }
-    // What a branch lacks a row for is said only where no other row decides.
+    // A missing entry is only reported if no other entry decides.
     let against = |ruling: &Ruling| ruling.judgement >= Judgement::Against;
     if limit != Some(true) && !said[before..].iter().any(against) {
         said.extend(untold);
     }
 }
 
-/// What was reported about programs, and not about the build, on this kernel: it concerns modules that are loaded,
-/// too.
+/// Returns a report about failures at run time on this kernel, which also applies to loaded modules.
 #[must_use]
 pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer) -> Option<Ruling> {
     let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
     reports(rows, kernel, offer).next()
 }
 
-/// The strongest thing that the kernel rows say about an offer on a kernel; `None` if they say nothing.
+/// Returns the strongest kernel rule result for a candidate, if there is one.
 #[must_use]
 pub fn strongest(
     matrix: &Matrix,
@@ -53,7 +52,63 @@ pub fn strongest(
     said.into_iter().max_by_key(|ruling| ruling.judgement)
 }
 
-/// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
+/// Returns whether entries show that a driver builds on the mainline version of a kernel. A mainline kernel that is not newer
+/// than all entries is covered, because the list of known breakages is complete up to there.
+#[must_use]
+pub(super) fn is_covered(matrix: &Matrix, kernel: &KernelVersion, version: &DriverVersion) -> bool {
+    let series = kernel.series();
+    if kernel.is_mainline() {
+        let fixes = matrix.kernel_fixes.iter().map(|row| row.kernel.series());
+        let limits = (matrix.kernel_limits.iter()).map(|row| row.newest_kernel.series());
+        return fixes
+            .chain(limits)
+            .max()
+            .is_some_and(|newest| series <= newest);
+    }
+    newest_series(matrix, version).is_some_and(|newest| series <= newest)
+}
+
+/// Returns the newest mainline series on which a driver is known to build.
+fn newest_series(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> {
+    let branch = version.branch();
+    let limits = (matrix.kernel_limits.iter())
+        .filter(|row| row.driver.branch() == branch && row.driver <= *version)
+        .map(|row| row.newest_kernel.series());
+    limits.max().max(newest_fixed(matrix, version))
+}
+
+/// Returns the newest mainline series for which a driver has all fixes.
+fn newest_fixed(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> {
+    let branch = version.branch();
+    // An entry with a stable number is only about mainline kernels.
+    let rows = || (matrix.kernel_fixes.iter()).filter(|row| row.kernel.mainline()[2] == 0);
+    // The fixes of the branch itself, or else of the nearest older branch with fixes.
+    let listed = |row: &KernelFix| {
+        let branches = row.first_fixed.iter().map(DriverVersion::branch);
+        branches.filter(|one| *one <= branch).max()
+    };
+    let known = rows().filter_map(listed).max()?;
+    let of = |versions: &[DriverVersion]| {
+        let mut versions = versions.iter();
+        versions.find(|one| one.branch() == known).cloned()
+    };
+    let fixes: Vec<&KernelFix> = rows()
+        .filter(|row| of(&row.first_fixed).is_some())
+        .collect();
+    // The first versions of the branch did not need the fixes for older kernels.
+    let first = fixes.iter().map(|row| row.kernel.series()).min()?;
+    let before = rows()
+        .map(|row| row.kernel.series())
+        .filter(|series| *series < first)
+        .max();
+    let fixed = (fixes.into_iter())
+        .filter(|row| known == branch && of(&row.first_fixed).is_some_and(|one| one <= *version))
+        .filter(|row| of(&row.complete).is_none_or(|one| one <= *version))
+        .map(|row| row.kernel.series());
+    fixed.chain(before).max()
+}
+
+/// A verified entry rejects a mainline kernel. Otherwise an entry is evidence against the driver.
 fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     if kernel.is_mainline() && confidence == Confidence::Verified {
         Judgement::Refuse
@@ -62,18 +117,17 @@ fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     }
 }
 
-/// Explains why the row is only evidence.
+/// Explains why the entry is only evidence.
 fn proviso(kernel: &KernelVersion) -> &'static str {
     if kernel.is_mainline() {
         ""
     } else {
-        " (a mainline version; this vendor kernel may contain backports, so only the build proves \
-         it)"
+        " (mainline data; this vendor kernel may contain backports, so only the build decides)"
     }
 }
 
-/// Whether a row is about a kernel. A row with a stable number, such as 6.1.76, is about the
-/// kernels of kernel.org of that series: the number of a vendor's kernel does not tell it.
+/// Returns `true` if an entry is about a kernel. An entry with a stable number, such as 6.1.76, is only about mainline kernels
+/// of that series, because the number of a vendor kernel does not contain it.
 fn concerns(row: &KernelVersion, kernel: &KernelVersion) -> bool {
     let stable = row.mainline()[2];
     if stable == 0 {
@@ -82,7 +136,7 @@ fn concerns(row: &KernelVersion, kernel: &KernelVersion) -> bool {
     kernel.is_mainline() && kernel.series() == row.series() && kernel.mainline()[2] >= stable
 }
 
-/// Adds the fixes that a version lacks; returns that no row tells of its branch.
+/// Adds the fixes that a version lacks. Returns a result if the fixes of its branch are unknown.
 fn fixes(
     matrix: &Matrix,
     kernel: &KernelVersion,
@@ -92,7 +146,7 @@ fn fixes(
 ) -> Option<Ruling> {
     let version = &offer.version;
     let branch = version.branch();
-    // Of several rows with the same ruling only the newest is reported: it demands the most.
+    // Of several entries with the same result, only the newest is reported.
     let mut older: Option<Ruling> = None;
     let mut untold: Option<Ruling> = None;
     let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
@@ -107,7 +161,7 @@ fn fixes(
     });
     for row in concerned {
         let since = format!(
-            "Linux {kernel} is at or past {}{}",
+            "Linux {kernel} is {} or newer{}",
             row.kernel,
             proviso(kernel)
         );
@@ -127,7 +181,7 @@ fn fixes(
                     .is_none_or(|known| known.judgement <= judgement)
                 {
                     let text = format!(
-                        "{since}; branch {branch} builds for it from {first} on, {version} is older"
+                        "{since}; branch {branch} supports it from {first} on, and {version} is older"
                     );
                     older = Some(say(Rule::Kernel, judgement, text, &row.citations));
                 }
@@ -135,22 +189,21 @@ fn fixes(
             Some(_) => {
                 if let Some(complete) = of_branch(&row.complete).filter(|v| version < v) {
                     let text = format!(
-                        "{since}; branch {branch} has all known fixes for it from {complete} on, \
-                         {version} is older"
+                        "{since}; branch {branch} has all known fixes from {complete} on, and {version} is older"
                     );
                     add(Judgement::Against, text);
                 }
             }
             None if row.never_fixed.contains(&branch) => add(
                 against(kernel, row.confidence),
-                format!("{since}; branch {branch} ended without the fix for it"),
+                format!("{since}; branch {branch} ended without a fix for it"),
             ),
             None => {
-                // A branch newer than all listed ones has the fix from its start, as far as is
-                // known.
+                // A branch newer than all listed branches is assumed to have the fix.
                 let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
                 if newest.is_some_and(|newest| branch < newest) {
-                    let text = format!("{since}; no row says whether branch {branch} has the fix");
+                    let text =
+                        format!("{since}; it is unknown whether branch {branch} has the fix");
                     untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.citations));
                 }
             }
@@ -160,15 +213,15 @@ fn fixes(
     untold
 }
 
-/// Adds the limit of a version; returns whether the row says that exactly this version builds, and
-/// `None` without a row.
+/// Adds the newest supported kernel of a version. Returns whether an entry shows that exactly this version builds, or `None`
+/// without an entry.
 fn limits(
     matrix: &Matrix,
     kernel: &KernelVersion,
     version: &DriverVersion,
     said: &mut Vec<Ruling>,
 ) -> Option<bool> {
-    // A limit of a version holds for the older versions of its branch, too.
+    // The limit also applies to older versions of the branch.
     let row = matrix
         .kernel_limits
         .iter()
@@ -199,8 +252,8 @@ fn limits(
     Some(false)
 }
 
-/// For a branch without a limit of its own: a newer branch that got its last release later, and
-/// whose last release does not build, says that the older branch does not build either.
+/// For a branch without its own limit: if a newer branch with a later last release does not build, the older branch does not
+/// build either.
 fn outlived(
     matrix: &Matrix,
     kernel: &KernelVersion,
@@ -216,7 +269,7 @@ fn outlived(
     let rows = matrix.kernel_limits.iter().filter_map(|row| {
         let broken = row.first_broken.as_ref()?;
         let newer = row.driver.branch() > branch && kernel.series() >= broken.series();
-        // A branch without a row was short-lived: the long-lived ones have rows.
+        // A branch without an entry was short-lived.
         let outlived =
             own.is_none_or(|own| last_release(row.driver.branch()).is_some_and(|last| own < last));
         (newer && outlived).then_some((broken, row))
@@ -231,7 +284,7 @@ fn outlived(
         row.driver,
         proviso(kernel)
     );
-    // That a branch without a row ended early is an assumption.
+    // It is an assumption that a branch without an entry ended early.
     let confidence = own.map_or(Confidence::Unverified, |_| row.confidence);
     let judgement = against(kernel, confidence);
     said.push(say(Rule::Kernel, judgement, text, &row.citations));
@@ -265,7 +318,7 @@ fn oldest(
     }
 }
 
-/// The errors by which reports about an offer at work on a kernel show, each with what was reported.
+/// Returns the driver errors that reports about a candidate on a kernel mention, each with its report.
 #[must_use]
 pub fn shown_by_errors<'m>(
     matrix: &'m Matrix,
@@ -288,11 +341,11 @@ fn reports<'m>(
     })
 }
 
-/// What a row reports of an offer on a kernel; `None` if it is about others.
+/// Returns the report of an entry if it is about this candidate and kernel.
 fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option<String> {
     let version = &offer.version;
     let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
-    // Two numbers name a series; anything longer is the beginning of a release.
+    // Two numbers are a series; anything longer is the beginning of a release.
     let is_series =
         named.bytes().all(|b| b.is_ascii_digit() || b == b'.') && named.matches('.').count() == 1;
     let meant = match &row.kernel {
@@ -311,13 +364,12 @@ fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option
     let builds = if row.builds { "builds, and then " } else { "" };
     (meant && within).then(|| {
         let report = &row.report;
-        format!("reported of {version} on Linux {kernel}{later}: {builds}{report}")
+        format!("reported for {version} on Linux {kernel}{later}: {builds}{report}")
     })
 }
 
-/// Whether a release follows another one in the same numbering: `6.1.0-57-amd64` follows
-/// `6.1.0-56-`. The number must have as many digits, because other kernels are numbered otherwise,
-/// such as Ubuntu's cloud kernels from 1000 on.
+/// Returns `true` if a release follows another one in the same numbering: `6.1.0-57-amd64` follows `6.1.0-56-`. The number must
+/// have the same length, because other kernels are numbered differently, for example Ubuntu cloud kernels from 1000 on.
 fn counts_on(named: &str, release: &str) -> bool {
     let (count, end) = last_number(named);
     let Some(rest) = release.strip_prefix(&named[..count.start]) else {
@@ -325,14 +377,14 @@ fn counts_on(named: &str, release: &str) -> bool {
     };
     let first = &named[count];
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    // With equally many digits the order of the texts is the order of the numbers.
+    // With the same length, the text order is the number order.
     !first.is_empty()
         && digits == first.len()
         && &rest[..digits] >= first
         && rest[digits..].starts_with(end)
 }
 
-/// The range of the last number in a text, and the text behind it.
+/// Returns the range of the last number in a text, and the text after it.
 fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
     let digit = |c: char| c.is_ascii_digit();
     let before_end = text.trim_end_matches(|c| !digit(c));
@@ -346,7 +398,7 @@ mod tests {
     use crate::identity::Flavour;
 
     #[test]
-    fn a_driver_that_is_loaded_on_pages_of_64_kib_is_told_its_page_faults() {
+    fn page_faults_with_64_kib_pages_are_reported() {
         let matrix = Matrix::builtin().expect("a matrix");
         let told = |kernel: &str, version: &str| {
             let offer = Offer {
@@ -361,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_about_the_kernels_of_its_series_or_of_its_release() {
+    fn reports_apply_to_their_series_or_release() {
         let mut matrix = Matrix::builtin().expect("a matrix");
         let row = matrix.kernel_reports[0].clone();
         let offer = Offer {
@@ -393,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn page_faults_of_a_kernel_with_large_pages_are_known() {
+    fn page_faults_with_64_kib_pages_have_an_xid() {
         let matrix = Matrix::builtin().expect("a matrix");
         for (version, kernel, known) in rows! {
             "595.84", "6.12.0-211.el10_2.aarch64+64k", true;
@@ -412,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vendors_later_releases_count_on() {
+    fn later_vendor_releases_are_detected() {
         for (named, release, later) in [
             ("6.1.0-56-", "6.1.0-56-amd64", true),
             ("6.1.0-56-", "6.1.0-57-cloud-amd64", true),

@@ -1,5 +1,5 @@
-//! The kernel question: which kernels of a machine need a driver module, which have one, and which
-//! kernel could be installed to give one. A pure function of names that were read elsewhere.
+//! Determines which kernels of a machine need a driver module, which can get one, and which kernel could be installed to get one.
+//! A pure function of kernel names.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::version::KernelVersion;
 
-/// Which kernels may be installed for the sake of the driver.
+/// The kernel policy: which kernels may be installed for the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Consent {
-    /// None: only the kernels that are installed.
+    /// Only installed kernels are used.
     No,
-    /// A newer kernel of the same series and flavour, such as 6.8 and `aws`.
+    /// A newer kernel of the same series and flavor, such as 6.8 and `aws`.
     #[default]
     SameSeries,
-    /// A newer kernel of any series, of the same flavour.
+    /// A newer kernel of any series, of the same flavor.
     Any,
 }
 
@@ -36,19 +36,19 @@ impl fmt::Display for Consent {
 pub struct Kernels {
     /// The running one.
     pub running: Option<KernelVersion>,
-    /// The one that the boot loader starts next.
+    /// The kernel of the next boot.
     pub next: Option<KernelVersion>,
     /// All that are installed.
     pub installed: Vec<KernelVersion>,
-    /// The machine becomes an image: no instance of it runs the kernel of this moment.
+    /// The machine becomes an image, so no instance runs the current kernel.
     pub image: bool,
 }
 
 impl Kernels {
-    /// The kernels that need a module: the running one and the one of the next boot.
+    /// Returns the kernels that need a module: the running kernel and the kernel of the next boot.
     ///
-    /// A running kernel without files on this machine does not count: it was removed by an upgrade,
-    /// or is the kernel of a container's host. The kernel of an image builder does not count either.
+    /// A running kernel without files is ignored: it was removed by an upgrade, or it is the kernel of a container host. The
+    /// kernel of an image builder is also ignored.
     #[must_use]
     pub fn needed(&self) -> Vec<KernelVersion> {
         let is_installed =
@@ -61,29 +61,29 @@ impl Kernels {
         needed
     }
 
-    /// The kernel that another one would take the place of: the one that the machine would run from its next boot on.
+    /// Returns the kernel that a newly installed kernel would replace: the one of the next boot.
     #[must_use]
     pub fn base(&self) -> Option<KernelVersion> {
         self.needed().pop()
     }
 }
 
-/// One way to a driver module.
+/// An install method for the driver module.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Way {
-    /// The module is compiled on the machine; otherwise it is packaged for the kernel.
+    /// The module is compiled on the machine. Otherwise it is packaged for the kernel.
     pub compiled: bool,
-    /// All that this way needs is installed, for every kernel that needs a module.
+    /// All its packages are installed, for every kernel that needs a module.
     pub complete: bool,
-    /// What it needs for all kernels together is installed: the machine has gone this way before.
+    /// Its packages that do not depend on the kernel are installed: the method was used before.
     pub begun: bool,
-    /// The kernels for which all is offered or installed that this way needs.
+    /// The kernels for which all its packages are available or installed.
     pub kernels: BTreeSet<KernelVersion>,
-    /// Why this way is closed on this machine, where it is.
+    /// The reason if the method is not possible on this machine.
     pub closed: Option<String>,
 }
 
-/// What the answer depends on.
+/// The inputs of the decision.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KernelQuestion {
     /// The kernels of the machine.
@@ -92,53 +92,53 @@ pub struct KernelQuestion {
     pub consent: Consent,
     /// The kernels that can be installed.
     pub images: BTreeSet<KernelVersion>,
-    /// The ways to a module, preferred first.
+    /// The install methods, preferred first.
     pub ways: Vec<Way>,
 }
 
-/// The answer. `way` is an index into [`KernelQuestion::ways`].
+/// The decision. `way` is an index into [`KernelQuestion::ways`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum KernelAnswer {
-    /// No kernel of the machine is known.
+    /// The kernels of the machine are unknown.
     Unknown,
-    /// The kernels of the machine can have a module.
+    /// The kernels of the machine can get a module.
     Here {
         /// How.
         way: usize,
     },
-    /// The kernel of the next boot can have a module; the running one cannot.
+    /// Only the kernel of the next boot can get a module.
     Boot {
         /// How.
         way: usize,
         /// That kernel.
         kernel: KernelVersion,
     },
-    /// A kernel that is to be installed can have a module.
+    /// A kernel that is not installed yet can get a module.
     Install {
         /// How.
         way: usize,
         /// That kernel.
         kernel: KernelVersion,
-        /// It is of another series than the machine's.
+        /// Its series differs from the kernel of the machine.
         other_series: bool,
     },
-    /// None of that.
+    /// No kernel can get a module.
     Refused(Refused),
 }
 
-/// Why there is no way, and what would help.
+/// The reasons that no kernel can get a module, and the remedy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
-    /// The kernels that need a module and cannot have one, by the preferred way.
+    /// The kernels that need a module and cannot get one with the preferred method.
     pub without: Vec<KernelVersion>,
-    /// The least consent with which there would be a way, and to which kernel.
+    /// The most restrictive policy that would allow a kernel, and that kernel.
     pub with: Option<(Consent, KernelVersion)>,
-    /// Why ways are closed that would have led to a module.
+    /// The reasons of methods that would otherwise work.
     pub closed: Vec<String>,
 }
 
 impl KernelAnswer {
-    /// How often the machine reboots for it.
+    /// Returns the number of reboots.
     #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
         match self {
@@ -149,16 +149,15 @@ impl KernelAnswer {
 }
 
 impl KernelQuestion {
-    /// Answers it, in this order: a packaged module for exactly the kernels of the machine, or for
-    /// the one that is installed and boots next; a kernel of the same series with a packaged module;
-    /// the same two for a module that is compiled here; a kernel of another series. The last and
-    /// every kernel that is to be installed need consent.
+    /// Decides, in this order: a packaged module for exactly the kernels of the machine, or for the installed kernel of the next
+    /// boot; a kernel of the same series with a packaged module; the same two for a compiled module; a kernel of another series.
+    /// The policy must allow a kernel that is not installed yet.
     #[must_use]
     pub fn answer(&self) -> KernelAnswer {
         if self.kernels.needed().is_empty() {
             return KernelAnswer::Unknown;
         }
-        // What is there stays: another way that opens later is no reason to change a node.
+        // Keep a complete method, even if a preferred one becomes possible later.
         let complete = |way: &Way| way.complete;
         if let Some(way) = self.ways.iter().position(complete) {
             return KernelAnswer::Here { way };
@@ -178,7 +177,7 @@ impl KernelQuestion {
                 || (consent >= Consent::SameSeries).then(|| self.installed(at, way, false))?;
             self.here(at, way).or_else(installed)
         });
-        // Where it is not known which kernel boots next, a reboot may change nothing.
+        // If the kernel of the next boot is unknown, a reboot may not help.
         let is_guess = |answer: &KernelAnswer| {
             matches!(answer, KernelAnswer::Boot { .. }) && self.kernels.next.is_none()
         };
@@ -201,7 +200,7 @@ impl KernelQuestion {
         if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
             return Some(KernelAnswer::Here { way: at });
         }
-        // A boot loader whose choice is not known starts the newest kernel as a rule.
+        // A boot loader usually starts the newest kernel.
         let unknown = self.kernels.next.is_none();
         let running = self.kernels.running.as_ref();
         let newest = (self.kernels.installed.iter())
@@ -215,14 +214,14 @@ impl KernelQuestion {
         })
     }
 
-    /// The newest kernel of the same flavour that can be installed, has a module, and is started by
-    /// the boot loader because it is newer than all that are installed.
+    /// Returns the newest kernel of the same flavor that can be installed, has a module, and is newer than all installed kernels,
+    /// so that the boot loader starts it.
     fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<KernelAnswer> {
         let base = self.kernels.base()?;
         let is_passed_over =
             |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
         if self.kernels.next.is_some() && self.kernels.installed.iter().any(is_passed_over) {
-            // The boot loader does not start the newest kernel, so it would not start another one, either.
+            // This boot loader does not start the newest kernel, so it would not start a new one either.
             return None;
         }
         let newer = |kernel: &&KernelVersion| {
@@ -289,8 +288,8 @@ mod tests {
         }
     }
 
-    /// A machine that runs one kernel and boots another, in an archive with modules and headers for
-    /// some kernels, all of which can be installed.
+    /// A machine that runs one kernel and boots another. The archive has modules and headers for some kernels, all of which can
+    /// be installed.
     fn question(running: &str, next: &str, packaged: &[&str], headers: &[&str]) -> KernelQuestion {
         let both = [version(running), version(next)];
         KernelQuestion {
@@ -325,7 +324,7 @@ mod tests {
         }
     }
 
-    /// Which consent would give which kernel; the question is refused.
+    /// The policy that would allow a kernel, and that kernel.
     fn missing(question: &KernelQuestion) -> Option<(Consent, String)> {
         match question.answer() {
             KernelAnswer::Refused(Refused { with, .. }) => {
@@ -346,7 +345,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_order_is_exact_series_compiled_and_another_series_last() {
+    fn methods_are_tried_in_order() {
         let with = |list: &[&'static str]| [list, &OTHERS].concat();
         let answer = |running, next, packaged: &[&'static str], headers: &[&str]| {
             question(running, next, &with(packaged), headers).answer()
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kernel_costs_a_reboot_but_not_in_an_image() {
+    fn another_kernel_needs_a_reboot_except_in_images() {
         for (answer, reboots) in [
             (KernelAnswer::Here { way: COMPILED }, 0),
             (boot(NEW, PACKAGED), 1),
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_loader_that_passes_over_a_newer_kernel_gets_no_further_one() {
+    fn a_boot_loader_with_a_fixed_kernel_gets_no_new_one() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         assert!(matches!(asked.answer(), KernelAnswer::Install { .. }));
         asked.kernels.installed.push(version(LAST));
@@ -403,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_into_a_kernel_that_is_only_guessed_comes_after_compiling() {
+    fn compiling_precedes_a_reboot_into_an_unknown_kernel() {
         let mut asked = question(OLD, NEW, &[NEW], &[OLD, NEW]);
         assert_eq!(asked.answer(), boot(NEW, PACKAGED));
         asked.kernels.next = None;
@@ -411,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn debian_names_its_kernels_otherwise() {
+    fn debian_kernel_names_work() {
         let (old, new) = ("6.12.48+deb13-amd64", "6.12.57+deb13-amd64");
         let headers = [new, "6.12.57+deb13-cloud-amd64", "6.17.8+deb13-amd64"];
         let mut asked = question(old, old, &[], &headers);
@@ -421,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn consent_decides_which_kernels_are_installed() {
+    fn the_policy_limits_new_kernels() {
         let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
         asked.consent = Consent::No;
         assert_eq!(missing(&asked), Some((Consent::SameSeries, NEW.to_owned())));
@@ -445,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_be_installed_or_would_not_be_started_is_no_way() {
+    fn unavailable_or_older_kernels_are_not_selected() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         asked.images.clear();
         assert_eq!(missing(&asked), None);
@@ -462,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_way_is_not_taken_and_is_named() {
+    fn an_impossible_method_is_skipped_and_reported() {
         let mut asked = question(OLD, OLD, &[], &[OLD]);
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
         asked.ways[1].closed = Some("Secure Boot is on".to_owned());
@@ -474,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_complete_stays() {
+    fn a_complete_method_is_kept() {
         let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
         asked.ways[1].complete = true;
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
@@ -485,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_needs_a_module_for_its_first_boot_only() {
+    fn an_image_needs_a_module_only_for_its_first_boot() {
         let mut asked = question("6.12.1-host", OLD, &[NEW], &[]);
         asked.kernels.image = true;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));

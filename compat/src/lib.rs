@@ -1,5 +1,5 @@
-//! Which NVIDIA driver fits which GPU, Linux kernel, CUDA and cuDNN version: a pure function of a matrix whose rows name
-//! their sources. It reads no machine, no file and no network.
+//! Selects the NVIDIA driver for a GPU, Linux kernel, CUDA version and cuDNN version. A pure function of a matrix in which each
+//! entry has a source. The crate performs no I/O.
 //!
 //! ```
 //! use gpu_compat::{Matrix, pick::{Wish, pick}};
@@ -12,7 +12,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-/// The rows of a table that a test goes through, a line for each: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
+/// A table of test inputs: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
 #[cfg(test)]
 macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
@@ -41,6 +41,7 @@ pub mod pattern;
 pub mod pci;
 pub mod pick;
 pub mod question;
+mod released;
 pub mod rules;
 pub mod ruling;
 pub mod security;

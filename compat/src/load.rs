@@ -1,5 +1,5 @@
-//! Reads a matrix. One that an administrator wrote is refused where it contradicts itself: identities must be
-//! unique, references must exist. A test holds the built-in one to more: `tests/compat/sound.rs`.
+//! Parses a matrix. A custom matrix is rejected if it is inconsistent: identities must be unique, and references must exist.
+//! `tests/compat/sound.rs` has more requirements for the built-in matrix.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,22 +11,22 @@ use toml::de::{DeTable, DeValue};
 use crate::matrix::{Matrix, SCHEMA};
 use crate::text::{self, nearest};
 
-/// A matrix that cannot be used, with every problem in it.
+/// An invalid matrix, with all its errors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read compatibility matrix `{file}`: {}", list(.problems))]
 pub struct MatrixError {
-    /// The file, as the caller named it.
+    /// The file name from the caller.
     pub file: String,
-    /// At least one problem, in the order of the file.
+    /// The errors in file order. Never empty.
     pub problems: Vec<MatrixFlaw>,
 }
 
-/// One thing that is wrong with a matrix.
+/// An error in a matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MatrixFlaw {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The message.
     pub what: String,
 }
 
@@ -42,10 +42,10 @@ fn list(problems: &[MatrixFlaw]) -> String {
 }
 
 impl Matrix {
-    /// The built-in matrix.
+    /// Returns the built-in matrix.
     ///
     /// # Errors
-    /// When this program is damaged.
+    /// If the embedded matrix is corrupted.
     pub fn builtin() -> Result<Self, MatrixError> {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> = LazyLock::new(|| {
             let text = text::MATRIX.as_ref().map_err(Clone::clone);
@@ -59,11 +59,10 @@ impl Matrix {
         ONCE.clone()
     }
 
-    /// Reads a matrix that an administrator wrote. `file_name` is for messages.
+    /// Parses a custom matrix. `file_name` is used in messages.
     ///
     /// # Errors
-    /// When the text is not TOML, has unknown keys or values of the wrong type, or contradicts
-    /// itself.
+    /// If the text is not TOML, has unknown keys or values of the wrong type, or is inconsistent.
     pub fn parse(text: &str, file_name: &str) -> Result<Self, MatrixError> {
         let read: Result<Self, _> = toml::from_str(text);
         let (matrix, mut problems) = match read {
@@ -72,7 +71,7 @@ impl Matrix {
         };
         if let Some(matrix) = matrix {
             if matrix.schema != SCHEMA {
-                let what = format!("`schema` is {}; this program reads {SCHEMA}", matrix.schema);
+                let what = format!("`schema` is {}, but must be {SCHEMA}", matrix.schema);
                 let at = text.find("\nschema").map_or(0, |at| at + 1);
                 let line = line(text, at);
                 problems.push(MatrixFlaw { line, what });
@@ -89,13 +88,13 @@ impl Matrix {
     }
 }
 
-/// The line of a byte, from 1.
+/// Returns the line number of a byte.
 fn line(text: &str, byte: usize) -> usize {
     let before = &text.as_bytes()[..byte.min(text.len())];
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Returns what the TOML parser says, with the nearest key or word if it does not know one.
+/// Returns the error of the TOML parser, with the nearest key or value if it is unknown.
 fn unreadable(text: &str, error: &toml::de::Error) -> MatrixFlaw {
     let message = error.message();
     let mut words = message.split('`').skip(1).step_by(2);
@@ -109,10 +108,10 @@ fn unreadable(text: &str, error: &toml::de::Error) -> MatrixFlaw {
 }
 
 fn perhaps(near: Option<&str>) -> String {
-    near.map_or_else(String::new, |near| format!("; perhaps `{near}`"))
+    near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
-/// The keys that tell the rows of a table apart.
+/// The keys that identify the entries of a table.
 const IDENTITIES: [(&str, &[&str]); 16] = [
     ("source", &["key"]),
     ("architecture", &["name"]),
@@ -132,7 +131,7 @@ const IDENTITIES: [(&str, &[&str]); 16] = [
     ("cudnn", &["version", "cuda-major"]),
 ];
 
-/// A table and a key in it whose values a row of another table must have in a key of its own.
+/// References: a table and its key, and the table and key that must contain the value.
 const REFERENCES: [(&str, &str, &str, &str); 11] = [
     ("", "sources", "source", "key"),
     ("architecture", "last-branch", "branch", "branch"),
@@ -152,7 +151,7 @@ const REFERENCES: [(&str, &str, &str, &str); 11] = [
     ("instance-type", "gpu-ids", "gpu", "pci-id"),
 ];
 
-/// Returns each row whose identity another one has, and each reference to a row that is not there.
+/// Returns each duplicate entry, and each reference to a missing entry.
 fn contradictions(text: &str) -> Vec<MatrixFlaw> {
     let (root, _) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
@@ -168,7 +167,7 @@ fn contradictions(text: &str) -> Vec<MatrixFlaw> {
             let values: Vec<String> = values.map(|(_, value)| value.to_lowercase()).collect();
             let identity = values.join(", ");
             if !seen.insert(identity.clone()) {
-                let what = format!("there is already a row of `{table}` with {identity}");
+                let what = format!("duplicate entry of `{table}` with {identity}");
                 bad(row.span().start, what);
             }
         }
@@ -183,7 +182,7 @@ fn contradictions(text: &str) -> Vec<MatrixFlaw> {
             for (at, value) in values(row, key) {
                 if !known.iter().any(|one| one.eq_ignore_ascii_case(&value)) {
                     let near = perhaps(nearest(&value, known.iter().map(String::as_str)));
-                    let what = format!("no row of `{other}` has `{value}` of `{key}`{near}");
+                    let what = format!("`{value}` of `{key}` is missing in `{other}`{near}");
                     bad(at, what);
                 }
             }
@@ -192,7 +191,7 @@ fn contradictions(text: &str) -> Vec<MatrixFlaw> {
     found
 }
 
-/// The rows of a table; a table that is written once is a row.
+/// Returns the entries of a table. A single table is one entry.
 fn rows<'t, 'a>(root: &'t DeTable<'a>, table: &str) -> Vec<&'t Spanned<DeValue<'a>>> {
     match find(root, table) {
         Some(value) => match value.get_ref() {
@@ -210,7 +209,7 @@ fn find<'t, 'a>(table: &'t DeTable<'a>, key: &str) -> Option<&'t Spanned<DeValue
         .map(|(_, value)| value)
 }
 
-/// The values of a key in a row, one or a list of them, each with its place in the text.
+/// Returns the values of a key, which may be a list, with their positions in the text.
 fn values(row: &Spanned<DeValue<'_>>, key: &str) -> Vec<(usize, String)> {
     let one = |value: &Spanned<DeValue<'_>>| {
         let text = match value.get_ref() {
@@ -236,7 +235,7 @@ mod tests {
 
     const BUILTIN: &str = include_str!("../cuda-driver-matrix.toml");
 
-    /// The built-in matrix with one text changed must fail in that line.
+    /// Changes one text of the built-in matrix, and returns the first error.
     fn broken(from: &str, to: &str) -> MatrixFlaw {
         assert!(BUILTIN.contains(from), "{from}");
         let text = BUILTIN.replacen(from, to, 1);
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_matrix_contradicts_itself_nowhere() {
+    fn the_builtin_matrix_is_consistent() {
         let matrix = Matrix::parse(BUILTIN, "m.toml").unwrap_or_else(|error| panic!("{error}"));
         assert!(matrix.gpus.len() > 100 && matrix.toolkits.len() > 60);
         let built_in = Matrix::builtin().unwrap_or_else(|error| panic!("{error}"));
@@ -258,21 +257,24 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_matrix_names_no_path_of_a_machine() {
+    fn the_builtin_matrix_contains_no_local_paths() {
         for needle in ["/home/", "/tmp/", "/root/", "/mnt/"] {
             assert!(!BUILTIN.contains(needle), "{needle}");
         }
     }
 
     #[test]
-    fn unknown_keys_get_the_nearest_one() {
+    fn unknown_keys_get_a_suggestion() {
         let problem = broken("\nlast-branch = \"470\"", "\nlast-brunch = \"470\"");
-        assert!(problem.what.ends_with("perhaps `last-branch`"), "{problem}");
+        assert!(
+            problem.what.ends_with("did you mean `last-branch`?"),
+            "{problem}"
+        );
         assert_eq!(problem.line, line_of("last-branch = \"470\""));
     }
 
     #[test]
-    fn values_of_the_wrong_kind_are_named_with_their_line() {
+    fn values_of_the_wrong_type_are_reported_with_their_line() {
         let newest = "newest-version = \"580.178.04\"";
         let problem = broken(newest, "newest-version = \"580\"");
         assert_eq!(problem.line, line_of(newest));
@@ -282,20 +284,20 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_found() {
+    fn inconsistencies_are_found() {
         let header = |of: &str| line_of(of) - 1;
         for (from, to, line, what) in rows! {
-            "schema = 1", "schema = 2", line_of("schema = 1"), "this program reads 1";
+            "schema = 1", "schema = 2", line_of("schema = 1"), "but must be 1";
             "last-branch = \"470\"", "last-branch = \"471\"", line_of("last-branch = \"470\""),
-                "no row of `branch` has `471` of `last-branch`; perhaps `470`";
+                "`471` of `last-branch` is missing in `branch`; did you mean `470`?";
             "sources = [\"S9\", \"S8\"]", "sources = [\"S99\"]",
                 line_of("sources = [\"S9\", \"S8\"]"), "`S99` of `sources`";
             "pci-id = \"10de:2331\"", "pci-id = \"10DE:2330\"", header("pci-id = \"10de:2331\""),
-                "already a row of `gpu` with 10de:2330";
+                "duplicate entry of `gpu` with 10de:2330";
             "architecture = \"hopper\"", "architecture = \"hoper\"",
-                line_of("architecture = \"hopper\""), "perhaps `hopper`";
+                line_of("architecture = \"hopper\""), "did you mean `hopper`?";
             "gpu-ids = [\"10de:2330\"]", "gpu-ids = [\"10de:ffff\"]",
-                line_of("gpu-ids = [\"10de:2330\"]"), "no row of `gpu` has `10de:ffff`";
+                line_of("gpu-ids = [\"10de:2330\"]"), "`10de:ffff` of `gpu-ids` is missing in `gpu`";
         } {
             let problem = broken(&format!("\n{from}"), &format!("\n{to}"));
             assert_eq!(problem.line, line, "{problem}");
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_a_key_has_the_line_of_its_header() {
+    fn a_missing_key_is_reported_at_the_header() {
         let text = BUILTIN.replacen("\nlast-branch = \"470\"", "", 1);
         let text = text.replacen("\nmodules = \"proprietary\"", "", 1);
         let error = Matrix::parse(&text, "m.toml").unwrap_err();
@@ -313,14 +315,14 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_toml_has_a_line() {
+    fn a_syntax_error_has_a_line() {
         let error = Matrix::parse("schema = 1\n= 2\n", "m.toml").unwrap_err();
         assert_eq!(error.problems[0].line, 2, "{error}");
         assert!(!error.to_string().contains("``"), "{error}");
     }
 
     #[test]
-    fn every_problem_is_named_at_once() {
+    fn all_errors_are_reported_together() {
         let text = BUILTIN
             .replacen("\nlast-branch = \"470\"", "\nlast-branch = \"471\"", 1)
             .replacen("\npci-id = \"10de:2331\"", "\npci-id = \"10de:2330\"", 1);

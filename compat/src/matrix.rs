@@ -1,4 +1,4 @@
-//! The rows of `compat/cuda-driver-matrix.toml` as types.
+//! The types of the entries in `compat/cuda-driver-matrix.toml`.
 
 use serde::Deserialize;
 
@@ -11,49 +11,52 @@ use crate::identity::{Architecture, Flavour, SupportedFlavours};
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 use crate::{capability::ComputeCapability, pci::PciId};
 
-/// The form of the file that this program reads.
+/// The supported schema version of the file.
 pub const SCHEMA: u32 = 1;
 
-/// Everything that is known about drivers, GPUs, CUDA and kernels.
+/// The compatibility matrix: drivers, GPUs, CUDA versions and kernels.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Matrix {
-    /// The form of the file.
+    /// The schema version.
     pub schema: u32,
-    /// The day for which `support` and the newest versions are true.
+    /// The date of `support` and of the newest versions.
     pub as_of: jiff::civil::Date,
-    /// Where the rows were read.
+    /// The sources of the entries.
     #[serde(rename = "source")]
     pub citations: Vec<Citation>,
-    /// Generations of GPUs, oldest first.
+    /// GPU generations, oldest first.
     #[serde(rename = "architecture")]
     pub architectures: Vec<ArchitectureRow>,
-    /// Compute capabilities within them.
+    /// Compute capabilities of the generations.
     #[serde(rename = "compute-capability")]
     pub capabilities: Vec<CapabilityRow>,
     /// Driver branches, oldest first.
     #[serde(rename = "branch")]
     pub branches: Vec<BranchRow>,
+    /// From which branch on `branches` is complete.
+    #[serde(default)]
+    pub branch_list: Option<BranchList>,
     /// CUDA toolkits.
     #[serde(rename = "cuda")]
     pub toolkits: Vec<Toolkit>,
-    /// NVIDIA's base images.
+    /// NVIDIA base images.
     #[serde(rename = "cuda-image", default)]
     pub cuda_images: Vec<CudaImage>,
-    /// What minor-version compatibility accepts.
+    /// Minor-version compatibility.
     #[serde(rename = "cuda-major")]
     pub cuda_majors: Vec<CudaMajor>,
     /// Newer CUDA on an older driver.
     #[serde(rename = "forward-compat", default)]
     pub forward_compat: Vec<ForwardCompat>,
-    /// For which boards that is.
+    /// The boards that support forward compatibility.
     pub forward_compat_policy: ForwardCompatPolicy,
-    /// The rule for a GPU without a row.
+    /// The rule for a GPU without an entry.
     pub unlisted_gpu: UnlistedGpu,
-    /// Blocks of device ids of one architecture.
+    /// Device ID ranges of one architecture.
     #[serde(rename = "chip-range", default)]
     pub chip_ranges: Vec<ChipRange>,
-    /// Product names of GPUs without a row.
+    /// Product names of GPUs without an entry.
     #[serde(rename = "series", default)]
     pub series: Vec<Series>,
     /// GPUs.
@@ -65,62 +68,62 @@ pub struct Matrix {
     /// Smallest MIG profiles.
     #[serde(rename = "mig-profile", default)]
     pub mig_profiles: Vec<MigProfile>,
-    /// Subsystems that vGPU guests see.
+    /// Subsystem IDs in vGPU guests.
     #[serde(rename = "vgpu", default)]
     pub vgpus: Vec<Vgpu>,
-    /// First versions with the fixes of NVIDIA's security bulletins about drivers.
+    /// NVIDIA security bulletins about drivers.
     #[serde(rename = "driver-floor", default)]
     pub driver_floors: Vec<DriverFloor>,
-    /// The same of other packages.
+    /// NVIDIA security bulletins about other packages.
     #[serde(rename = "package-floor", default)]
     pub package_floors: Vec<PackageFloor>,
-    /// Fixes that a kernel needs, per branch.
+    /// Fixes that a kernel requires, for each branch.
     #[serde(rename = "kernel-fix", default)]
     pub kernel_fixes: Vec<KernelFix>,
-    /// The newest kernel a version was seen to build on.
+    /// The newest kernel on which a version is known to build.
     #[serde(rename = "kernel-limit", default)]
     pub kernel_limits: Vec<KernelLimit>,
-    /// The oldest kernel that versions ask for.
+    /// The oldest kernel that versions support.
     #[serde(rename = "kernel-oldest", default)]
     pub kernel_oldest: Vec<KernelOldest>,
-    /// Reports about one kernel and some versions.
+    /// Reports about a kernel and some versions.
     #[serde(rename = "kernel-report", default)]
     pub kernel_reports: Vec<KernelReport>,
     /// cuDNN releases.
     #[serde(rename = "cudnn", default)]
     pub cudnn: Vec<Cudnn>,
-    /// Instance types of clouds.
+    /// Cloud instance types.
     #[serde(rename = "instance-type", default)]
     pub instance_types: Vec<InstanceType>,
-    /// Options of kernel modules that boards or instance types need.
+    /// Kernel module options that boards or instance types require.
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
-    /// Flavours of kernel modules that instance types need.
+    /// Kernel module flavors that instance types require.
     #[serde(rename = "instance-flavour", default)]
     pub instance_flavours: Vec<InstanceFlavour>,
 }
 
-/// A document or a file that rows were read from.
+/// A source of entries.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Citation {
-    /// How rows name it.
+    /// Its key in `sources`.
     pub key: String,
-    /// What it is.
+    /// The title.
     pub title: String,
-    /// Where it is.
+    /// The location.
     pub r#where: String,
-    /// When it was written or read, as precisely as is known.
+    /// The date of publication or access, as precise as known.
     pub date: String,
 }
 
-/// What holds the GPUs of a machine together beyond PCI.
+/// The service that GPUs need to communicate beyond PCI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fabric {
-    /// Nothing to run.
+    /// No service.
     None,
-    /// The fabric manager, of exactly the driver's version.
+    /// The fabric manager, of exactly the driver version.
     Fm,
     /// The fabric manager and the NVLink subnet manager.
     #[serde(rename = "fm+nvlsm")]
@@ -130,57 +133,57 @@ pub enum Fabric {
 }
 
 row! {
-    /// A generation of GPUs.
+    /// A GPU generation.
     ArchitectureRow {
         /// `hopper`.
         name: Architecture,
         /// `Hopper`.
         title: String,
-        /// How the names of its chips begin in `pci.ids`.
+        /// The prefixes of its chip names in `pci.ids`.
         chip_prefixes: Vec<String>,
-        /// SupportedFlavours of its boards, where a board says nothing else.
+        /// The default module flavors of its boards.
         modules: SupportedFlavours,
-        /// The last branch that drives it; `None` while it is current.
+        /// The last branch that supports it. `None` if it is still supported.
         last_branch: Option<Branch>,
     }
 }
 
 row! {
-    /// Compute capabilities that share their bounds.
+    /// Compute capabilities with the same limits.
     CapabilityRow {
         /// The capabilities.
         versions: Vec<ComputeCapability>,
         /// The architecture's name.
         architecture: Architecture,
-        /// The floor of all boards with it.
+        /// The first driver of all boards with it.
         min_driver: Option<DriverVersion>,
-        /// The first toolkit with code for it.
+        /// The first CUDA version with code for it.
         first_cuda: CudaVersion,
-        /// The last one; `None` while it is current.
+        /// The last CUDA version with code for it. `None` if it is still supported.
         last_cuda: Option<CudaVersion>,
     }
 }
 
-/// What NVIDIA calls a branch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+/// The support type of a branch, as NVIDIA publishes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BranchKind {
-    /// Long-term support.
+    /// Long-term support branch.
     Ltsb,
-    /// Production.
+    /// Production branch.
     Pb,
-    /// New features, short-lived.
+    /// New feature branch, short-lived.
     Nfb,
-    /// Shipped with a toolkit only.
+    /// Only shipped with a toolkit.
     Development,
-    /// Kept for old GPUs.
+    /// For old GPUs.
     Legacy,
     /// Not read.
     Unknown,
 }
 
 impl BranchKind {
-    /// For people.
+    /// The type as text.
     pub fn title(self) -> &'static str {
         match self {
             Self::Ltsb => "long-term support branch",
@@ -193,29 +196,29 @@ impl BranchKind {
     }
 }
 
-/// Whether a branch still gets fixes.
+/// The support status of a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
-    /// It does.
+    /// It gets fixes.
     Supported,
-    /// It does not.
+    /// It is end-of-life.
     Ended,
     /// Not read.
     Unknown,
 }
 
-/// What a branch offers of the open kernel modules.
+/// The open kernel modules of a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OpenModules {
-    /// It has none.
+    /// Not available.
     None,
-    /// It has them; the proprietary ones are the default.
+    /// Available; the proprietary modules are the default.
     Available,
-    /// They are the default.
+    /// The default.
     Default,
-    /// It has no others.
+    /// The only modules.
     Only,
 }
 
@@ -224,26 +227,34 @@ row! {
     BranchRow {
         /// Its number.
         branch: Branch,
-        /// What NVIDIA calls it.
+        /// Its support type.
         kind: BranchKind,
-        /// The newest version known.
+        /// The newest known version.
         newest_version: DriverVersion,
-        /// When that came out, as precisely as is known.
+        /// Its release date, as precise as known.
         newest_date: Option<String>,
-        /// When fixes end.
+        /// The end-of-life date.
         end_of_life: Option<String>,
-        /// Whether it got fixes on [`Matrix::as_of`].
+        /// The support status on [`Matrix::as_of`].
         support: Support,
-        /// The day from which a long-term branch goes before all others: its first release has been run by few.
+        /// The date from which a long-term branch is preferred. Few machines have run its first release.
         default_from: Option<jiff::civil::Date>,
         /// The CUDA version that the driver API reports.
         max_cuda: CudaVersion,
-        /// The newest architecture that its newest version drives.
+        /// The newest architecture that its newest version supports.
         newest_architecture: Architecture,
-        /// What it offers of the open modules.
+        /// Its open modules.
         open: OpenModules,
         /// Whether it has proprietary modules.
         proprietary: bool,
+    }
+}
+
+row! {
+    /// The range in which the list of branches is complete.
+    BranchList {
+        /// Every Linux branch from this one to the newest one has an entry.
+        complete_from: Branch,
     }
 }
 
@@ -252,9 +263,9 @@ row! {
     Toolkit {
         /// Its version.
         version: CudaVersion,
-        /// The driver for every feature; `None` where it was not read.
+        /// The driver that supports every feature. `None` if unknown.
         min_driver: Option<DriverVersion>,
-        /// Architectures, as `uname -m` names them.
+        /// Architectures, as printed by `uname -m`.
         arches: Vec<String>,
     }
 }
@@ -264,7 +275,7 @@ row! {
     CudaImage {
         /// The toolkit.
         version: CudaVersion,
-        /// Systems as the tags name them; the first one is for machines with another system.
+        /// Systems, as in the tags. The first one is used for other systems.
         systems: Vec<String>,
     }
 }
@@ -274,7 +285,7 @@ row! {
     CudaMajor {
         /// Its number.
         major: u32,
-        /// The driver for all its minor versions; `None` where each needs its own minimum.
+        /// The driver for all its minor versions. `None` if each has its own minimum.
         minor_version_min_driver: Option<DriverVersion>,
     }
 }
@@ -282,25 +293,25 @@ row! {
 row! {
     /// A `cuda-compat` package.
     ForwardCompat {
-        /// The CUDA version that it brings.
+        /// Its CUDA version.
         cuda: CudaVersion,
-        /// The branches that it works on.
+        /// The branches that it supports.
         branches: Vec<Branch>,
     }
 }
 
 row! {
-    /// Which boards forward compatibility is for.
+    /// The boards that support forward compatibility.
     ForwardCompatPolicy {
-        /// Brands that it is not for, as names of boards begin.
+        /// Brands without support, as in board names.
         excluded: Vec<String>,
     }
 }
 
 row! {
-    /// The rule for a GPU without a row.
+    /// The rule for a GPU without an entry.
     UnlistedGpu {
-        /// From this device id on, the open modules are assumed.
+        /// The first device ID for which the open modules are assumed.
         open_from: PciId,
     }
 }
@@ -310,30 +321,30 @@ row! {
     Gpu {
         /// Its id.
         pci_id: PciId,
-        /// The board, where several share the id.
+        /// The board, if several boards have the same ID.
         subsystem_id: Option<PciId>,
-        /// What people call it.
+        /// The product name.
         name: String,
-        /// What else it is called.
+        /// Other names.
         #[serde(default)]
         aliases: Vec<String>,
         /// The architecture's name.
         architecture: Architecture,
         /// Its compute capability.
         compute_capability: ComputeCapability,
-        /// What the full board needs; a slice without a visible NVSwitch needs nothing.
+        /// The fabric of the full board. A slice without a visible NVSwitch needs none.
         fabric: Fabric,
-        /// The modules that it runs with.
+        /// The supported module flavors.
         modules: SupportedFlavours,
-        /// The first version of each branch that knows it, oldest first.
+        /// The first version of each branch that supports it, oldest first.
         #[serde(default)]
         min_drivers: Vec<DriverVersion>,
-        /// Newer branches that never list it.
+        /// Newer branches that do not list it.
         #[serde(default)]
         not_named_in: Vec<Branch>,
-        /// No older version was seen to list it.
+        /// The oldest version that is known to list it.
         named_since: Option<DriverVersion>,
-        /// Below it the board works with known problems.
+        /// Older versions work with known problems.
         advised_driver: Option<DriverVersion>,
     }
 }
@@ -341,11 +352,11 @@ row! {
 row! {
     /// An NVSwitch.
     NvSwitch {
-        /// Its id; `None` where it is no NVIDIA device on PCI.
+        /// Its PCI ID. `None` if it is not an NVIDIA PCI device.
         pci_id: Option<PciId>,
-        /// What it is.
+        /// The name.
         name: String,
-        /// False for a device that looks like one.
+        /// `false` for a device that only looks like an NVSwitch.
         is_switch: bool,
     }
 }
@@ -353,18 +364,18 @@ row! {
 row! {
     /// The smallest MIG profile of a class of boards.
     MigProfile {
-        /// As `nvidia-smi mig` names it.
+        /// The profile, as printed by `nvidia-smi mig`.
         smallest: String,
         /// The memory class.
         memory_gb: u32,
         /// Boards.
         boards: String,
-        /// How many fit on a GPU.
+        /// The maximum number on a GPU.
         max_instances: u32,
     }
 }
 
-/// A vGPU profile as a guest sees it.
+/// A vGPU profile in a guest.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct VgpuProfile {
@@ -389,9 +400,9 @@ row! {
     DriverFloor {
         /// Its number.
         bulletin: String,
-        /// When it came out.
+        /// Its date.
         date: jiff::civil::Date,
-        /// What it is about, the worst first; not always all of it.
+        /// The CVEs, most severe first. May be incomplete.
         #[serde(default)]
         cves: Vec<String>,
         /// The first fixed version of each branch, on Linux.
@@ -400,13 +411,13 @@ row! {
 }
 
 row! {
-    /// A security bulletin about something else that is installed as packages.
+    /// A security bulletin about other packages.
     PackageFloor {
         /// Its number.
         bulletin: String,
-        /// When it came out.
+        /// Its date.
         date: jiff::civil::Date,
-        /// What it is about, the worst first.
+        /// The CVEs, most severe first.
         #[serde(default)]
         cves: Vec<String>,
         /// The names of the packages.
@@ -417,39 +428,39 @@ row! {
 }
 
 row! {
-    /// The versions that brought the fix for a kernel.
+    /// The first versions with the fix for a kernel.
     KernelFix {
-        /// The first mainline kernel that needs it.
+        /// The first mainline kernel that requires it.
         kernel: KernelVersion,
         /// The first fixed version of each branch.
         first_fixed: Vec<DriverVersion>,
-        /// From here on no further fix is known.
+        /// The first versions with all known fixes.
         #[serde(default)]
         complete: Vec<DriverVersion>,
-        /// Branches that ended without it.
+        /// Branches that ended without the fix.
         #[serde(default)]
         never_fixed: Vec<Branch>,
-        /// For this architecture alone, as `uname -m` names it.
+        /// Only for this architecture, as printed by `uname -m`.
         arch: Option<String>,
-        /// For these modules alone.
+        /// Only for these modules.
         flavour: Option<Flavour>,
     }
 }
 
 row! {
-    /// The newest mainline kernel that a version was seen to build on without patches.
+    /// The newest mainline kernel on which a version builds without patches.
     KernelLimit {
         /// The version.
         driver: DriverVersion,
         /// The kernel.
         newest_kernel: KernelVersion,
-        /// The first kernel that it was seen to need a patch for.
+        /// The first kernel that is known to need a patch.
         first_broken: Option<KernelVersion>,
     }
 }
 
 row! {
-    /// The oldest kernel that a range of versions asks for.
+    /// The oldest kernel that a range of versions supports.
     KernelOldest {
         /// The kernel.
         kernel: KernelVersion,
@@ -463,36 +474,36 @@ row! {
 row! {
     /// A report that some versions fail on a kernel.
     KernelReport {
-        /// A mainline series, or the beginning of a release; `None` for all.
+        /// A mainline series, or the beginning of a release. `None` for all.
         kernel: Option<KernelVersion>,
-        /// What the release must end with: vendors name the kernels with pages of 64 KiB so.
+        /// The end of the release, such as the vendor suffix for 64 KiB pages.
         ending: Option<String>,
-        /// The vendor's later releases, too: those that count on from its last number.
+        /// Also applies to later vendor releases, by the last number.
         #[serde(default)]
         or_later: bool,
         /// From this version on.
         first_driver: Option<DriverVersion>,
         /// Up to this version.
         last_driver: DriverVersion,
-        /// The kernel modules that it speaks of; `None` for both.
+        /// The kernel modules of the report. `None` for both.
         modules: Option<SupportedFlavours>,
-        /// The modules build, and what was reported comes later.
+        /// The modules build, and the failure occurs at run time.
         #[serde(default)]
         builds: bool,
-        /// What was reported.
+        /// The failure.
         report: String,
-        /// The error of the driver by which it shows.
+        /// The driver error that the failure causes.
         shows: Option<Shows>,
     }
 }
 
-/// An error of the driver by which a fault of a driver on a kernel shows.
+/// A driver error that is caused by a known failure.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shows {
-    /// Its number.
+    /// The Xid number.
     pub xid: u32,
-    /// What helps.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -503,52 +514,52 @@ row! {
         version: CudnnVersion,
         /// The CUDA major version.
         cuda_major: u32,
-        /// The oldest CUDA that it was released for.
+        /// The oldest supported CUDA version.
         cuda_min: CudaVersion,
-        /// The newest CUDA that it was released for.
+        /// The newest CUDA version at its release.
         cuda_max: CudaVersion,
         /// The oldest driver.
         min_driver: DriverVersion,
         /// The lowest compute capability.
         capability_min: ComputeCapability,
-        /// The highest compute capability that existed then.
+        /// The highest compute capability at its release.
         capability_max: ComputeCapability,
     }
 }
 
-/// Which driver an instance type takes.
+/// The driver of an instance type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceDriver {
-    /// The ordinary one.
+    /// The data center driver.
     DataCenter,
-    /// The licensed one for vGPU guests.
+    /// The licensed driver for vGPU guests.
     Grid,
-    /// None: its GPU is not NVIDIA's.
+    /// None, because the GPU is not an NVIDIA GPU.
     None,
 }
 
 row! {
-    /// An instance type of a cloud.
+    /// A cloud instance type.
     InstanceType {
         /// `aws`, `gcp`, `azure`, `oracle`.
         provider: String,
         /// Its name.
         name: String,
-        /// The GPU, for people.
+        /// The GPU, as text.
         gpu: String,
-        /// Its ids.
+        /// The PCI IDs of the GPU. Several IDs are alternatives.
         #[serde(default)]
         gpu_ids: Vec<PciId>,
-        /// Whole GPUs.
+        /// The number of whole GPUs.
         gpus: u32,
-        /// The slice, where it is one.
+        /// The slice of a GPU, if it is not a whole one.
         gpu_fraction: Option<f64>,
-        /// As `uname -m` names it.
+        /// The architecture, as printed by `uname -m`.
         arch: String,
-        /// The driver it takes.
+        /// The driver.
         driver: InstanceDriver,
-        /// What its GPUs need to work together.
+        /// The fabric service of its GPUs.
         fabric: Fabric,
     }
 }

@@ -1,10 +1,10 @@
-//! One answer from the answers of all meanings of a name.
+//! Merges the results of all GPUs that a name matches.
 
 use std::collections::BTreeSet;
 
 use crate::answer::{Answer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
 
-/// Joins the answers for the meanings of a name; each has its label.
+/// Merges labeled results for a name.
 pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
     let mut groups: Vec<(Vec<String>, Answer)> = Vec::new();
     let told = |answer: &Answer| Answer {
@@ -29,11 +29,11 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
             None => groups.push((vec![label], answer)),
         }
     }
-    let several = (labels.len() > 1).then(|| format!("`{name}` can mean {}", labels.join(", ")));
+    let several = (labels.len() > 1).then(|| format!("`{name}` matches {}", labels.join(", ")));
     if groups.len() < 2
         && let Some((_, mut answer)) = groups.pop()
     {
-        answer.why.splice(0..0, several);
+        answer.why.extend(several);
         return answer;
     }
     let all = |wanted: &dyn Fn(&Answer) -> bool| groups.iter().all(|(_, answer)| wanted(answer));
@@ -50,7 +50,7 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
         .collect();
     let drivers = || groups.iter().map(|(_, answer)| &answer.driver);
     let driver = DriverAnswer {
-        // The driver must serve each of them.
+        // The driver must support each of them.
         min: drivers()
             .map(|driver| driver.min.clone())
             .collect::<Option<Vec<_>>>()
@@ -63,18 +63,18 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
         .filter(|flavour| all(&|answer| answer.module_flavour == Some(*flavour)));
     let branches = first.branches.iter();
     let branches = branches.filter(|row| all(&|answer| answer.branches.contains(row)));
-    let differ =
-        (!agree).then(|| format!("their answers differ: name one of them instead of `{name}`"));
+    let differ = (!agree).then(|| {
+        format!("the results of the GPUs that `{name}` matches differ: specify one of them")
+    });
     let mut seen = BTreeSet::new();
     let citations = groups.iter().flat_map(|(_, answer)| &answer.citations);
     let citations = citations.filter(|citation| seen.insert(*citation)).cloned();
     Answer {
         schema: SCHEMA,
         verdict,
-        why: several
-            .into_iter()
-            .chain(differ)
+        why: (differ.into_iter())
             .chain(common.iter().cloned())
+            .chain(several)
             .collect(),
         driver,
         module_flavour,

@@ -1,26 +1,30 @@
-//! Which GPUs a name can mean, as people type it: a PCI id, a product, an instance type, a series of
-//! products, an architecture.
+//! Finds the GPUs that a name matches: a PCI ID, a product, an instance type, a product series, an architecture, or a number of
+//! boards.
 
 use crate::identity::{ChipName, GpuIdentity};
-use crate::matrix::{Confidence, Gpu, InstanceType, Matrix, Series};
+use crate::matrix::{Confidence, Fabric, Gpu, InstanceType, Matrix, Series};
 use crate::pci::{NVIDIA, PciId};
 
-/// One thing that a name can mean.
+/// A match of a name.
 #[derive(Debug, Clone)]
 pub struct Meaning<'m> {
-    /// For people: `H100 PCIe (10de:2331)`, `p5.48xlarge (8 × H100)`.
+    /// A label such as `H100 PCIe (10de:2331)` or `p5.48xlarge (8 × H100)`.
     pub label: String,
-    /// The GPU; `None` for an instance type without an NVIDIA GPU.
+    /// The GPU. `None` for an instance type without an NVIDIA GPU.
     pub gpu: Option<GpuIdentity>,
-    /// The instance type that has the GPU, where one was named.
+    /// The instance type, if one was named.
     pub instance: Option<&'m InstanceType>,
+    /// The number of GPUs, if it was named: 8 for `8xH100` and `HGX H100`.
+    pub gpus: Option<u32>,
+    /// Whether the GPUs are connected by NVSwitches. `None` if the name does not say.
+    pub switches: Option<bool>,
 }
 
-/// A name without a meaning.
+/// A name without a match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is no GPU and no instance type of the matrix{}", perhaps(.nearest))]
+#[error("`{name}` is not a GPU or an instance type in the matrix{}", perhaps(.nearest))]
 pub struct UnknownName {
-    /// What was asked.
+    /// The name.
     pub name: String,
     /// The nearest names.
     pub nearest: Vec<String>,
@@ -35,13 +39,13 @@ fn perhaps(names: &[String]) -> String {
 }
 
 impl Matrix {
-    /// Everything that a name can mean. The first of these that finds something counts: a PCI id, the
-    /// whole name of an instance type, the whole name of a product, an alias, the words of a name, a
-    /// series, an architecture, a family of instance types. Words are never parts of words: `H200` is
-    /// not in `GH200`. Of several rows only those of the highest confidence count.
+    /// Returns all matches of a name. The first kind with a match counts: a PCI ID, an instance type, a baseboard (`HGX H100`), a
+    /// product, an alias, the words of a product name, a series, an architecture, an instance type family, a number of boards
+    /// (`8xH100`). Only whole words match, so `H200` does not match `GH200`. Of several entries, only those with the highest
+    /// confidence count.
     ///
     /// # Errors
-    /// When nothing has the name.
+    /// If the name has no match.
     pub fn meanings(&self, name: &str) -> Result<Vec<Meaning<'_>>, UnknownName> {
         if let Ok(id) = name.trim().parse::<PciId>() {
             return Ok(vec![self.meaning(GpuIdentity {
@@ -52,10 +56,12 @@ impl Matrix {
         }
         let found = [
             self.instances(|row| is_type(&row.name, name)),
+            self.baseboard(name),
             self.products(name),
             self.of_series(name),
             self.of_architecture(name),
             self.instances(|row| is_family(&row.name, name)),
+            self.several(name),
         ];
         found
             .into_iter()
@@ -71,7 +77,56 @@ impl Matrix {
             label: self.board(&gpu).label,
             gpu: Some(gpu),
             instance: None,
+            gpus: None,
+            switches: None,
         }
+    }
+
+    /// The boards of a name such as `HGX H100` or `DGX A100`: those that are built with NVSwitches.
+    fn baseboard(&self, name: &str) -> Vec<Meaning<'_>> {
+        let mut words = words(name);
+        let before = words.len();
+        words.retain(|word| !matches!(word.as_str(), "hgx" | "dgx"));
+        // `HGX H100 8-GPU`
+        if words.last().is_some_and(|word| word == "8") {
+            words.pop();
+        }
+        if words.is_empty() || words.len() == before {
+            return Vec::new();
+        }
+        let found = self.products(&words.join(" ")).into_iter();
+        found
+            .filter(|meaning| self.has_switches(meaning))
+            .map(|meaning| times(BASEBOARD, meaning, Some(true)))
+            .collect()
+    }
+
+    /// The boards of a name with a number, such as `8xH100`. Eight boards of a kind that exists with NVSwitches are
+    /// understood as a baseboard.
+    fn several(&self, name: &str) -> Vec<Meaning<'_>> {
+        let Some((count, rest)) = counted(name) else {
+            return Vec::new();
+        };
+        let found = match self.meanings(rest) {
+            Ok(found) if found.iter().all(|one| one.instance.is_none()) => found,
+            _ => return Vec::new(),
+        };
+        let (with, without): (Vec<_>, Vec<_>) =
+            (found.into_iter()).partition(|meaning| self.has_switches(meaning));
+        match (count >= BASEBOARD, with.is_empty()) {
+            (true, false) => (with.into_iter())
+                .map(|meaning| times(count, meaning, Some(true)))
+                .collect(),
+            // Four boards may be part of a baseboard with switches or not.
+            _ => (with.into_iter().map(|meaning| times(count, meaning, None)))
+                .chain((without.into_iter()).map(|meaning| times(count, meaning, Some(false))))
+                .collect(),
+        }
+    }
+
+    fn has_switches(&self, meaning: &Meaning<'_>) -> bool {
+        let board = meaning.gpu.as_ref().map(|gpu| self.board(gpu));
+        board.is_some_and(|board| matches!(board.fabric(), Fabric::Fm | Fabric::FmNvlsm))
     }
 
     fn products(&self, name: &str) -> Vec<Meaning<'_>> {
@@ -115,7 +170,7 @@ impl Matrix {
         .collect()
     }
 
-    /// A product without a row, by its series: it gets the name that was asked for, and no id.
+    /// A product without an entry, by its series. It has the name of the query, and no ID.
     fn of_series(&self, name: &str) -> Vec<Meaning<'_>> {
         let words = split_words(&words(name));
         let row = self.series.iter().find(|row| is_of(row, &words));
@@ -123,7 +178,7 @@ impl Matrix {
         meaning.into_iter().collect()
     }
 
-    /// An architecture: a chip of each of its compute capabilities.
+    /// A chip of each compute capability of an architecture.
     fn of_architecture(&self, name: &str) -> Vec<Meaning<'_>> {
         let asked = name.trim().to_lowercase();
         let blocks = self
@@ -152,7 +207,7 @@ impl Matrix {
         rows.flat_map(|row| self.of_instance(row)).collect()
     }
 
-    /// The GPUs that an instance type may have: the ids of its row are alternatives.
+    /// The GPUs of an instance type. Several IDs of its entry are alternatives.
     fn of_instance<'m>(&'m self, row: &'m InstanceType) -> Vec<Meaning<'m>> {
         let many = match (row.gpu_fraction, row.gpus) {
             (Some(part), _) => format!("{part} of {}", row.gpu),
@@ -164,6 +219,8 @@ impl Matrix {
             label: label.clone(),
             gpu,
             instance: Some(row),
+            gpus: Some(row.gpus.max(1)),
+            switches: Some(row.fabric != Fabric::None),
         };
         if row.gpu_ids.is_empty() {
             return vec![meaning(None)];
@@ -176,7 +233,7 @@ impl Matrix {
         gpus.map(|gpu| meaning(Some(gpu))).collect()
     }
 
-    /// The GPUs whose names are words of a longer name: `H100` in `BM.GPU.H100.8`.
+    /// The GPU names within a longer name: `H100` in `BM.GPU.H100.8`.
     fn named_in(&self, name: &str) -> Vec<String> {
         let is_gpu = |word: &String| {
             word.bytes().any(|b| b.is_ascii_digit())
@@ -210,6 +267,40 @@ impl Matrix {
     }
 }
 
+/// The number of GPUs on an HGX baseboard.
+const BASEBOARD: u32 = 8;
+
+/// A number of the same boards.
+fn times(count: u32, meaning: Meaning<'_>, switches: Option<bool>) -> Meaning<'_> {
+    Meaning {
+        label: format!("{count} × {}", meaning.label),
+        gpus: Some(count),
+        switches,
+        ..meaning
+    }
+}
+
+/// Splits `8xH100`, `8 x H100`, `8 × H100` and `H100 x8` into number and name.
+fn counted(name: &str) -> Option<(u32, &str)> {
+    let sign = |c: char| matches!(c, 'x' | 'X' | '×' | '*');
+    let number = |text: &str| {
+        text.trim()
+            .parse()
+            .ok()
+            .filter(|count| (1..=16).contains(count))
+    };
+    let name = name.trim();
+    let before = name
+        .split_once(sign)
+        .and_then(|(count, rest)| Some((number(count)?, rest)));
+    let after = || {
+        let (rest, count) = name.rsplit_once(sign)?;
+        Some((number(count)?, rest))
+    };
+    let (count, rest) = before.or_else(after)?;
+    Some((count, rest.trim())).filter(|(_, rest)| !rest.is_empty())
+}
+
 fn without_id(chip: &str, product: &str) -> GpuIdentity {
     GpuIdentity {
         pci_id: PciId {
@@ -233,7 +324,7 @@ fn words(name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The same words, parted before their first digit: `rtx4090` is `rtx` and `4090`.
+/// Splits the words before their first digit: `rtx4090` becomes `rtx` and `4090`.
 fn split_words(words: &[String]) -> Vec<String> {
     let mut parts = Vec::new();
     for word in words {
@@ -248,7 +339,7 @@ fn split_words(words: &[String]) -> Vec<String> {
     parts
 }
 
-/// Whether a word means a word of a name: `sxm` means `sxm5`, and `80g` means `80gb`.
+/// Returns `true` if a word matches a word of a name: `sxm` matches `sxm5`, and `80g` matches `80gb`.
 fn is_like(asked: &str, own: &str) -> bool {
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
     let form = asked.len() > 2
@@ -261,11 +352,11 @@ fn is_like(asked: &str, own: &str) -> bool {
     asked == own || form || size(asked).is_some_and(|asked| size(own) == Some(asked))
 }
 
-/// Whether words name a product of a series.
+/// Returns `true` if the words are a product of a series.
 fn is_of(row: &Series, words: &[String]) -> bool {
     let name: Vec<&str> = row.word.split(' ').collect();
     words.windows(name.len()).enumerate().any(|(at, window)| {
-        // Laptop models and the like add letters: `K2100M`, `40HX`.
+        // Some models end with letters: `K2100M`, `40HX`.
         let number = || {
             let word = words.get(at + name.len())?;
             let digits = word.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -281,15 +372,14 @@ fn is_of(row: &Series, words: &[String]) -> bool {
     })
 }
 
-/// Whether a text names an instance type; Azure's `Standard_` may be left out.
+/// Returns `true` if a text is an instance type. The Azure prefix `Standard_` is optional.
 fn is_type(own: &str, asked: &str) -> bool {
     let asked = asked.trim();
     let short = own.strip_prefix("Standard_").unwrap_or(own);
     own.eq_ignore_ascii_case(asked) || short.eq_ignore_ascii_case(asked)
 }
 
-/// Whether a text names the family of an instance type: `p5` of `p5.48xlarge`, `a2-highgpu` of
-/// `a2-highgpu-1g`.
+/// Returns `true` if a text is the family of an instance type, such as `p5` or `a2-highgpu`.
 fn is_family(own: &str, asked: &str) -> bool {
     let (own, asked) = (own.to_lowercase(), asked.trim().to_lowercase());
     !asked.is_empty() && (own.strip_prefix(&asked)).is_some_and(|rest| rest.starts_with(['.', '-']))
@@ -310,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_gpu() {
+    fn names_match_one_gpu() {
         for (name, id) in [
             ("H200 SXM", "10de:2335"),
             ("NVIDIA H200", "10de:2335"),
@@ -339,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_several_gpus() {
+    fn names_match_several_gpus() {
         for (name, some, not) in [
             ("H100", "H100 SXM5 80GB (10de:2330)", "GH"),
             ("h100 sxm", "H100 SXM5 80GB (10de:2330)", "PCIe"),
@@ -358,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_instance_types_have_no_case_and_may_lack_a_prefix() {
+    fn instance_types_match_without_case_and_prefix() {
         for (name, label) in rows! {
             "p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)";
             "P5.48XLARGE", "p5.48xlarge (8 × H100 SXM5 80GB)";
@@ -374,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn products_without_a_row_are_known_by_their_series() {
+    fn products_without_an_entry_match_their_series() {
         let matrix = matrix();
         for (name, architecture, capability) in [
             ("RTX 4070 Ti SUPER", "ada", "8.9"),
@@ -425,18 +515,46 @@ mod tests {
     }
 
     #[test]
-    fn names_without_a_meaning_list_the_nearest() {
+    fn baseboards_and_numbers_of_boards_match() {
+        let matrix = matrix();
+        for (name, some, count, switches) in rows! {
+            "8xH100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8 x H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8 × H200 SXM", "H200 SXM (10de:2335)", 8, Some(true);
+            "H100 x8", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8xH100 PCIe", "H100 PCIe (10de:2331)", 8, Some(false);
+            "4xH100 SXM", "H100 SXM5 80GB (10de:2330)", 4, None;
+            "8xL40S", "L40S (10de:26b9)", 8, Some(false);
+            "HGX H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "HGX H100 8-GPU", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "DGX H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "dgx-a100", "A100 SXM4 80GB (10de:20b2)", 8, Some(true);
+            "DGX B200", "B200 (10de:2901)", 8, Some(true);
+        } {
+            let found = matrix.meanings(name).unwrap();
+            let label = format!("{count} × {some}");
+            let one = found.iter().find(|one| one.label == label);
+            let one = one.unwrap_or_else(|| panic!("{name}: {:?}", named(name)));
+            assert_eq!((one.gpus, one.switches), (Some(count), switches), "{name}");
+            // Eight boards with switches are not PCIe boards.
+            let pcie = found.iter().any(|one| one.label.contains("PCIe"));
+            assert_eq!(pcie, name.contains("PCIe"), "{name}");
+        }
+        assert_eq!(named("DGX Spark"), ["GB10 (10de:2e12)"]);
+        for name in ["HGX L40S", "8x", "99xH100", "8xp5.48xlarge"] {
+            assert!(matrix.meanings(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_get_the_nearest_names() {
         let matrix = matrix();
         let unknown = matrix.meanings("L40X").unwrap_err();
         assert!(
             unknown.nearest.iter().any(|name| name.starts_with("L40")),
             "{unknown}"
         );
-        for (name, gpu) in [
-            ("gpu_8x_h100_sxm5", "H100"),
-            ("gpu_1x_gh200", "GH200"),
-            ("DGX B200", "B200"),
-        ] {
+        for (name, gpu) in [("gpu_8x_h100_sxm5", "H100"), ("gpu_1x_gh200", "GH200")] {
             let unknown = matrix.meanings(name).unwrap_err();
             assert_eq!(unknown.nearest, [gpu], "{unknown}");
             assert!(matrix.meanings(gpu).is_ok());

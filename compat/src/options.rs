@@ -1,4 +1,4 @@
-//! Options and flavours of kernel modules that boards or instance types need.
+//! Kernel module options and flavors that boards or instance types require.
 
 use crate::evidence::row;
 use crate::identity::{Flavour, GpuIdentity};
@@ -7,32 +7,32 @@ use crate::pci::PciId;
 use crate::version::Branch;
 
 row! {
-    /// An option of a kernel module, and where it is needed. All that is named must fit.
+    /// A kernel module option with its conditions. All given conditions must match.
     ModuleOption {
-        /// The module, as `nvidia`.
+        /// The module, such as `nvidia`.
         module: String,
         /// Its parameter.
         option: String,
         value: String,
         /// `aws`, `gcp`, `azure`; with `instance-types`.
         provider: Option<String>,
-        /// Instance types, as shell patterns; any where none is named.
+        /// Instance types, as shell patterns. Empty for all.
         #[serde(default)]
         instance_types: Vec<String>,
-        /// Boards, one of which is enough; any where none is named.
+        /// Boards, one of which must be present. Empty for all.
         #[serde(default)]
         gpu_ids: Vec<PciId>,
-        /// The flavour of the modules.
+        /// The flavor of the modules.
         flavour: Option<Flavour>,
-        /// The first branch that has it.
+        /// The first branch with the option.
         from_branch: Option<Branch>,
-        /// What it does, for people.
+        /// The effect, as text.
         why: String,
     }
 }
 
 row! {
-    /// The flavour of the modules that works better on some instance types. It is selected for branches that have it.
+    /// The preferred module flavor on some instance types. It is selected if the branch has it.
     InstanceFlavour {
         /// `aws`, `gcp`, `azure`.
         provider: String,
@@ -45,7 +45,7 @@ row! {
 }
 
 impl InstanceFlavour {
-    /// Whether it is for an instance type of a provider.
+    /// Returns `true` if it applies to an instance type of a provider.
     pub fn is_for(&self, (provider, name): &(String, String)) -> bool {
         self.provider == *provider
             && (self.instance_types.iter()).any(|one| pattern::matches(one, name))
@@ -53,7 +53,7 @@ impl InstanceFlavour {
 }
 
 impl ModuleOption {
-    /// Whether a machine with this driver needs it.
+    /// Returns `true` if a machine with this driver requires it.
     pub fn is_for(
         &self,
         gpus: &[GpuIdentity],
@@ -81,7 +81,7 @@ mod tests {
     use crate::matrix::Matrix;
 
     #[test]
-    fn options_are_for_the_boards_and_instance_types_of_their_row() {
+    fn options_apply_to_boards_and_instance_types() {
         let matrix = Matrix::builtin().unwrap();
         let of = |id: &str, instance: Option<&str>, branch: u32, flavour: Flavour| {
             let gpus = [GpuIdentity {
@@ -101,7 +101,7 @@ mod tests {
         for (id, instance, branch, flavour, options) in rows! {
             "10de:1eb8", Some("g4dn.xlarge"), 580, proprietary, gsp;
             "10de:2237", Some("g5.48xlarge"), 580, proprietary, gsp;
-            // The open modules work only with the GSP.
+            // The open modules require the GSP.
             "10de:2237", Some("g5.48xlarge"), 580, open, "";
             "10de:26b9", Some("g6e.xlarge"), 580, proprietary, "";
             "10de:1eb8", None, 580, proprietary, "";

@@ -1,10 +1,10 @@
-//! Shell patterns for package names and versions, with `*` and `?` only, as in apt and dpkg.
+//! Shell patterns for package names and versions with `*` and `?`, as in apt and dpkg.
 
-/// Whether the whole text matches the pattern.
+/// Returns `true` if the whole text matches the pattern.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
-    // What stands behind the last `*`, and the text from where that one ends.
+    // The pattern after the last `*`, and the text after its match.
     let mut star = None;
     loop {
         let (mut behind, mut rest) = (pattern.clone(), text.clone());
@@ -17,7 +17,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
             (Some(wanted), Some(found)) if wanted == '?' || wanted == found => {
                 (pattern, text) = (behind, rest);
             }
-            // An earlier `*` need not take more: the last one takes one character more.
+            // Extend only the match of the last `*`.
             _ => {
                 let Some((after, end)) = &mut star else {
                     return false;
@@ -36,7 +36,7 @@ mod tests {
     use super::matches;
 
     #[test]
-    fn patterns_match_as_a_shell_does() {
+    fn patterns_match_like_in_a_shell() {
         for (pattern, text, expected) in [
             ("535.*", "535.261.03-1~deb12u1", true),
             ("535.*", "5350.1", false),

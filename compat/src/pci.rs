@@ -1,4 +1,4 @@
-//! PCI identifiers of a device: ids, address and class.
+//! PCI identifiers of a device: IDs, address and class.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,17 +10,16 @@ pub const NVIDIA: u16 = 0x10de;
 /// The vendor id of Mellanox, whose network adapters NVIDIA makes.
 pub const MELLANOX: u16 = 0x15b3;
 
-/// The folder of sysfs with a folder for each function on the bus.
+/// The sysfs directory with a directory for each function on the bus.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
-/// Where distributions keep the names of devices: Debian and Ubuntu; Red Hat, its derivatives and
-/// SUSE; older Debian.
+/// Paths of the device names: Debian and Ubuntu; Red Hat and derivatives, and SUSE; older Debian.
 pub const NAME_LISTS: [&str; 3] = [
     "/usr/share/misc/pci.ids",
     "/usr/share/hwdata/pci.ids",
     "/usr/share/pci.ids",
 ];
 
-/// A text that is not a PCI identifier.
+/// An invalid PCI identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PciError {
     /// Not a vendor and device id.
@@ -124,18 +123,18 @@ impl PciClass {
         self.0 >> 8
     }
 
-    /// A VGA controller or a 3D controller, the two classes of NVIDIA's GPUs.
+    /// A VGA controller or a 3D controller, the classes of NVIDIA GPUs.
     pub fn is_gpu(self) -> bool {
         matches!(self.base_and_sub(), 0x0300 | 0x0302)
     }
 
-    /// Any display controller, or a processing accelerator: the classes of GPUs of all vendors.
+    /// A display controller or a processing accelerator: the GPU classes of all vendors.
     pub fn is_display_or_accelerator(self) -> bool {
         matches!(self.0 >> 16, 0x03 | 0x12)
     }
 
-    /// A bridge of the subclass "other", the class of NVIDIA's NVSwitches. Other NVIDIA bridges
-    /// have it, too, so the PCI id must be compared as well.
+    /// A bridge of the subclass "other", the class of NVSwitches. Other NVIDIA bridges also have it, so the PCI ID must be
+    /// compared as well.
     pub fn is_nvswitch(self) -> bool {
         self.base_and_sub() == 0x0680
     }

@@ -1,4 +1,4 @@
-//! Picks a driver for a machine, or says why none fits and what would.
+//! Selects a driver for a machine, or explains why no driver fits.
 
 pub use crate::attempt::Pick;
 pub use crate::explain::NoDriver;
@@ -8,15 +8,14 @@ use crate::attempt::attempt;
 use crate::explain::explain;
 use crate::matrix::Matrix;
 
-/// Picks a driver.
+/// Selects a driver.
 ///
-/// Among what no rule refuses, these go first, in this order: no evidence against it; a branch that is not older than the
-/// one recommended for a board; a supported long-term branch that has had its time (`default-from`), then a supported
-/// production branch, then a supported new feature branch, then what is known less well or out of support; the newest
-/// branch; the newest version.
+/// Candidates that no rule rejects are sorted by these criteria: no evidence against it; a branch that is not older than the one
+/// recommended for a board; a supported long-term branch after its `default-from` date, then a supported production branch, then a
+/// supported new feature branch, then a branch with unknown or no support; the newest branch; the newest version.
 ///
 /// # Errors
-/// When every offer is refused; the error names the rules and what would work.
+/// If every candidate is rejected. The error contains the reasons and the nearest constraints that work.
 pub fn pick(matrix: &Matrix, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
     attempt(matrix, wish).map_err(|failed| Box::new(explain(matrix, wish, failed)))
 }

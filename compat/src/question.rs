@@ -1,5 +1,5 @@
-//! Questions and answers of the `compat` command: whether GPU, CUDA, driver and kernel fit each
-//! other, and which driver would fit.
+//! Evaluates queries of the `compat` command: whether GPU, CUDA, driver and kernel are compatible, and which driver is
+//! recommended.
 
 use std::collections::BTreeSet;
 
@@ -11,49 +11,49 @@ use crate::board::Board;
 use crate::branches;
 use crate::cudnn;
 use crate::identity::{Flavour, GpuIdentity, SupportedFlavours};
-use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
+use crate::kernel;
+use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix, Support};
 use crate::meanings;
 use crate::names::Meaning;
 use crate::pick::{Wish, pick};
 use crate::rules;
 use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
-use crate::version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
+use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
-/// A question. Every field is optional, but one of them must be set.
+/// A query. At least one field must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
-    /// What a GPU is called, its PCI id, or an instance type.
+    /// A GPU name, PCI ID or instance type.
     pub gpu: Option<String>,
-    /// A machine, whose GPUs are served together.
+    /// A machine, whose GPUs need a common driver.
     pub machine: Option<MachineGpus>,
-    /// The CUDA version that containers bring.
+    /// The CUDA version of containers.
     pub cuda: Option<CudaVersion>,
-    /// The cuDNN that containers bring.
+    /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
     pub driver: Option<DriverOrBranch>,
     pub kernel: Option<KernelVersion>,
 }
 
-/// The bus of a machine.
+/// The GPUs of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineGpus {
     pub gpus: Vec<GpuIdentity>,
-    /// Whether it has an `NVSwitch`.
+    /// Whether the machine has an NVSwitch.
     pub nvswitch: bool,
 }
 
-/// Nothing was asked.
+/// An empty query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
+    "evaluate an empty query: specify a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
 )]
 pub struct EmptyQuestion;
 
-/// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where
-/// they agree, otherwise the answer of each.
+/// Evaluates a query. If the GPU name has several matches, returns one result if all are equal, otherwise the result of each.
 ///
 /// # Errors
-/// When the question is empty.
+/// If the query is empty.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
     let Some(name) = &question.gpu else {
         if *question == Question::default() {
@@ -86,7 +86,7 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuest
     })
 }
 
-/// The answer about a GPU that nothing is known about: what holds for any GPU is still said.
+/// Returns the result for an unknown GPU, with the rules that apply to every GPU.
 fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     let rest = Question {
         machine: None,
@@ -102,8 +102,8 @@ fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     answer
 }
 
-/// The answer for one meaning of the GPU. If it has several, the reasons call them by the name that was
-/// asked, so that equal ones can be told.
+/// Returns the result for one match of the GPU name. If there are several, the reasons contain the name of the query, so that
+/// equal reasons can be merged.
 fn of_one(
     matrix: &Matrix,
     question: &Question,
@@ -112,13 +112,18 @@ fn of_one(
     let instance = meant.and_then(|(meaning, _)| meaning.instance);
     let gpu = meant.and_then(|(meaning, _)| meaning.gpu.clone());
     let machine = question.machine.as_ref();
+    let switches = meant.and_then(|(meaning, _)| meaning.switches);
     let wish = Wish {
         gpus: (gpu.into_iter())
             .chain(machine.into_iter().flat_map(|machine| machine.gpus.clone()))
             .collect(),
         nvswitch: match instance {
             Some(row) => Some(row.fabric != Fabric::None),
-            None => machine.map(|machine| machine.nvswitch),
+            None => switches.or(machine.map(|machine| machine.nvswitch)),
+        },
+        nvlink_management: match instance {
+            Some(row) => Some(row.fabric == Fabric::FmNvlsm),
+            None => switches,
         },
         kernel: question.kernel.clone(),
         cuda: question.cuda.iter().copied().collect(),
@@ -180,7 +185,7 @@ fn of_one(
     }
 }
 
-/// The modules that both GPUs of a machine run with, if there are any.
+/// Returns the module flavors that both GPUs of a machine support.
 fn shared(one: SupportedFlavours, other: SupportedFlavours) -> Option<SupportedFlavours> {
     match (one, other) {
         (SupportedFlavours::Either, same) | (same, SupportedFlavours::Either) => Some(same),
@@ -196,7 +201,7 @@ struct Reasons {
     recommended: Option<DriverVersion>,
 }
 
-/// Whether the driver that was asked about serves the rest.
+/// Evaluates the driver of the query.
 fn about_driver(
     matrix: &Matrix,
     wish: &Wish,
@@ -230,7 +235,7 @@ fn about_driver(
     }
 }
 
-/// Which driver serves what was asked.
+/// Selects a driver for the query.
 fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons {
     let without_code = !rules::without_code(matrix, needs).is_empty();
     match pick(matrix, wish) {
@@ -242,14 +247,21 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
             } else {
                 Compatibility::Compatible
             },
-            why: pick.reasons.into_iter().chain(pick.warnings).collect(),
+            // The reason for the verdict comes first.
+            why: match pick.doubtful || without_code {
+                true => pick.warnings.into_iter().chain(pick.reasons).collect(),
+                false => (pick.reasons.into_iter())
+                    .chain(waiting(matrix, wish, pick.branch))
+                    .chain(pick.warnings)
+                    .collect(),
+            },
             citations: pick.citations.into_iter().collect(),
             recommended: Some(pick.recommended),
         },
         Err(no_driver) => {
             let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
             let near = no_driver.nearest.iter();
-            let near = near.map(|near| format!("would work {near}"));
+            let near = near.map(|near| format!("possible {near}"));
             let cited = no_driver.reasons.iter();
             Reasons {
                 verdict: if no_driver.unknown {
@@ -265,7 +277,30 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
     }
 }
 
-/// The instance types that give a GPU as vGPU.
+/// Explains why a newer long-term branch that supports the GPUs is not recommended yet.
+fn waiting(matrix: &Matrix, wish: &Wish, picked: Branch) -> Option<String> {
+    let mut rows = matrix.branches.iter().rev();
+    let (row, from) = rows.find_map(|row| {
+        let from = row.default_from.filter(|from| matrix.as_of < *from)?;
+        let newer = row.branch > picked && row.support == Support::Supported;
+        newer.then_some((row, from))
+    })?;
+    let other = Wish {
+        branch: Some(row.branch),
+        ..wish.clone()
+    };
+    pick(matrix, &other).ok()?;
+    let until = (row.end_of_life.as_ref())
+        .map_or_else(String::new, |end| format!(", supported until {end}"));
+    Some(format!(
+        "branch {} ({}{until}) is newer, but a new long-term branch is recommended only half a year after its first \
+         release, here from {from}",
+        row.branch,
+        row.kind.title()
+    ))
+}
+
+/// Lists the instance types with a GPU as vGPU.
 fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let gpu = board.row?;
     let instances = matrix.instance_types.iter().filter(|row: &&InstanceType| {
@@ -274,13 +309,13 @@ fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "as vGPU it needs the GRID guest driver, as on {}",
+            "as a vGPU, it requires the GRID guest driver, for example on {}",
             names.join(", ")
         )
     })
 }
 
-/// What the rules say about the driver that was asked about.
+/// The result of the rules for the driver of the query.
 struct DriverVerdict {
     verdict: Compatibility,
     rulings: Vec<Ruling>,
@@ -295,13 +330,14 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
     if let Some(row) = matrix.branch(branch) {
         return judge_version(matrix, needs, &row.newest_version);
     }
-    // No version of the branch is known: what holds for the first and the last one holds for all.
+    // No version of the branch is known. A result that is equal for the first and the last possible version applies to all.
     let [first, last] = DriverVersion::bounds(branch);
     let first = judge_version(matrix, needs, &first);
     let mut last = judge_version(matrix, needs, &last);
     if first.verdict != last.verdict {
         let none: [&str; 0] = [];
-        let text = format!("it depends on the version of branch {branch}: name one");
+        let text =
+            format!("the result depends on the version of branch {branch}: specify a version");
         let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
         last.rulings = first.rulings;
         last.rulings.insert(0, ruling);
@@ -315,8 +351,7 @@ fn judge_version(
     needs: &rules::Needs<'_>,
     version: &DriverVersion,
 ) -> DriverVerdict {
-    // The question names no flavour, so the better one counts; if both are equal, the branch's
-    // default.
+    // The query contains no flavor, so the better one counts, or the default of the branch if both are equal.
     let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
     let other = match preferred {
         Flavour::Open => Flavour::Proprietary,
@@ -346,8 +381,7 @@ fn judge_version(
         )
     };
     let (first, second) = (of(preferred), of(other));
-    // A report about the modules that the branch takes by itself does not vanish because nobody has
-    // reported the other ones.
+    // Keep a report about the default modules if there is no report about the other ones.
     let reported = |rulings: &[Ruling]| {
         let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
         (rulings.iter().filter(kernel))
@@ -375,7 +409,7 @@ fn judge_version(
     worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
     for text in worse {
         let none: [&str; 0] = [];
-        // What the branch takes by itself counts; the other modules are a remark.
+        // The default modules count; the other ones are only a note.
         let judgement = match named == preferred {
             true => Judgement::Unknown,
             false => Judgement::Note,
@@ -383,7 +417,7 @@ fn judge_version(
         let text = format!("with the {named} kernel modules: {text}");
         rulings.push(ruling::say(Rule::Kernel, judgement, text, &none));
     }
-    rulings.extend(silent(needs, version, &rulings));
+    rulings.extend(no_data(matrix, needs, version, &rulings));
 
     let refused: Vec<&Ruling> = rulings
         .iter()
@@ -416,7 +450,7 @@ fn judge_version(
         Compatibility::Incompatible
     };
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
-    let fits = format!("driver {version} with {flavour} kernel modules: no rule excludes it");
+    let fits = format!("driver {version} with {flavour} kernel modules: no rule rejects it");
     DriverVerdict {
         verdict,
         rulings,
@@ -424,22 +458,36 @@ fn judge_version(
     }
 }
 
-/// Says that nothing is known where no rule speaks about a vendor's kernel: its number does not tell which
-/// interfaces it has.
-fn silent(needs: &rules::Needs<'_>, version: &DriverVersion, rulings: &[Ruling]) -> Option<Ruling> {
-    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+/// Returns an unknown result if no entry is about this driver on this kernel. If entries cover the mainline version of a vendor
+/// kernel, which may contain backports, returns a note.
+fn no_data(
+    matrix: &Matrix,
+    needs: &rules::Needs<'_>,
+    version: &DriverVersion,
+    rulings: &[Ruling],
+) -> Option<Ruling> {
     let none: [&str; 0] = [];
-    let speaks = rulings.iter().any(|ruling| ruling.rule == Rule::Kernel);
-    (!speaks).then(|| {
+    if rulings.iter().any(|ruling| ruling.rule == Rule::Kernel) {
+        return None;
+    }
+    let is_unknown = |kernel: &&KernelVersion| !kernel::is_covered(matrix, kernel, version);
+    if let Some(kernel) = needs.kernels.iter().find(is_unknown) {
         let text = format!(
-            "no rule and no report speaks about {version} on the vendor's kernel {kernel}; only the build, or a package \
-             for this kernel, proves it"
+            "no data about driver {version} on kernel {kernel}: only a build, or a package for this kernel, shows \
+             whether it works"
         );
-        ruling::say(Rule::Kernel, Judgement::Note, text, &none)
-    })
+        return Some(ruling::say(Rule::Kernel, Judgement::Unknown, text, &none));
+    }
+    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+    let (major, minor) = kernel.series();
+    let text = format!(
+        "driver {version} builds on Linux {major}.{minor}; the vendor kernel {kernel} may contain backports that \
+         break the build"
+    );
+    Some(ruling::say(Rule::Kernel, Judgement::Note, text, &none))
 }
 
-/// The oldest driver that the GPU, the CUDA version and cuDNN allow.
+/// Returns the oldest driver that supports the GPU, the CUDA version and cuDNN.
 fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVersion> {
     let boards = needs.boards.iter().filter_map(|board| board.min_driver());
     let cuda = needs
@@ -452,7 +500,7 @@ fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVers
     boards.chain(cuda).chain(cudnn).max().cloned()
 }
 
-/// Citations as people can look them up.
+/// Formats sources for readers.
 fn cite(matrix: &Matrix, keys: &BTreeSet<String>) -> Vec<String> {
     matrix
         .citations

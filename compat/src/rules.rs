@@ -1,7 +1,6 @@
-//! The rules of the matrix, each a pure judgement of one driver version and flavour.
+//! The rules of the matrix. Each rule is a pure function of one driver version and flavor.
 //!
-//! A rule refuses only because of a row. Without a row it says nothing, or that nothing is known; a
-//! missing row is never a reason to refuse.
+//! Only an entry can reject a driver. Without an entry, the result of a rule is unknown or empty.
 
 use crate::board::Board;
 use crate::cudnn;
@@ -12,24 +11,24 @@ use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::security;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
-/// What a driver must serve.
+/// The requirements for a driver.
 #[derive(Debug, Clone)]
 pub struct Needs<'m> {
-    /// The GPUs, each kind once.
+    /// The GPUs, each model once.
     pub boards: Vec<Board<'m>>,
-    /// The kernels that its modules are built for.
+    /// The kernels that need its modules.
     pub kernels: Vec<KernelVersion>,
-    /// As `uname -m` names it.
+    /// The architecture, as printed by `uname -m`.
     pub arch: Option<String>,
-    /// The CUDA versions that containers bring.
+    /// The CUDA versions of containers.
     pub cuda: Vec<CudaVersion>,
-    /// The cuDNN that containers bring.
+    /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
-    /// The flavour that the instance type needs.
+    /// The module flavor that the instance type requires.
     pub flavour: Option<&'m InstanceFlavour>,
 }
 
-/// All rulings about an offer.
+/// Returns all rule results for a candidate.
 pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     let mut said = Vec::new();
     branch(matrix, offer, &mut said);
@@ -45,7 +44,12 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
         board_driver(matrix, board, offer, &mut said);
         board_flavour(board, offer.flavour, &mut said);
     }
+    let none: [&str; 0] = [];
     for cuda in &needs.cuda {
+        if let Some(text) = matrix.unreleased_cuda(*cuda) {
+            said.push(say(Rule::CudaDriver, Judgement::Refuse, text, &none));
+            continue;
+        }
         cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
         cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
     }
@@ -62,15 +66,14 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     said
 }
 
-/// True when no rule refuses.
+/// Returns `true` if no rule rejects the candidate.
 pub fn passes(rulings: &[Ruling]) -> bool {
     rulings
         .iter()
         .all(|ruling| ruling.judgement != Judgement::Refuse)
 }
 
-/// The toolkits of a CUDA version: one toolkit where the version names an update, otherwise all of
-/// the minor version.
+/// Returns the toolkits of a CUDA version: one toolkit if the version has an update number, otherwise all of the minor version.
 pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Toolkit> {
     matrix.toolkits.iter().filter(move |row| {
         row.version == cuda
@@ -79,7 +82,7 @@ pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Too
     })
 }
 
-/// The first driver with which a CUDA version works, and the first one with all its features.
+/// Returns the first driver that supports a CUDA version, and the first one that supports all its features.
 pub fn cuda_minimum(
     matrix: &Matrix,
     cuda: CudaVersion,
@@ -95,7 +98,7 @@ pub fn cuda_minimum(
     (within_major.or(full), full)
 }
 
-/// The flavours that a branch has. A branch without a row is assumed to be like the next branch.
+/// Returns the module flavors of a branch. A branch without an entry is assumed to be like its neighbor.
 pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     if let Some(row) = matrix.branch(branch) {
         return (row.open, row.proprietary);
@@ -108,7 +111,7 @@ pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     }
 }
 
-/// The rows next to a branch that has none: the nearest older and the nearest newer one.
+/// Returns the entries of the nearest older and the nearest newer branch.
 pub(super) fn neighbours(
     matrix: &Matrix,
     branch: Branch,
@@ -122,13 +125,13 @@ pub(super) fn neighbours(
     )
 }
 
-/// What a branch does with an architecture that has no first driver of its own.
+/// Whether a branch supports an architecture without a known first driver.
 enum Drives {
-    /// It came later than the architecture.
+    /// The branch is newer than the architecture.
     Likely,
-    /// It ends with an older one; the row that says so.
+    /// The newest architecture of the branch is older.
     No(Architecture),
-    /// No row tells.
+    /// No entry covers it.
     Unknown,
 }
 
@@ -142,7 +145,7 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
     if let Some(row) = at_most.filter(|row| wanted > newest(row)) {
         return Drives::No(row.newest_architecture.clone());
     }
-    // Boards of its newest architecture still appear while a branch is made.
+    // New boards of its newest architecture may appear during the lifetime of a branch.
     match at_least {
         Some(row) if wanted < newest(row) => Drives::Likely,
         _ => Drives::Unknown,
@@ -152,21 +155,31 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
 fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
     let branch = offer.version.branch();
     let none: [&str; 0] = [];
+    if let Some(text) = matrix.unreleased_branch(branch) {
+        let citations = (matrix.branch_list.iter()).flat_map(|row| row.citations.clone());
+        let citations: Vec<String> = citations.collect();
+        said.push(say(
+            Rule::UnknownBranch,
+            Judgement::Refuse,
+            text,
+            &citations,
+        ));
+        return;
+    }
     let Some(row) = matrix.branch(branch) else {
-        // A branch between others is history, and the rows of its neighbours bound it. A branch
-        // after all others may be anything.
+        // The entries of its neighbors limit an old branch. Nothing is known about a branch after all others.
         let (older, newer) = neighbours(matrix, branch);
         let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
         let (judgement, bounds, citations) = match newer {
             Some(_) => {
                 let names: Vec<String> = rows.iter().map(|row| row.branch.to_string()).collect();
-                let bounds = format!("; the rules of {} bound it", names.join(" and "));
+                let bounds = format!("; the rules of branches {} are used", names.join(" and "));
                 let cited = rows.iter().flat_map(|row| row.citations.clone());
                 (Judgement::Caution, bounds, cited.collect())
             }
             None => (Judgement::Unknown, String::new(), Vec::new()),
         };
-        let text = format!("the matrix has no row for branch {branch}{bounds}");
+        let text = format!("branch {branch} is not in the matrix{bounds}");
         said.push(say(Rule::UnknownBranch, judgement, text, &citations));
         let missing = match branch_flavours(matrix, branch) {
             (OpenModules::None, _) => offer.flavour == Flavour::Open,
@@ -200,11 +213,11 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         Support::Supported => {}
         Support::Ended => {
             let when = end.map_or(String::new(), |end| format!(" ({end})"));
-            let text = format!("branch {branch} gets no fixes any more{when}");
+            let text = format!("branch {branch} is end-of-life{when}");
             said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
         Support::Unknown => {
-            let text = format!("it is unknown whether branch {branch} gets fixes");
+            let text = format!("the support status of branch {branch} is unknown");
             said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
     }
@@ -217,35 +230,34 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
 
     if let Some(profile) = board.vgpu {
         let text = format!(
-            "{label} is a part of a GPU that a hypervisor provides: profile {} needs the licensed \
-             GRID guest driver of the hypervisor's vGPU release",
+            "{label} is a vGPU: profile {} requires the licensed GRID guest driver of the hypervisor's vGPU release",
             profile.name
         );
         add(Rule::Vgpu, Judgement::Refuse, text);
     }
-    // If the last branch rules it out, the first driver does not matter.
+    // If the last branch excludes it, the first driver does not matter.
     let outlived = board.last_branch().is_some_and(|last| branch > last);
     match (board.architecture, board.assumed_newer) {
         _ if board.row.is_some() || outlived => {}
         (Some(row), _) => {
-            // A branch that came later has known the boards of the architecture from its start.
+            // A newer branch supports the boards of the architecture from its first version on.
             let (judgement, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
-                let but = format!("; branch {branch} came after {}", row.title);
+                let but = format!("; branch {branch} is newer than {}", row.title);
                 (Judgement::Caution, but)
             } else {
                 (Judgement::Unknown, String::new())
             };
-            let text = format!("{label} has no row, so its first driver is not known{but}");
+            let text = format!("{label} is not in the matrix, so its first driver is unknown{but}");
             add(Rule::UnknownGpu, judgement, text);
         }
         (None, true) => {
-            let text = format!("{label} has no row, so its first driver is not known");
+            let text = format!("{label} is not in the matrix, so its first driver is unknown");
             add(Rule::UnknownGpu, Judgement::Unknown, text);
         }
         (None, false) => {
             let text = format!(
-                "{label} has no row and is older than the first GPU that the open modules \
-                 support; the name of its chip in `pci.ids` would give the architecture"
+                "{label} is not in the matrix, and is older than the first GPU that supports the open modules; its chip name \
+                 in `pci.ids` would determine the architecture"
             );
             add(Rule::UnknownGpu, Judgement::Refuse, text);
         }
@@ -279,11 +291,13 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
     }
     let Some(row) = board.row else { return };
     if row.not_named_in.contains(&branch) {
-        let text = format!("no release of branch {branch} is known to list {label}");
+        let text = format!("no version of branch {branch} is known to support {label}");
         add(Rule::Listed, Judgement::Against, text);
     }
     if let Some(since) = row.named_since.as_ref().filter(|since| version < *since) {
-        let text = format!("{since} is the first driver known to list {label}; {version} is older");
+        let text = format!(
+            "{since} is the first driver that is known to support {label}; {version} is older"
+        );
         add(Rule::Listed, Judgement::Against, text);
     }
     if let Some(advised) = row
@@ -300,13 +314,14 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
     let label = &board.label;
     let text = match (board.modules, flavour) {
         (SupportedFlavours::Proprietary, Flavour::Open) => {
-            format!("{label} has no GSP and runs only with the proprietary kernel modules")
+            format!("{label} has no GSP and supports only the proprietary kernel modules")
         }
         (SupportedFlavours::Open, Flavour::Proprietary) => {
-            format!("{label} runs with the open kernel modules only")
+            format!("{label} supports only the open kernel modules")
         }
         (SupportedFlavours::Either, Flavour::Proprietary) if board.assumed_newer => {
-            let text = format!("{label} has no row; newer GPUs run only with the open modules");
+            let text =
+                format!("{label} is not in the matrix; newer GPUs support only the open modules");
             said.push(say(
                 Rule::BoardFlavour,
                 Judgement::Against,
@@ -349,7 +364,7 @@ fn cuda_driver(
         let (rule, hint) = match &forward {
             Some(package) => (
                 Rule::ForwardCompat,
-                format!("; on data-centre GPUs the package {package} adds support"),
+                format!("; on data center GPUs, the package {package} adds support"),
             ),
             None => (Rule::CudaDriver, String::new()),
         };
@@ -360,10 +375,10 @@ fn cuda_driver(
     match full {
         Some(full) if version < full => {
             let text = format!(
-                "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
-                 {full} are missing, and code that contains only its PTX does not run; images that declare \
-                 `NVIDIA_REQUIRE_CUDA=cuda>={cuda}`, as NVIDIA's do, do not start beside it on other boards than those of data \
-                 centres (`NVIDIA_DISABLE_REQUIRE=1` starts them all the same)"
+                "CUDA {cuda} runs on {version} by minor-version compatibility: features that need {full} are missing, and \
+                 code that contains only PTX of CUDA {cuda} does not run; images with \
+                 `NVIDIA_REQUIRE_CUDA=cuda>={cuda}`, such as NVIDIA's, start only on data center boards, or with \
+                 `NVIDIA_DISABLE_REQUIRE=1`"
             );
             said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
         }
@@ -371,15 +386,14 @@ fn cuda_driver(
         None => {
             let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
             if reported.is_none_or(|max| cuda.minor_version() > max) {
-                let text = format!("no row says which driver CUDA {cuda} needs");
+                let text = format!("the driver that CUDA {cuda} requires is unknown");
                 said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &citations));
             }
         }
     }
 }
 
-/// The package that makes a CUDA version run on an older branch, where a row has this pair and no
-/// board is excluded.
+/// Returns the package that adds a CUDA version to an older branch, if an entry contains this pair and no board is excluded.
 fn forward_compat(
     matrix: &Matrix,
     cuda: CudaVersion,
@@ -414,7 +428,7 @@ fn cuda_architecture(
             .collect();
         let title = board.architecture.map_or("", |row| row.title.as_str());
         let wanted = cuda.minor_version();
-        // Where several capabilities are possible, only a limit of all of them counts.
+        // If several capabilities are possible, only a common limit counts.
         let lasts: Option<Vec<CudaVersion>> =
             board.capabilities.iter().map(|row| row.last_cuda).collect();
         let last = lasts.and_then(|lasts| lasts.into_iter().max());
@@ -437,8 +451,8 @@ fn cuda_architecture(
     }
 }
 
-/// What a toolkit older than a board means. Code for a lower capability with the same first number
-/// runs on the board: that for 8.0 runs on 8.6.
+/// Evaluates a toolkit that is older than a board. Code for a lower capability with the same major number runs on the board, for
+/// example code for 8.0 on 8.6.
 fn first_code(
     matrix: &Matrix,
     wanted: CudaVersion,
@@ -455,7 +469,7 @@ fn first_code(
         let lower = rows
             .flat_map(|row| &row.versions)
             .filter(|other| other.major == own.major && other.minor < own.minor);
-        // That of a Tegra, which has no row, does not run on a card.
+        // Code for a Tegra capability, which no GPU of the matrix has, does not run on a card.
         let of_card = |version| {
             matrix
                 .gpus
@@ -468,21 +482,19 @@ fn first_code(
         Some(other) => (
             Judgement::Caution,
             format!(
-                " before {first}; its code for compute capability {other} runs there, without the \
-                 features of the newer one"
+                " before {first}; its code for compute capability {other} runs, without the features of the newer one"
             ),
         ),
         None => (
             Judgement::Against,
             format!(
-                ", whose first toolkit is {first}: only programs that contain PTX run, compiled \
-                 when they start"
+                ", whose first toolkit is {first}: only programs with PTX run, and are compiled when they start"
             ),
         ),
     })
 }
 
-/// The rulings that a CUDA version has no code for a board.
+/// Returns the results for CUDA versions without code for a board.
 pub(super) fn without_code(matrix: &Matrix, needs: &Needs<'_>) -> Vec<Ruling> {
     let mut said = Vec::new();
     for cuda in &needs.cuda {

@@ -1,82 +1,82 @@
-//! What a rule of the matrix says about a driver.
+//! Rule results for a driver.
 
 use crate::identity::Flavour;
 use crate::version::DriverVersion;
 
-/// Which rule it is.
+/// A rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// A vGPU guest needs the GRID driver.
+    /// A vGPU guest requires the GRID driver.
     Vgpu,
-    /// The GPU is not known.
+    /// The GPU is unknown.
     UnknownGpu,
-    /// The branch is not known.
+    /// The branch is unknown or does not exist.
     UnknownBranch,
-    /// The first driver that drives a board.
+    /// The first driver that supports a board.
     MinDriver,
     /// Whether a branch lists a board.
     Listed,
-    /// Older versions drive a board with known problems.
+    /// Older versions have known problems with a board.
     AdvisedDriver,
     /// The last branch of an architecture.
     LastBranch,
     /// The newest architecture of a branch.
     NewestArchitecture,
-    /// Which kernel modules a board runs with.
+    /// The module flavors of a board.
     BoardFlavour,
-    /// Which kernel modules a branch has.
+    /// The module flavors of a branch.
     BranchFlavour,
-    /// Two GPUs that no branch and flavour serves together.
+    /// Two GPUs that no branch and flavor supports together.
     Pair,
-    /// The driver that a CUDA version needs.
+    /// The driver that a CUDA version requires, and whether the version exists.
     CudaDriver,
-    /// The driver that a CUDA version needs, where a `cuda-compat` package would replace it.
+    /// The same, if a `cuda-compat` package can replace the driver.
     ForwardCompat,
-    /// The architectures that a CUDA version has code for.
+    /// The architectures of a CUDA version.
     CudaArchitecture,
-    /// The driver, CUDA version and GPUs that a cuDNN needs.
+    /// The requirements of a cuDNN version.
     Cudnn,
     /// The kernel that the modules are built for.
     Kernel,
-    /// Whether a branch still gets fixes.
+    /// The support status of a branch.
     Support,
-    /// Security fixes that a version lacks.
+    /// Missing security fixes.
     Security,
-    /// A wish that contradicts itself.
+    /// Contradictory constraints.
     Wish,
-    /// The versions that the repository has.
+    /// The versions in the repository.
     Offered,
 }
 
-/// How a rule judges.
+/// The severity of a rule result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Judgement {
     /// For information.
     Note,
     /// It works, with a known drawback.
     Caution,
-    /// No row answers.
+    /// No entry covers it.
     Unknown,
-    /// There is evidence against it, but not enough to refuse.
+    /// There is evidence against it, but not enough to reject it.
     Against,
-    /// A row rules it out.
+    /// An entry rejects it.
     Refuse,
 }
 
-/// What a rule says.
+/// The result of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruling {
     /// The rule.
     pub rule: Rule,
-    /// How it judges.
+    /// The severity.
     pub judgement: Judgement,
-    /// The values compared, in words.
+    /// A message with the compared values.
     pub text: String,
-    /// Where the rows were read: keys of the matrix's citations.
+    /// Keys of the sources.
     pub citations: Vec<String>,
 }
 
-/// A driver that might be installed.
+/// A driver candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// Its version.

@@ -1,22 +1,22 @@
-//! The security fixes that a version lacks, by NVIDIA's bulletins.
+//! Missing security fixes, from NVIDIA's bulletins, and branches without security fixes.
 
-use crate::matrix::{DriverFloor, Matrix, PackageFloor};
+use crate::matrix::{DriverFloor, Matrix, PackageFloor, Support};
 use crate::version::DriverVersion;
 
-/// What a version lacks.
+/// The security fixes that a version lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lacking {
-    /// The first version that lacks none of it.
+    /// The first version with all fixes.
     pub first_fixed: String,
-    /// In words: the versions compared, and the newest bulletin.
+    /// A message with the compared versions and the newest bulletin.
     pub why: String,
-    /// The newest bulletin, to read.
+    /// URL of the newest bulletin.
     pub link: String,
-    /// Where the rows were read.
+    /// Keys of the sources.
     pub(super) citations: Vec<String>,
 }
 
-/// What a driver lacks; `None` where no bulletin has a newer version of its branch.
+/// Returns the security fixes that a driver lacks. `None` if no bulletin contains a newer version of its branch.
 pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
     let branch = version.branch();
     let newer = |row: &DriverFloor| {
@@ -42,7 +42,41 @@ pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
     )
 }
 
-/// What an installed package lacks, by its name and version.
+/// Returns the message if the branch of a driver is end-of-life: NVIDIA publishes no security fixes for it.
+pub fn end_of_life(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
+    let row = matrix.branch(version.branch())?;
+    if row.support != Support::Ended {
+        return None;
+    }
+    let newest = (matrix.driver_floors.iter()).max_by_key(|row| row.date)?;
+    let since = (row.end_of_life.as_ref()).map_or_else(String::new, |end| format!(" since {end}"));
+    let (branch, number, date) = (row.branch, &newest.bulletin, newest.date);
+    let without = (newest.first_fixed.iter()).all(|fixed| fixed.branch() != branch);
+    let bulletin = match without {
+        true => format!(" (the newest bulletin, {number} of {date}, has none for it)"),
+        false => String::new(),
+    };
+    Some(Lacking {
+        why: format!("branch {branch} is end-of-life{since} and gets no security fixes{bulletin}"),
+        link: link(newest),
+        citations: row.citations.clone(),
+        first_fixed: "a version of a supported branch".to_owned(),
+    })
+}
+
+/// Returns the URL of a driver bulletin.
+fn link(row: &DriverFloor) -> String {
+    bulletin_url(&row.bulletin, row.date)
+}
+
+fn bulletin_url(number: &str, date: jiff::civil::Date) -> String {
+    format!(
+        "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
+        date.year()
+    )
+}
+
+/// Returns the security fixes that an installed package lacks.
 pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking> {
     let upstream = upstream(version);
     let rows: Vec<&PackageFloor> = (matrix.package_floors.iter())
@@ -63,13 +97,13 @@ pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking>
     )
 }
 
-/// The part of a package's version that its maker gave: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
+/// Returns the upstream version of a package version: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
 fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     version.split(['-', '+']).next().unwrap_or(version)
 }
 
-/// Sorts versions by their numbers, and a candidate (`1.19.1~rc.1`) before its release.
+/// The sort key of a version. A release candidate (`1.19.1~rc.1`) is older than its release.
 fn order(version: &str) -> (Vec<u32>, bool) {
     let (numbers, candidate) = version.split_once('~').unwrap_or((version, ""));
     let numbers = numbers.split('.').map_while(|part| part.parse().ok());
@@ -83,7 +117,7 @@ struct Bulletin<'m> {
     citations: &'m [String],
 }
 
-/// The newest bulletin is named: whoever has its fixes has those of the others.
+/// Reports the newest bulletin, whose version contains the fixes of all older ones.
 fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Option<Lacking> {
     let newest = bulletins.iter().max_by_key(|one| one.date)?;
     let worst = newest.cves.first();
@@ -93,10 +127,7 @@ fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Opt
         why: format!(
             "{what} lacks security fixes of {first_fixed} (NVIDIA's bulletin {number} of {date}{cve})"
         ),
-        link: format!(
-            "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
-            date.year()
-        ),
+        link: bulletin_url(number, date),
         citations: (bulletins
             .iter()
             .flat_map(|one| one.citations.iter().cloned()))
@@ -107,11 +138,40 @@ fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use super::{of_driver, of_package};
-    use crate::matrix::Matrix;
+    use super::{end_of_life, of_driver, of_package};
+    use crate::matrix::{Matrix, Support};
 
     #[test]
-    fn a_version_below_a_floor_is_told_with_its_bulletins() {
+    fn end_of_life_branches_lack_fixes_even_in_their_newest_version() {
+        let matrix = Matrix::builtin().expect("it is valid");
+        for row in &matrix.branches {
+            let found = end_of_life(&matrix, &row.newest_version);
+            assert_eq!(
+                found.is_some(),
+                row.support == Support::Ended,
+                "{}",
+                row.branch
+            );
+        }
+        let old =
+            end_of_life(&matrix, &"535.309.01".parse().expect("a version")).expect("it ended");
+        assert_eq!(
+            old.why,
+            "branch 535 is end-of-life since 2026-06 and gets no security fixes (the newest bulletin, 5861 of \
+             2026-09-30, has none for it)"
+        );
+        // The branch ended after the bulletin.
+        let last =
+            end_of_life(&matrix, &"610.57.04".parse().expect("a version")).expect("it ended");
+        assert!(last.why.ends_with("gets no security fixes"), "{}", last.why);
+        assert_eq!(
+            end_of_life(&matrix, &"640.1.1".parse().expect("a version")),
+            None
+        );
+    }
+
+    #[test]
+    fn old_versions_are_reported_with_their_bulletin() {
         let matrix = Matrix::builtin().expect("it is sound");
         let of = |version: &str| of_driver(&matrix, &version.parse().expect("a version"));
         let old = of("535.261.03").expect("it is below three floors");
@@ -122,7 +182,7 @@ mod tests {
              CVE-2026-24187)"
         );
         assert!(old.link.ends_with("/2026/5821/5821.md"), "{}", old.link);
-        // Above the floor of the older bulletin, and below that of the newer one.
+        // It has the fixes of the older bulletin, but not of the newer one.
         let between = of("580.159.04").expect("it is below one floor");
         assert_eq!(between.first_fixed, "580.178.04");
         assert!(!between.why.contains("5821"), "{}", between.why);
@@ -132,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_of_every_supported_branch_is_above_all_floors() {
+    fn the_newest_versions_have_all_fixes() {
         let matrix = Matrix::builtin().expect("it is sound");
         for row in &matrix.branches {
             let lacking = of_driver(&matrix, &row.newest_version);
@@ -141,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_judged_by_what_its_maker_calls_the_version() {
+    fn packages_are_compared_by_upstream_version() {
         let matrix = Matrix::builtin().expect("it is sound");
         for (name, version, first_fixed) in [
             ("nvidia-container-toolkit", "1.19.0-1", Some("1.19.1")),
@@ -159,7 +219,7 @@ mod tests {
             let found = lacking.as_ref().map(|one| one.first_fixed.as_str());
             assert_eq!(found, first_fixed, "{name} {version}");
         }
-        // Two bulletins are about it; the newer one is named.
+        // The newer of two bulletins is reported.
         let oldest = of_package(&matrix, "nvidia-container-toolkit", "1.17.7-1").expect("two");
         let newer = "(NVIDIA's bulletin 5850 of 2026-06-30, CVE-2026-24260)";
         assert!(oldest.why.ends_with(newer), "{}", oldest.why);

@@ -1,11 +1,10 @@
-//! Text that people write and read: the known word that is nearest to a mistyped one, types that are shown as text, and
-//! the matrix.
+//! Text: suggestions for mistyped names, excerpts for messages, types that are serialized as text, and the embedded matrix.
 
 use std::{io::Read as _, sync::LazyLock};
 
 use flate2::read::DeflateDecoder;
 
-/// The name that is nearest to a mistyped one.
+/// Returns the name that is nearest to a mistyped one.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
@@ -16,17 +15,16 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// The longest text that a message quotes, in characters, and the longest version, in bytes.
+/// The maximum length of a quoted text in characters, and of a version in bytes.
 pub const LONGEST: usize = 255;
 
-/// The beginning of a text of the machine that a message quotes: a file of a foreign tree may have any size, and many findings
-/// quote the same error.
+/// Returns the beginning of an external text for a message. A file may have any size, and many findings may quote it.
 #[must_use]
 pub fn excerpt(text: &str) -> String {
     beginning(text, LONGEST)
 }
 
-/// The first characters of a text, with an ellipsis if there are more.
+/// Returns the first characters of a text, with an ellipsis if it is longer.
 #[must_use]
 pub fn beginning(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
@@ -35,7 +33,7 @@ pub fn beginning(text: &str, most: usize) -> String {
     }
 }
 
-/// The built-in matrix without its comments: `build.rs` makes it.
+/// The built-in matrix without comments, created by `build.rs`.
 pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let packed = &include_bytes!(concat!(env!("OUT_DIR"), "/matrix.deflate"))[..];
     let mut text = String::new();
@@ -45,8 +43,8 @@ pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     }
 });
 
-/// Implements serde, as one string, for a type with `FromStr` and `Display`, so that files and messages use the same form.
-/// For the crates of this workspace; the caller has serde as a dependency.
+/// Implements serde, as a string, for a type with `FromStr` and `Display`, so that files and messages use the same form.
+/// For the crates of this workspace. The caller must depend on serde.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! serde_as_text {
@@ -101,7 +99,7 @@ macro_rules! schema_as_text {
     };
 }
 
-/// Both. The last argument is the pattern for the schema.
+/// Implements serde and the schema. The last argument is the pattern for the schema.
 macro_rules! as_text {
     ($type:ident, $what:literal, $pattern:literal) => {
         $crate::serde_as_text!($type, $what);
@@ -112,13 +110,13 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// A test: texts with these pieces of the format, and with others between them, are read without a panic.
+/// Defines a test: random texts with these pieces are parsed without a panic.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {
         proptest::proptest! {
             #[test]
-            fn any_text_is_read_without_panic($text in $pieces) {
+            fn any_text_is_parsed_without_panic($text in $pieces) {
                 $(let _ = $read;)+
             }
         }

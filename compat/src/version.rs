@@ -1,5 +1,5 @@
-//! Versions of drivers, CUDA and kernels. None of them is a semantic version: each has its own
-//! order, and each keeps its original text.
+//! Versions of drivers, CUDA, cuDNN and kernels. They are not semantic versions: each type has its own order and keeps the
+//! original text.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::str::FromStr;
 
 use crate::text::{LONGEST, as_text, excerpt};
 
-/// A text that is not a version.
+/// An invalid version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// Not a driver version.
     #[error("`{text}` is not an NVIDIA driver version such as `580.159.04`: {why}")]
     Driver {
         text: String,
-        /// The error in it.
+        /// The reason.
         why: &'static str,
     },
     /// Not a driver branch.
@@ -32,7 +32,7 @@ pub enum VersionError {
     Kernel { text: String },
 }
 
-/// The numbers of branches: the oldest of the legacy ones is 71.
+/// The valid branch numbers. The oldest legacy branch is 71.
 const BRANCHES: std::ops::Range<u32> = 71..10_000;
 
 /// A driver branch, the first number of a driver version: 580 of `580.159.04`.
@@ -65,7 +65,7 @@ as_text!(
     "^[Rr]?[0-9]{2,4}$"
 );
 
-/// A driver version: its numbers are compared as numbers, and its original text is kept.
+/// A driver version. Its parts are compared as numbers.
 ///
 /// `580.65.06` and `580.65.6` are equal; `455.32` comes before `455.32.00`.
 #[derive(Debug, Clone)]
@@ -89,8 +89,7 @@ impl DriverVersion {
         &self.text
     }
 
-    /// Versions before and after all those of a branch, for a branch of which no version is known.
-    /// Both are shown as `396.x`.
+    /// Returns a lower and an upper bound of all versions of a branch. Both are displayed as `396.x`.
     #[must_use]
     pub fn bounds(branch: Branch) -> [Self; 2] {
         [0, u32::MAX].map(|number| Self {
@@ -99,12 +98,10 @@ impl DriverVersion {
         })
     }
 
-    /// The driver version in a Debian, Ubuntu or RPM package version, which has an epoch before it
-    /// and a revision after it: `3:580.65.06-1.el9` gives `580.65.06`.
+    /// Parses a Debian, Ubuntu or RPM package version, with epoch and revision: `3:580.65.06-1.el9` gives `580.65.06`.
     ///
     /// # Errors
-    /// If the text between epoch and revision is not a driver version, as in packages that carry
-    /// the version of a kernel.
+    /// If the text between epoch and revision is not a driver version, for example a kernel version.
     pub fn from_package(version: &str) -> Result<Self, VersionError> {
         let after_epoch = version.split_once(':').map_or(version, |(_, rest)| rest);
         let end = after_epoch
@@ -115,7 +112,7 @@ impl DriverVersion {
         if !rest.is_empty() && !rest.starts_with(['-', '~', '+', '_']) {
             return Err(VersionError::Driver {
                 text: excerpt(version),
-                why: "the upstream part holds something else than numbers",
+                why: "the upstream version must consist of numbers",
             });
         }
         upstream.parse()
@@ -189,7 +186,7 @@ as_text!(
     r"^[0-9]{2,4}(\.[0-9]+){1,3}$"
 );
 
-/// A CUDA version; without the third number it means every release of that minor version.
+/// A CUDA version. Without the third number it stands for all releases of the minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CudaVersion {
     /// 12 of `12.4.1`.
@@ -249,7 +246,7 @@ as_text!(
     r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 );
 
-/// A version of cuDNN. What it needs does not differ between releases of one minor version.
+/// A cuDNN version. All releases of a minor version have the same requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CudnnVersion {
     /// 9 of `9.1.0.70`.
@@ -311,8 +308,8 @@ impl KernelVersion {
         (self.mainline[0], self.mainline[1])
     }
 
-    /// Whether it is a kernel of kernel.org: nothing follows the numbers, except `-rcN`. Any other
-    /// kernel may have backports, so its number does not show which interfaces it has.
+    /// Returns `true` for a kernel from kernel.org: only `-rcN` may follow the numbers. Any other kernel may contain backports, so
+    /// its number does not determine its interfaces.
     pub fn is_mainline(&self) -> bool {
         let rest = &self.text[self.rest..];
         rest.is_empty()
@@ -321,8 +318,8 @@ impl KernelVersion {
                 .is_some_and(|n| parse_number(n).is_some())
     }
 
-    /// The flavour of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
-    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavours.
+    /// The flavor of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
+    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavors.
     pub fn flavour(&self) -> Option<&str> {
         let rest = &self.text[self.rest..];
         let after_dash = rest.split_once('-')?.1;
@@ -453,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_versions_compare_numbers() {
+    fn driver_versions_are_compared_by_number() {
         assert!(driver("580.65.06") < driver("580.119.02"));
         assert!(driver("535.309.01") < driver("580.65.06"));
         assert!(driver("455.32") < driver("455.32.00"));
@@ -463,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_versions_refuse_other_things() {
+    fn invalid_driver_versions_are_rejected() {
         for text in [
             "",
             "580",
@@ -523,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_order_is_by_numbers() {
+    fn kernels_are_ordered_by_number() {
         let order = [
             "5.14.0-427.13.1.el9_4.x86_64",
             "5.14.0-687.12.1.el9_8.x86_64",

@@ -1,4 +1,4 @@
-//! What a driver is wanted for: a machine and its constraints, in the terms of the matrix.
+//! The machine and the constraints for the driver selection.
 
 use std::collections::BTreeSet;
 
@@ -12,35 +12,34 @@ use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVer
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wish {
     pub gpus: Vec<GpuIdentity>,
-    /// The kernel that runs.
+    /// The running kernel.
     pub kernel: Option<KernelVersion>,
-    /// The kernel of the next boot, where it is another one.
+    /// The kernel of the next boot, if it differs.
     pub next_kernel: Option<KernelVersion>,
-    /// As `uname -m` names it.
+    /// The architecture, as printed by `uname -m`.
     pub arch: Option<String>,
     /// The cloud and the instance type.
     pub instance: Option<(String, String)>,
-    /// Whether an NVSwitch is on PCI; `None` where that is not known.
+    /// Whether an NVSwitch is on the PCI bus. `None` if unknown.
     pub nvswitch: Option<bool>,
-    /// Whether an InfiniBand device manages NVLink switches, as on boards whose switches are not on
-    /// PCI; `None` where that is not known.
+    /// Whether an InfiniBand device manages NVLink switches, on boards whose switches are not on the PCI bus. `None` if unknown.
     pub nvlink_management: Option<bool>,
-    /// This branch and no other.
+    /// Only this branch.
     pub branch: Option<Branch>,
-    /// This version and no other.
+    /// Only this version.
     pub version: Option<DriverVersion>,
-    /// These kernel modules and no others.
+    /// Only these kernel modules.
     pub flavour: Option<Flavour>,
-    /// The CUDA versions that containers bring.
+    /// The CUDA versions of containers.
     pub cuda: Vec<CudaVersion>,
-    /// The cuDNN that containers bring.
+    /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
-    /// The versions that the repository has; `None` where they are not known.
+    /// The versions in the repository. `None` if unknown.
     pub candidates: Option<Vec<DriverVersion>>,
 }
 
 impl Wish {
-    /// The machine in the terms of the rules: each kind of GPU and each kernel once.
+    /// Converts the machine for the rules, with each GPU model and kernel once.
     pub(super) fn needs<'m>(&self, matrix: &'m Matrix) -> Needs<'m> {
         let kinds: BTreeSet<&GpuIdentity> = self.gpus.iter().collect();
         let mut boards: Vec<Board<'m>> = kinds.into_iter().map(|gpu| matrix.board(gpu)).collect();

@@ -1,4 +1,4 @@
-//! The agents of k3s and RKE2 after the container toolkit has gone. They look for its runtime only when they start.
+//! Restarts the k3s and RKE2 agents after the container toolkit was removed, because they only detect its runtime at startup.
 
 use super::{Applier, Problem, Reverted, Sink};
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
     tools::{systemctl, toolkit},
 };
 
-/// The agent that a unit runs.
+/// Returns the agent of a unit.
 pub(super) fn of_unit(unit: &str) -> Option<&'static Agent> {
     agents::ALL.into_iter().find(|agent| agent.unit == unit)
 }
 
 impl Applier {
-    /// What is told of the agents that had to start again.
+    /// Returns the results for the agents that had to be restarted.
     pub(super) async fn agents_forget_toolkit(
         &self,
         sink: &dyn Sink,
@@ -26,7 +26,7 @@ impl Applier {
         Ok(endings)
     }
 
-    /// Starts an agent again whose containerd names the toolkit's runtime although its program has gone.
+    /// Restarts an agent whose containerd uses the toolkit's runtime although its program was removed.
     pub(super) async fn forget_toolkit(
         &self,
         agent: &Agent,
@@ -35,7 +35,7 @@ impl Applier {
         let unit = agent.unit;
         if self.host.files.exists(toolkit::RUNTIME.into())? || !self.names_toolkit(agent)? {
             return Ok(Reverted::nothing(format!(
-                "the containerd of `{unit}` names no program that has gone"
+                "the containerd of `{unit}` uses no removed program"
             )));
         }
         let runs = (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active());
@@ -48,12 +48,12 @@ impl Applier {
         if runs && spares != Some(true) {
             return Ok(Reverted::left(
                 format!(
-                    "`{unit}`, whose containerd still names `{}`",
+                    "`{unit}`, whose containerd still uses `{}`",
                     toolkit::RUNTIME
                 ),
                 format!(
-                    "only with `KillMode=process` would its containers go on; run `systemctl restart {unit}` when \
-                     they may stop"
+                    "its containers only survive a restart with `KillMode=process`; run `systemctl \
+                     restart {unit}` when they may stop"
                 ),
             ));
         }
@@ -61,12 +61,13 @@ impl Applier {
         if matches!(ending, Reverted::Done { .. }) && self.names_toolkit(agent)? {
             return Ok(Reverted::left(
                 format!(
-                    "`{}` in the configuration of {}'s containerd",
+                    "`{}` in the containerd configuration of {}",
                     toolkit::RUNTIME,
                     agent.name
                 ),
                 format!(
-                    "somebody's template names it; take it out there, and run `systemctl restart {unit}`"
+                    "a user-provided template contains it; remove it from the template, and run \
+                     `systemctl restart {unit}`"
                 ),
             ));
         }

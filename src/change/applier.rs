@@ -1,5 +1,4 @@
-//! Describes, applies and undoes changes on a machine: one match arm per verb; the work is in the
-//! file of the verb's family.
+//! Describes, applies and reverts changes on a machine: one match arm per change kind. The work is in the file of each family.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +30,7 @@ use crate::{
     work::Hands,
 };
 
-/// Performs changes. There is one per run: it remembers whether the package lists are fresh.
+/// Performs changes. There is one per run, because it remembers whether the package lists are fresh.
 #[derive(Clone)]
 pub struct Applier {
     pub(super) hands: Hands,
@@ -40,18 +39,19 @@ pub struct Applier {
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
     pub(super) holds: Arc<OwnHolds>,
-    /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
+    /// Daemons whose files still refer to the toolkit's runtime after this run has tried to remove it. The toolkit package is
+    /// kept for them.
     pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
-    /// Whether paused timers stay paused until the run ends, and not only until the package work under way does: a module is
-    /// built, or packages have left it to a later change. The scripts of a package manager that a timer starts could start
-    /// another DKMS, which has no lock.
+    /// Whether paused timers stay paused until the run ends, instead of only until the current package work ends. True if a
+    /// module is built, or if packages have deferred their build to a later change. A package manager that a timer starts could
+    /// run another DKMS, which has no lock.
     pub(super) paused_for_run: Arc<AtomicBool>,
-    /// Held while timers are paused or started: package work and a build can do so at the same time.
+    /// Held while timers are paused or started, because package work and a build can run at the same time.
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
-    /// Held while an installation is rehearsed with a package manager whose simulations wait for each other: a step that waits for
-    /// others has its whole deadline afterwards.
+    /// Held during the dry run of an installation if the package manager's simulations wait for each other. A step that waits
+    /// gets its whole deadline afterwards.
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
-    /// What the run wants; `None` if any source may be needed.
+    /// The packages that the run needs. `None` if any source may be needed.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
 
@@ -64,7 +64,7 @@ impl std::ops::Deref for Applier {
 }
 
 impl Applier {
-    /// An applier for one run on a machine. It writes backups below the state folder.
+    /// Creates an applier for one run on a machine. Backups are stored in the state directory.
     #[must_use]
     pub fn new(host: Host, policy: PackagePolicy, state: Utf8PathBuf) -> Self {
         Self {
@@ -87,29 +87,28 @@ impl Applier {
         }
     }
 
-    /// What the run wants of the package lists: a source of which it needs nothing may fail.
+    /// Sets the packages that the run needs. A source may fail if none of them comes from it.
     #[must_use]
     pub fn wanting(mut self, wanted: WantedPackages) -> Self {
         self.wanted = Some(Arc::new(wanted));
         self
     }
 
-    /// These packages are held by this program: it may move them.
+    /// Adds packages that gpu-bootstrap holds and may therefore change.
     #[must_use]
     pub fn holding(self, names: impl IntoIterator<Item = String>) -> Self {
         self.holds.add(names);
         self
     }
 
-    /// The secrets of the run.
+    /// Sets the secrets of the run.
     #[must_use]
     pub fn hiding(mut self, secrets: Secrets) -> Self {
         self.hands.secrets = secrets;
         self
     }
 
-    /// Ends every wait when this token is cancelled. A command that has started is never
-    /// interrupted.
+    /// Ends every wait when this token is cancelled. A command that has started is never interrupted.
     #[must_use]
     pub fn stopped_by(mut self, stop: CancellationToken) -> Self {
         self.hands.stop = stop;
@@ -183,8 +182,7 @@ impl Applier {
         }
     }
 
-    /// Brings to the disk what other programs have written. That may take seconds, so other tasks go on
-    /// meanwhile.
+    /// Syncs files that other programs have written. This may take seconds, so it runs on a separate thread.
     pub(super) async fn sync_system(&self) -> Result<(), Problem> {
         let files = Arc::clone(&self.host.files);
         let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
@@ -356,12 +354,12 @@ impl Verbs for Applier {
             Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
             Change::JoinCluster { join } => join.method.way().join(self, join, sink).await?,
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
-            // The engine ends its run before it, and reboots afterwards.
+            // The engine finishes its run before a reboot.
             Change::Reboot { .. } => return Err(Problem::bug("reboot in the middle of a run")),
         }
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
-        // What is recorded as made must survive a power cut.
+        // A recorded change must survive a power loss.
         if is_written_by_tools(change) {
             self.sync_system().await?;
         }
@@ -372,7 +370,7 @@ impl Verbs for Applier {
     }
 
     async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
-        // The tool that wrote files may have been interrupted before the sync.
+        // The tool may have been interrupted after it wrote files but before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
             self.sync_system().await?;
         }
@@ -417,8 +415,8 @@ impl Verbs for Applier {
     }
 }
 
-/// Whether a change runs tools that write files without a sync. This program syncs what it writes itself,
-/// and caches, images and the state of daemons are made again.
+/// Returns `true` if a change runs tools that write files without a sync. gpu-bootstrap syncs its own files. Caches, images and
+/// the state of daemons can be regenerated.
 const fn is_written_by_tools(change: &Change) -> bool {
     matches!(
         change,
@@ -434,7 +432,7 @@ const fn is_written_by_tools(change: &Change) -> bool {
     )
 }
 
-/// The same of an undo.
+/// The same for an undo.
 fn undo_writes_by_tools(undo: &Undo) -> bool {
     match undo {
         Undo::Packages { .. }

@@ -1,5 +1,5 @@
-//! Backups of files and inventories: below the state folder, named by the SHA-256 of their
-//! content, so that one content is stored once and damage is noticed.
+//! Backups of files and inventories, in the state directory. They are named by the SHA-256 of their content, so that equal
+//! contents are stored once and damage is detected.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::Problem;
 use crate::host::{Files, digest::sha256};
 
-/// Where backups are kept.
+/// Stores the backups.
 #[derive(Clone)]
 pub(super) struct Backups {
     files: Arc<dyn Files>,
@@ -23,7 +23,7 @@ impl Backups {
         }
     }
 
-    /// Stores a content; returns its name.
+    /// Stores a content and returns its name.
     pub(super) fn save(&self, content: &[u8]) -> Result<String, Problem> {
         let name = sha256(content);
         let path = self.folder.join(&name);
@@ -32,7 +32,7 @@ impl Backups {
             .read(&path)?
             .is_some_and(|stored| stored == content);
         if !whole {
-            // Files below `/etc` may be readable by root alone, so the folder is, too.
+            // Files in `/etc` may be readable only by root, so this directory is as well.
             self.files.create_folder(&self.folder, 0o700)?;
             self.files.write(&path, content, 0o600)?;
         }
@@ -53,7 +53,7 @@ impl Backups {
             found => {
                 let why = match found {
                     None => "it is missing",
-                    Some(_) => "its content is not what was stored",
+                    Some(_) => "the content does not match its digest",
                 };
                 let what = format!("use the backup `{path}`: {why}");
                 Err(Problem::new("backup", what))
@@ -68,7 +68,7 @@ mod tests {
     use crate::host::{ReadFiles, fake};
 
     #[test]
-    fn a_content_is_stored_once_for_root_alone_and_damage_is_noticed() {
+    fn equal_contents_stored_once_and_damage_detected() {
         let (host, fakes) = fake::host();
         let backups = Backups::new(host.files.clone(), "/var/lib/gpu-bootstrap".into());
         let name = backups.save(b"secret").unwrap();
@@ -83,7 +83,7 @@ mod tests {
         fakes.files.put(&path, "other");
         assert!(backups.load(&name).is_err());
         assert!(backups.load("00").is_err());
-        // A damaged backup is repaired when the same content is saved again.
+        // Saving the same content again repairs a damaged backup.
         assert_eq!(backups.save(b"secret").unwrap(), name);
         assert_eq!(backups.load(&name).unwrap(), b"secret");
     }

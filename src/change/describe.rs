@@ -1,9 +1,9 @@
-//! The description of a change for people.
+//! Human-readable descriptions of changes.
 
 use crate::change::{Change, Probe};
 
 impl Change {
-    /// One line in the imperative, which plan, progress and journal show.
+    /// A one-line summary in the imperative, for plan, progress and journal.
     #[must_use]
     pub fn summary(&self) -> String {
         match self {
@@ -35,11 +35,11 @@ impl Change {
                 }
                 text
             }
-            Self::RepairPackages => "finish what an interrupted package manager left".to_owned(),
+            Self::RepairPackages => "repair interrupted package work".to_owned(),
             Self::HoldPackages { patterns } => match &patterns[..] {
                 [one] => format!("hold `{one}`"),
                 more => format!(
-                    "hold what is installed of {} names and patterns",
+                    "hold the installed packages of {} names and patterns",
                     more.len()
                 ),
             },
@@ -85,7 +85,7 @@ impl Change {
                 let what = if *gpus == 1 { "GPU" } else { "GPUs" };
                 let again = if *again { " again" } else { "" };
                 let runtime = runtime.name();
-                format!("validate{again} that a container of {runtime} sees {gpus} {what}")
+                format!("validate{again} that a {runtime} container sees {gpus} {what}")
             }
             Self::RunProbe {
                 probe: Probe::HostComputes { gpus },
@@ -117,7 +117,7 @@ impl Change {
         }
     }
 
-    /// The verb's name as in plans and journals, for example `write-file`.
+    /// The serialized name of the change kind, for example `write-file`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kind_is_the_serialised_tag() {
+    fn kind_is_the_serialized_tag() {
         for change in [
             Change::RefreshRepositories,
             Change::RepairPackages,

@@ -1,5 +1,5 @@
-//! What a change did to a JSON or TOML file, by key. So it can be undone after an administrator has
-//! edited the file, too, and the administrator's settings stay.
+//! Records the changes to a JSON or TOML file by key, so that they can be reverted even after an administrator has edited the
+//! file, and the administrator's settings are kept.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,32 +13,32 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Edit {
-    /// The key: its name, after those of the objects or tables around it.
+    /// The path of the key, starting with the names of the enclosing objects or tables.
     pub key: Vec<String>,
-    /// Its value before the change; absent if there was none.
+    /// The value before the change, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Value>,
-    /// Its value after the change; absent if there is none.
+    /// The value after the change, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Value>,
 }
 
-/// The result of taking edits back.
+/// The result of reverting edits.
 #[derive(Debug, Clone)]
 pub(super) struct TakenBack {
     /// The document without the edits.
     pub(super) document: Document,
-    /// Keys that were taken back.
+    /// Reverted keys.
     pub(super) taken: Vec<String>,
-    /// Keys that somebody has changed since; they stay.
+    /// Keys that were modified since the change. They are kept.
     pub(super) left: Vec<String>,
-    /// Keys that somebody has set since, and that went all the same: without the program of a runtime that
-    /// goes they are of no use.
+    /// Keys that were modified since the change but reverted anyway, because they are useless without the removed runtime
+    /// program.
     pub(super) theirs: Vec<String>,
 }
 
-/// Sets keys, and says what that has changed. The version of the format is no edit: whoever adds more
-/// to the file relies on it.
+/// Sets keys and returns the edits. The format version is not recorded as an edit, because later additions to the file depend
+/// on it.
 pub(super) fn set(
     document: &mut Document,
     settings: &[Setting],
@@ -61,7 +61,7 @@ pub(super) fn set(
     Ok(edits)
 }
 
-/// The names in either object, each once.
+/// The names in both objects, without duplicates.
 fn names<'m>(
     before: &'m Map<String, Value>,
     after: &'m Map<String, Value>,
@@ -70,8 +70,8 @@ fn names<'m>(
     before.keys().chain(new)
 }
 
-/// Whether somebody relies on what was added: containerd before 2.0 forgets its own runc as soon as a file
-/// names another runtime, so whoever has added one since needs the runc beside it.
+/// Returns `true` if a runc entry that we added is still needed: containerd before 2.0 drops its built-in runc if a file
+/// defines another runtime, so any runtime that was added later needs the entry.
 fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
     let Some((name, around)) = edit.key.split_last() else {
         return false;
@@ -84,7 +84,7 @@ fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
         && others.is_some_and(|all| all.len() > 1)
 }
 
-/// The program of a runtime, by its entry: Docker's, containerd's, or CRI-O's.
+/// The program of a runtime entry (Docker, containerd or CRI-O).
 fn program(entry: Option<&Value>) -> Option<&str> {
     let entry = entry?;
     let options = entry.get("options");
@@ -94,7 +94,7 @@ fn program(entry: Option<&Value>) -> Option<&str> {
         .as_str()
 }
 
-/// Whether an entry still names the program of the change, or one that comes and goes with it.
+/// Returns `true` if an entry still refers to the program of the change, or to one from the same package.
 fn names_program_of(edit: &Edit, found: Option<&Value>) -> bool {
     let (Some(ours), Some(now)) = (program(edit.after.as_ref()), program(found)) else {
         return false;
@@ -102,14 +102,14 @@ fn names_program_of(edit: &Edit, found: Option<&Value>) -> bool {
     toolkit::comes_with(now, ours)
 }
 
-/// The name of the runtime, and the objects or tables around all entries, if the key is that of an entry.
+/// The name of a runtime and the path of its enclosing table, if the key is a runtime entry.
 fn runtime_of(key: &[String]) -> Option<(&String, &[String])> {
     let (name, around) = key.split_last()?;
     let (table, outer) = around.split_last()?;
     (table == "runtimes").then_some((name, outer))
 }
 
-/// The keys of a value that differ, down to the innermost ones.
+/// Collects the innermost keys whose values differ.
 fn differing(key: &str, ours: Option<&Value>, now: Option<&Value>, found: &mut Vec<String>) {
     match (ours, now) {
         (Some(Value::Object(ours)), Some(Value::Object(now))) => {
@@ -127,12 +127,12 @@ fn differing(key: &str, ours: Option<&Value>, now: Option<&Value>, found: &mut V
     }
 }
 
-/// The keys that name the default runtime: Docker's, containerd's, and CRI-O's.
+/// Keys of the default runtime (Docker, containerd and CRI-O).
 const DEFAULTS: [&str; 3] = ["default-runtime", "default_runtime_name", "default_runtime"];
 
-/// Takes edits back whose keys still have the value of the change. The entry of a runtime goes as long as it names
-/// the program of the change, and a default that names the entry goes with it: with either a daemon would not
-/// start, or start no container. `before` is the document before the change.
+/// Reverts edits whose keys still have the value of the change. A runtime entry is also removed if it was edited but still
+/// refers to the program of the change, together with a default that selects it. With either of them a daemon would not start,
+/// or could not start containers. `before` is the document before the change.
 pub(super) fn take_back(
     now: &Document,
     edits: &[Edit],
@@ -144,7 +144,7 @@ pub(super) fn take_back(
         left: Vec::new(),
         theirs: Vec::new(),
     };
-    // The last one first: what an earlier one was made for is gone then.
+    // Last edit first, because it may depend on earlier ones.
     for edit in edits.iter().rev() {
         let found = back.document.get(&edit.key);
         if found == edit.before {
@@ -175,7 +175,7 @@ pub(super) fn take_back(
             let mut key = outer.to_vec();
             key.push(default.to_owned());
             let names_it = |value: &Value| value.as_str() == Some(runtime);
-            // One of the change is taken back as such.
+            // A default in the change is reverted by its own edit.
             if edits.iter().any(|edit| edit.key == key)
                 || !back.document.get(&key).as_ref().is_some_and(names_it)
             {
@@ -214,7 +214,7 @@ mod tests {
                            "default-runtime":"nvidia"}"#;
 
     #[test]
-    fn edits_are_taken_back_and_other_settings_stay() {
+    fn edits_are_reverted_and_other_settings_kept() {
         let before = r#"{"log-driver":"local"}"#;
         let mut now = document(before);
         let nvidia = json!({"args": [], "path": "n"});
@@ -232,7 +232,7 @@ mod tests {
         let back = take_back(&document(OURS), &edits, None).unwrap();
         assert!(
             back.document.is_like(&document(before)),
-            "no empty section stays"
+            "no empty section remains"
         );
         let theirs = document(
             r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"},"nvidia":{"args":[],"path":"n"}},
@@ -240,7 +240,11 @@ mod tests {
         );
         let back = take_back(&theirs, &edits, None).unwrap();
         assert_eq!(back.taken, ["runtimes.nvidia"]);
-        assert_eq!(back.left, ["default-runtime"], "somebody chose another one");
+        assert_eq!(
+            back.left,
+            ["default-runtime"],
+            "the default was changed later"
+        );
         let left = r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"}},"default-runtime":"kata"}"#;
         assert!(back.document.is_like(&document(left)));
         let nothing = take_back(&document(before), &edits, None).unwrap();
@@ -248,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_was_replaced_comes_back() {
+    fn replaced_value_is_restored() {
         let before = r#"{"runtimes":{"nvidia":{"path":"old"}},"features":[1]}"#;
         let after = r#"{"runtimes":{"nvidia":{"path":"n"}},"features":{"cdi":true}}"#;
         let edits = set(
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_was_edited_inside_goes_while_it_names_our_program() {
+    fn edited_entry_with_our_program_is_removed() {
         let ours = json!({"args": [], "path": "nvidia-container-runtime"});
         let edits = set(
             &mut document("{}"),
@@ -301,7 +305,7 @@ mod tests {
             assert_eq!(back.left, ["runtimes.nvidia"], "{path}");
             assert!(back.document.is_like(&entry(path)), "{path}");
         }
-        // What was the default before is it again.
+        // Restore the previous default.
         let before = document(r#"{"default-runtime":"kata"}"#);
         let now = entry("nvidia-container-runtime");
         let back = take_back(&now, &edits, Some(&before)).unwrap();
@@ -309,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn runc_stays_beside_a_runtime_that_somebody_has_added() {
+    fn runc_entry_is_kept_if_user_added_a_runtime() {
         let toml = |text: &str| Document::parse(Format::Toml, text).expect("TOML");
         let entry = |name: &str| Setting {
             key: ["plugins", "cri", "runtimes", name]
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_that_were_added_since_stay() {
+    fn comments_added_later_are_kept() {
         let toml = |text: &str| Document::parse(Format::Toml, text).expect("TOML");
         let nvidia = ["plugins", "cri", "runtimes", "nvidia"]
             .map(str::to_owned)

@@ -1,4 +1,4 @@
-//! Files: written and removed as a whole; their former content is backed up.
+//! Writes and removes complete files. Their previous content is backed up.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -14,22 +14,23 @@ use crate::{
     },
 };
 
-/// The state of a file now.
+/// The current state of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct FileNow {
     stat: Option<Stat>,
     after: FileAfter,
 }
 
-/// How restoring files ended.
+/// The result of restoring files.
 pub(super) struct Restored {
     pub(super) ending: Reverted,
-    /// What went of others' settings: to be told as soon as it is certain that the files stay so.
+    /// Notes about settings of other programs that were removed. They are reported when it is certain that the files stay in
+    /// this state.
     notes: Vec<String>,
 }
 
 impl Restored {
-    /// Tells the notes, and returns how it ended.
+    /// Reports the notes, and returns the result.
     pub(super) fn told(self, sink: &dyn Sink) -> Reverted {
         for note in &self.notes {
             sink.note(note);
@@ -39,7 +40,9 @@ impl Restored {
 }
 
 impl Applier {
-    /// The undo of files that are about to be written or removed, each with what the change leaves.
+    /// Creates the undo of files that are about to be written or removed. Each file comes with its state after the change. A
+    /// symlink in place of such a file is replaced. A symlink in place of a directory is followed, unless a user other than
+    /// root could redirect it.
     pub(super) fn capture_files(
         &self,
         wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
@@ -47,6 +50,9 @@ impl Applier {
         let mut files = Vec::new();
         let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
         for (path, after) in wanted {
+            if let Some(folder) = path.parent() {
+                self.refuse_redirected(folder)?;
+            }
             for folder in path.ancestors().skip(1) {
                 if self.host.files.stat(folder)?.is_some() {
                     break;
@@ -61,7 +67,7 @@ impl Applier {
                 after,
             });
         }
-        // A folder sorts before its content.
+        // A directory sorts before its content.
         created_folders.sort();
         Ok(Undo::RestoreFiles {
             files,
@@ -70,15 +76,22 @@ impl Applier {
         })
     }
 
-    /// The file that is written at a path. A symlink is kept, and its target is written, unless a user other than root could
-    /// redirect it: root would write, and later change the owner of, a file of that user's choice.
+    /// The file that is written at a path. A symlink is followed and kept, unless a user other than root could redirect it:
+    /// otherwise root would write, and later chown, a file of that user's choice.
     ///
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
     pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
+        self.refuse_redirected(path)?;
+        let files = &*self.host.files;
+        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+    }
+
+    /// Refuses a path with a symlink that a user other than root could have created or could change.
+    fn refuse_redirected(&self, path: &Utf8Path) -> Result<(), Problem> {
         let files = &*self.host.files;
         for at in path.ancestors() {
-            // The nearest ancestor that exists. `stat` does not follow a symlink, so a dangling one is found too.
+            // The nearest existing ancestor. `stat` does not follow symlinks, so it also finds a dangling one.
             if files.stat(at)?.is_none() {
                 continue;
             }
@@ -87,11 +100,11 @@ impl Applier {
             }
             break;
         }
-        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+        Ok(())
     }
 
-    /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that
-    /// others add later.
+    /// Stores the content that a change writes over an existing file. It is needed to distinguish our lines from lines that are
+    /// added later.
     pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), Problem> {
         let Undo::RestoreFiles { files, .. } = undo else {
             return Ok(());
@@ -104,8 +117,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Takes the lines of a change out of a file to which others have added some since; `None` if they touch each other, or
-    /// if it is not known what the change has written.
+    /// Removes the lines of a change from a file that was modified since. Returns `None` if the modifications overlap with our
+    /// lines, or if the written content is unknown.
     fn take_lines_back(&self, file: &FileBefore) -> Result<Option<Reverted>, Problem> {
         let (Some(saved), FileAfter::File { sha256 }) = (&file.before, &file.after) else {
             return Ok(None);
@@ -128,20 +141,20 @@ impl Applier {
         ) else {
             return Ok(None);
         };
-        // An undo that was cut off may have taken them back already.
+        // An interrupted undo may have removed them already.
         let is_back = diffy::apply(&now, &diffy::create_patch(&before, &ours)).is_ok();
         let merged = match diffy::merge(&ours, &now, &before) {
             Ok(merged) if merged != now => merged,
             Err(_) if !is_back => return Ok(None),
             _ => {
                 return Ok(Some(Reverted::nothing(format!(
-                    "nothing of this program is in `{path}` any more"
+                    "`{path}` no longer contains lines of gpu-bootstrap"
                 ))));
             }
         };
         files.write(path, merged.as_bytes(), stat.mode)?;
         Ok(Some(Reverted::done(format!(
-            "took the lines of this program back in `{path}`, which others have changed since"
+            "removed the lines of gpu-bootstrap from `{path}` and kept later changes"
         ))))
     }
 
@@ -157,8 +170,8 @@ impl Applier {
         Ok(undo)
     }
 
-    /// The undo without files that a change which failed or was interrupted has not written. Whoever writes such a file later
-    /// owns it.
+    /// Returns the undo without files that a failed or interrupted change has not written. If such a file is written later, it
+    /// is not ours.
     pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, Problem> {
         Ok(match undo {
             Undo::RestoreFiles {
@@ -167,7 +180,7 @@ impl Applier {
                 ..
             } if !self.differ(files)? => {
                 self.remove_created(created_folders)?;
-                Undo::nothing("the files are as they were")
+                Undo::nothing("the files are unchanged")
             }
             Undo::Several { undos } => Undo::Several {
                 undos: (undos.iter())
@@ -178,7 +191,7 @@ impl Applier {
         })
     }
 
-    /// Whether a file is different from what it was.
+    /// Returns `true` if a file differs from its previous state.
     pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
         for file in former {
             if !self.is_as_before(file)? {
@@ -188,7 +201,7 @@ impl Applier {
         Ok(false)
     }
 
-    /// Refuses to write over a file that has changed since `over`, the digest of the content that the new one was made from.
+    /// Fails if a file was modified since `over`, the digest of the content from which the new content was made.
     pub(super) fn refuse_changed(
         &self,
         path: &Utf8Path,
@@ -201,11 +214,11 @@ impl Applier {
         if now.is_some_and(|now| sha256(&now) == over) {
             return Ok(());
         }
-        let what = format!("write `{path}`: another program has changed it since it was read");
+        let what = format!("write `{path}`: another program has modified it since it was read");
         Err(Problem::new(CHANGED_SINCE, what).advice("run the same command again"))
     }
 
-    /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.
+    /// The JSON or TOML file before the change, empty if it did not exist. `None` if it had another format.
     fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, Problem> {
         Ok(match &file.before {
             None => parsed(&file.path, b""),
@@ -219,7 +232,8 @@ impl Applier {
         Ok(text.and_then(|text| parsed(path, &text)))
     }
 
-    /// Takes the edits of a change back from a file that somebody has edited since. `notes` get what goes of theirs.
+    /// Reverts the edits of a change in a file that was modified since. Removed settings of other programs are added to
+    /// `notes`.
     fn take_edits_back(
         &self,
         file: &FileBefore,
@@ -239,8 +253,8 @@ impl Applier {
             endings.push(Reverted::left(
                 format!("{} in `{path}`", back.left.join(", ")),
                 format!(
-                    "it was changed after this program wrote it; to finish, edit `{path}` and run \
-                     the same command again"
+                    "modified since it was written. To finish, edit `{path}` and run the \
+                     same command again"
                 ),
             ));
         }
@@ -251,8 +265,8 @@ impl Applier {
         };
         if !back.theirs.is_empty() {
             let what = format!(
-                "took {}, which somebody has set since, out of `{path}`, because the program of that \
-                 runtime goes",
+                "removed {} from `{path}`, although modified later, because the program of this \
+                 runtime is removed",
                 back.theirs.join(", ")
             );
             notes.push(what.clone());
@@ -262,59 +276,58 @@ impl Applier {
             endings.push(self.put_back(file)?);
         } else if back.taken.is_empty() {
             endings.push(Reverted::nothing(format!(
-                "`{path}` has nothing of this program"
+                "`{path}` contains no settings of gpu-bootstrap"
             )));
         } else {
             files.write(path, back.document.text().as_bytes(), stat.mode)?;
             endings.push(Reverted::done(format!(
-                "took {} out of `{path}`, which somebody has edited since",
+                "removed {} from `{path}` and kept later changes",
                 back.taken.join(", ")
             )));
         }
         Ok(Reverted::of(endings))
     }
 
-    /// What stays of a file that somebody else has changed, and what to do about it.
+    /// The result for a file that was modified by other programs, with the commands that finish the undo.
     fn edited_by_others(&self, file: &FileBefore, how: &str) -> Reverted {
         let path = &file.path;
         let (save, restore, then) = match &file.before {
             None => (
-                "save what you need of it".to_owned(),
+                "save the parts of it that you need".to_owned(),
                 format!("rm {path}"),
                 "",
             ),
             Some(Saved {
                 link: Some(target), ..
             }) => (
-                "save what you need of it".to_owned(),
+                "save the parts of it that you need".to_owned(),
                 format!("ln -sfn {target} {path}"),
                 "",
             ),
-            // What others have added since must not be lost with it, such as mounts.
+            // Later additions, such as mounts, must not be lost.
             Some(saved) => {
                 let backup = self.backups.path(&saved.sha256);
                 (
-                    format!("save what others have put into it since (`diff -u {backup} {path}`)"),
+                    format!("save later additions (`diff -u {backup} {path}`)"),
                     format!(
                         "install -m {:04o} -o {} -g {} {backup} {path}",
                         saved.mode, saved.uid, saved.gid
                     ),
-                    ", and put that back in",
+                    ", and add them to it",
                 )
             }
         };
         Reverted::left(
             format!("`{path}`"),
             format!(
-                "it was {how} after this program wrote it; to finish, {save}, run `{restore}`, run the same command \
-                 again{then}"
+                "{how} since it was written. To finish, {save}, run `{restore}`, and run \
+                 the same command again{then}"
             ),
         )
     }
 
-    /// Restores files that an interrupted tool left empty. Most tools truncate a file before they
-    /// write it, and a power cut in between leaves it empty or full of NUL bytes. Such a file holds
-    /// nobody's work, and both the tool and the daemon refuse it.
+    /// Restores files that an interrupted tool left empty. Most tools truncate a file before they write it, so a power loss in
+    /// between leaves it empty or full of NUL bytes. Such a file has no useful content, and the tool and the daemon reject it.
     pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), Problem> {
         match undo {
             Undo::RestoreFiles { files, .. } => {
@@ -342,7 +355,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Removes temporary files that a killed run of this program left beside a file.
+    /// Removes temporary files that an interrupted run of gpu-bootstrap left next to a file.
     fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), Problem> {
         for leftover in leftovers(&*self.host.files, path)? {
             self.host.files.remove(&leftover)?;
@@ -364,7 +377,7 @@ impl Applier {
             FileKind::Folder | FileKind::CharDevice(..) | FileKind::Other => {
                 return Err(Problem::unreadable(
                     format!("back up `{path}`"),
-                    "it is neither a file nor a link",
+                    "it is neither a file nor a symlink",
                 ));
             }
         };
@@ -398,7 +411,7 @@ impl Applier {
         Ok(FileNow { stat, after })
     }
 
-    /// Restores files, each only if it is still as the change left it, and the labels that SELinux wants of them.
+    /// Restores each file that still is in the state after the change, and the SELinux labels.
     pub(super) async fn restore_files(
         &self,
         files: &[FileBefore],
@@ -421,7 +434,7 @@ impl Applier {
         Ok(Restored { ending, notes })
     }
 
-    /// Removes folders that a change has made, as far as they are empty.
+    /// Removes directories that a change has created, if they are empty.
     pub(super) fn remove_created(&self, folders: &[Utf8PathBuf]) -> Result<Vec<Reverted>, Problem> {
         let mut endings = Vec::new();
         for folder in folders.iter().rev() {
@@ -436,11 +449,11 @@ impl Applier {
 
     fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, Problem> {
         let path = &file.path;
-        // An earlier undo may have been killed while it wrote.
+        // An earlier undo may have been interrupted while it wrote.
         self.remove_temporary_files(path)?;
         let now = self.file_now(path)?;
         if is_restored(&now, file.before.as_ref()) {
-            return Ok(Reverted::nothing(format!("`{path}` is as it was")));
+            return Ok(Reverted::nothing(format!("`{path}` is unchanged")));
         }
         if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
             return match (&file.after, &now.after) {
@@ -458,7 +471,7 @@ impl Applier {
         self.put_back(file)
     }
 
-    /// Whether a file is as it was before the change.
+    /// Returns `true` if a file is in the state before the change.
     pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, Problem> {
         Ok(is_restored(
             &self.file_now(&file.path)?,
@@ -466,7 +479,7 @@ impl Applier {
         ))
     }
 
-    /// Makes a file as it was before the change, whatever it is now.
+    /// Restores the state of a file before the change, regardless of its current state.
     pub(super) fn put_back(&self, file: &FileBefore) -> Result<Reverted, Problem> {
         let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
@@ -488,13 +501,13 @@ impl Applier {
     }
 }
 
-/// A text as the document that the file's name says; `None` if it is none.
+/// Parses a text in the format of the file name. `None` if it is invalid.
 fn parsed(path: &Utf8Path, text: &[u8]) -> Option<Document> {
     let text = std::str::from_utf8(text).ok()?;
     Document::parse(Format::of(path)?, text).ok()
 }
 
-/// Whether a file is as it was before the change.
+/// Returns `true` if a file is in the state before the change.
 fn is_restored(now: &FileNow, before: Option<&Saved>) -> bool {
     match (&now.stat, before) {
         (None, None) => true,
@@ -510,13 +523,13 @@ fn is_restored(now: &FileNow, before: Option<&Saved>) -> bool {
     }
 }
 
-/// A unified diff of a file and its new content; `before` is `None` if there is no file.
+/// A unified diff of a file and its new content. `before` is `None` if the file does not exist.
 pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
     diff_with(path, before, after, 3)
 }
 
-/// The same for files that we did not create, without the lines around and the values of secrets: no setting of ours names
-/// them, and a whole file may be one line.
+/// The same for files that we did not create, without context lines and secret values. Our settings contain none, but such a
+/// file may be a single line.
 pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
     let before = before.map(without_secret_values);
     diff_with(path, before.as_deref(), &without_secret_values(after), 0)

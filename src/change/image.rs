@@ -1,4 +1,4 @@
-//! Container images: pulled, and removed by undo if they were not there before.
+//! Pulls container images. The undo removes an image that did not exist before.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use crate::{
     tools::faults,
 };
 
-/// Waiting times between attempts: registries limit rates, and networks fail for a while.
+/// Pauses between attempts. Registries limit rates, and networks fail temporarily.
 const BACKOFF: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(20),
     Duration::from_secs(60),
 ];
 
-/// Whether the runtime has the image; `None` if its client is not installed.
+/// Returns whether the runtime has the image, or `None` if its client is not installed.
 ///
 /// # Errors
-/// When the runtime could not be asked.
+/// If the runtime could not be queried.
 pub async fn has_image(
     host: Reader<'_>,
     runtime: RuntimeKind,
     image: &str,
 ) -> Result<Option<bool>, ExecError> {
-    // Nothing runs a container in it, so nothing needs an image.
+    // Without a client no container is started, so no image is needed.
     let Some(client) = runtime.runtime().containers() else {
         return Ok(None);
     };
@@ -59,7 +59,7 @@ impl Applier {
         image: &str,
     ) -> Result<Undo, Problem> {
         Ok(match self.has_image(runtime, image).await? {
-            Some(true) => Undo::nothing(format!("the image `{image}` was there before")),
+            Some(true) => Undo::nothing(format!("the image `{image}` already existed")),
             _ => Undo::RemoveImage {
                 runtime,
                 image: image.to_owned(),
@@ -67,7 +67,7 @@ impl Applier {
         })
     }
 
-    /// Pulls an image, unless it is there. Logins come from where the runtime's client has its own:
+    /// Pulls an image unless it exists. Credentials are read from the configuration of the runtime's client:
     /// [`Containers::pull`](crate::runtimes::Containers::pull).
     pub(super) async fn pull_image(
         &self,
@@ -91,7 +91,8 @@ impl Applier {
             .await
     }
 
-    /// Some clients download by themselves, others have their daemon do it with its own settings.
+    /// Sets the proxy for clients that download images themselves. Other clients let their daemon download, with its own proxy
+    /// settings.
     fn by_proxy(&self, mut cmd: Cmd) -> Cmd {
         if let Some(proxy) = &self.policy.proxy {
             cmd = cmd
@@ -140,23 +141,23 @@ impl Applier {
     ) -> Result<Reverted, Problem> {
         match self.has_image(runtime, image).await? {
             None => {
-                return Ok(Reverted::nothing("the runtime is not installed any more"));
+                return Ok(Reverted::nothing("the runtime is no longer installed"));
             }
             Some(false) => {
                 return Ok(Reverted::nothing(format!(
-                    "the image `{image}` is already gone"
+                    "the image `{image}` no longer exists"
                 )));
             }
             Some(true) => {}
         }
         let Some(client) = runtime.runtime().containers() else {
-            return Ok(Reverted::nothing("the runtime got no image"));
+            return Ok(Reverted::nothing("the runtime pulls no images"));
         };
         let cmd = client.remove_image(&client.image_name(image));
         let what = format!("remove the image `{image}`");
         if let Err(error) = self.tool(&what, &cmd, sink).await {
             return match error.ended() {
-                // A container of somebody uses it.
+                // It is used by a container that we did not start.
                 Some(ended @ ExecError::Failed { .. }) if client.keeps_used_images() => Ok(
                     Reverted::left(format!("the image `{image}`"), one_line(ended)),
                 ),
@@ -167,19 +168,19 @@ impl Applier {
     }
 }
 
-/// The error of a client that could not pull, and whether another attempt may help.
+/// The error of a client that could not pull, and whether a retry may help.
 fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) -> (Problem, bool) {
     let what = format!("pull the image `{image}` with {runtime}");
     let (fault, said) = match error {
         ExecError::Deadline { .. } => {
-            // All attempts together.
+            // The limit for all attempts together.
             let seconds = limit.as_secs();
-            let what = format!("{what}: it was not downloaded within {seconds} s");
+            let what = format!("{what}: not downloaded within {seconds} s");
             let slow = Problem::new("image-slow", what)
-                .advice("use a registry nearby, or raise `validation.pull-timeout`");
+                .advice("use a registry nearby, or increase `validation.pull-timeout`");
             return (slow, false);
         }
-        // The lines before the last one are about layers.
+        // The lines before the last one report the progress of layers.
         ExecError::Failed { tail, .. } => (
             faults::of_pull(tail),
             (tail.lines().map(str::trim).rfind(|line| !line.is_empty())).map(str::to_owned),
@@ -200,7 +201,7 @@ mod tests {
     use crate::host::exec::Status;
 
     #[test]
-    fn the_message_has_the_clients_last_line() {
+    fn pull_error_contains_the_last_client_line() {
         let error = ExecError::Failed {
             command: "docker pull x".into(),
             status: Status::Exited(1),
@@ -209,7 +210,7 @@ mod tests {
         let (error, again) = not_pulled("x", "docker", &error, Duration::ZERO);
         assert_eq!(
             error.to_string(),
-            "pull the image `x` with docker: the registry does not have it\nmanifest unknown"
+            "pull the image `x` with docker: the image does not exist in the registry\nmanifest unknown"
         );
         assert_eq!(
             (error.reason, error.passes, again),

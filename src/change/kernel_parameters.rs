@@ -1,4 +1,4 @@
-//! Kernel parameters (sysctls) and swap, as the kubelet needs them.
+//! Kernel parameters (sysctls) and swap settings that the kubelet requires.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{runtimes::RuntimeKind, tools::sysctl};
 
-/// Why something of the kernel's network stays.
+/// The reason a network setting is kept.
 pub(super) fn needed_by(bridges: &[String]) -> String {
     format!(
-        "containers or virtual machines of others may need it: there are the bridges {}",
+        "other containers or virtual machines may need it, because these bridges exist: {}",
         bridges.join(", ")
     )
 }
@@ -23,7 +23,7 @@ impl Applier {
         let mut values = BTreeMap::new();
         for name in wanted.keys() {
             let path = Utf8PathBuf::from(sysctl::path(name));
-            // Parameters of a module that is not loaded yet have the module's defaults then, and go with it.
+            // Parameters of an unloaded module get the module's defaults when it is loaded, and disappear with it.
             if let Some(text) = self.host.files.read_text(&path)? {
                 values.insert(name.clone(), text.trim().to_owned());
             }
@@ -46,9 +46,9 @@ impl Applier {
         Ok(())
     }
 
-    /// Gives kernel parameters their values before. One that has another value than ours by now is somebody else's, and
-    /// one of the network stays until the next boot where somebody else's containers or virtual machines may need it: they
-    /// set the same value, and nobody can tell who needs it.
+    /// Restores the previous values of kernel parameters. A parameter that no longer has our value was changed by another
+    /// program and is kept. Network parameters are kept until the next boot if other containers or virtual machines may need
+    /// them: these set the same value, so it is unknown who needs it.
     pub(super) async fn restore_sysctls(
         &self,
         values: &BTreeMap<String, String>,
@@ -59,7 +59,7 @@ impl Applier {
         let (mut restored, mut stay) = (Vec::new(), Vec::new());
         for (name, value) in values {
             let path = Utf8PathBuf::from(sysctl::path(name));
-            // A parameter of a module that was unloaded since is gone.
+            // The module of this parameter was unloaded.
             let Some(now) = self.host.files.read_text(&path)? else {
                 continue;
             };
@@ -86,14 +86,15 @@ impl Applier {
             ));
         }
         endings.push(match restored.is_empty() {
-            true => Reverted::nothing("the kernel parameters are as they were"),
+            true => Reverted::nothing("the kernel parameters are unchanged"),
             false => Reverted::done(format!("set {}", restored.join(", "))),
         });
         Ok(Reverted::of(endings))
     }
 
-    /// Bridges of the network whose packets the kernel forwards and filters for somebody else: those with an interface of a
-    /// container or a virtual machine, and those whose daemon may add one. A bridge of pods stays when its node leaves.
+    /// The network bridges for which the kernel forwards and filters packets of other programs: bridges with an interface of a
+    /// container or a virtual machine, and bridges whose daemon may add one. A pod bridge remains when the node leaves its
+    /// cluster.
     pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, Problem> {
         let (files, folder) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
         let mut found = Vec::new();
@@ -149,7 +150,7 @@ impl Applier {
             turned_on.push(what);
         }
         Ok(match turned_on.is_empty() {
-            true => Reverted::nothing("the swap areas are in use"),
+            true => Reverted::nothing("the swap areas are already in use"),
             false => Reverted::done(turned_on.join(", ")),
         })
     }

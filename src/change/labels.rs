@@ -1,5 +1,5 @@
-//! SELinux: a file that replaces another one has the label of its folder. The policy may want another
-//! one, so it is restored. SELinux itself is left as it is.
+//! Restores SELinux labels. A replaced file gets the default label of its directory, which may differ from the policy. The
+//! SELinux mode is not changed.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -7,8 +7,8 @@ use super::{Applier, Problem, Sink, Undo};
 use crate::{error::one_line, host::ExecError, tools::selinux};
 
 impl Applier {
-    /// Restores the labels of files that a change has written, and syncs them. A failure is only reported:
-    /// the files are right, and most folders give the right label.
+    /// Restores the labels of files that a change has written, and syncs them. A failure is only reported, because the files
+    /// are correct and most directories have the correct default label.
     pub(super) async fn restore_labels(
         &self,
         paths: &[&Utf8Path],
@@ -34,7 +34,7 @@ impl Applier {
     }
 }
 
-/// The files and folders that a change writes, by its undo.
+/// The files and directories that a change writes, according to its undo.
 pub(super) fn written(undo: &Undo) -> Vec<&Utf8Path> {
     match undo {
         Undo::RestoreFiles {

@@ -1,25 +1,25 @@
-//! The verbs: everything that this program can do to a machine. Each can be described, applied
-//! and undone; what its undo needs is captured from the machine before the change.
+//! The change kinds: every way in which gpu-bootstrap can change a machine. Each change can be described, applied and reverted.
+//! The data for its undo is captured before the change.
 //!
-//! The set is closed on purpose: a step cannot invent a way to change the machine, so no step
-//! can forget the dry run or the undo.
+//! The set is closed on purpose. A step cannot define new ways to change the machine, so no step can omit the dry run or the
+//! undo.
 //!
-//! To add a verb, where no existing one will do:
+//! To add a change kind, if no existing one is sufficient:
 //!
-//! 1. Here a variant of [`Change`]. Its fields are in journals: they are only added.
-//! 2. `cargo check` names each `match` that lacks it: two in `describe.rs`, and `capture` and `apply` of
-//!    `applier.rs`. Add it to `preview` there if it has a diff, to `rehearse` if a refusal can be known
-//!    before, and to `is_written_by_tools` if programs write for it.
-//! 3. The work is a method of [`Applier`] in the file of its family, with its errors: a [`Problem`] is
-//!    made where it happens, and what a program says has a row in `tools/faults.toml`.
-//! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is enough for files). A new one goes into
-//!    `undo.rs`, with more than two fields as a struct of the family's file, and into `undo`, `refine`,
-//!    `reconcile` and `undo_writes_by_tools` of `applier.rs` as it needs them.
-//! 5. In `tests/FAMILY.rs` `machine.apply_and_undo(&change)` applies, undoes, and compares the machine
-//!    with before. Test an interruption, too: `capture`, then `reconcile` and `revert`.
-//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`. If a field of
-//!    its is free text that may hold a secret: `meaning` in `journal/secrecy.rs`.
-//! 7. A new record is a line in a new file of `tests/journals`.
+//! 1. Add a variant of [`Change`] here. Its fields are stored in journals, so existing fields must not change.
+//! 2. `cargo check` reports each incomplete `match`: two in `describe.rs`, and `capture` and `apply` in `applier.rs`. Also
+//!    extend `preview` there if the change has a diff, `rehearse` if an error can be detected in advance, and
+//!    `is_written_by_tools` if it runs programs that write files.
+//! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`Problem`] is created where the error occurs.
+//!    Error output of external programs has a row in `tools/faults.toml`.
+//! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is sufficient for files). Add a new variant to `undo.rs`, as a struct
+//!    in the family's file if it has more than two fields, and extend `undo`, `refine`, `reconcile` and `undo_writes_by_tools`
+//!    in `applier.rs` as needed.
+//! 5. Test it in `tests/FAMILY.rs`: `machine.apply_and_undo(&change)` applies and reverts it, and compares the machine with its
+//!    previous state. Also test an interruption: `capture`, then `reconcile` and `revert`.
+//! 6. If it needs the package manager lock, extend `needs_package_lock` in `engine/apply.rs`. If a field is free text that may
+//!    contain a secret, extend `meaning` in `journal/secrecy.rs`.
+//! 7. Add a line with a new record in a new file in `tests/journals`.
 
 mod agents;
 mod applier;
@@ -72,74 +72,52 @@ use crate::config::desired::{PackageWish, Repository};
 pub enum Change {
     /// Write a file atomically.
     WriteFile {
-        /// Its path.
         path: Utf8PathBuf,
-        /// The whole content.
+        /// The complete content.
         content: String,
         /// Permission bits.
         mode: u32,
-        /// SHA-256 of the content from which the new one was made. If the file has changed since, it is not written, and the
-        /// step is assessed again.
+        /// SHA-256 of the content from which the new content was made. If the file was modified since, it is not written and
+        /// the step is assessed again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         over: Option<String>,
     },
-    /// Fetch a repository's key, compare its fingerprint, write keyring and source.
-    AddRepository {
-        /// The repository.
-        repository: Repository,
-    },
-    /// Download the package lists again; at most once per run unless a repository was added since.
+    /// Download the key of a repository, verify its fingerprint, and write the keyring and the source.
+    AddRepository { repository: Repository },
+    /// Download the package lists, at most once per run unless a repository was added.
     RefreshRepositories,
-    /// Enable a stream of a module, so that its packages can be installed.
-    EnableStream {
-        /// The module.
-        module: String,
-        /// The stream.
-        stream: String,
-    },
-    /// Install packages; those of all ready steps become one transaction.
+    /// Enable a module stream, so that its packages can be installed.
+    EnableStream { module: String, stream: String },
+    /// Install packages. The packages of all ready steps are installed in one transaction.
     InstallPackages {
-        /// The packages.
         packages: Vec<PackageWish>,
-        /// Installed packages that the plan replaces: each gets another version, also an older one, if
-        /// something wanted needs it, and is removed otherwise. A hold on one of them is this
-        /// program's.
+        /// Installed packages that the plan replaces. A package gets another version, possibly an older one, if a configured
+        /// package needs it, and is removed otherwise. A hold on one of them was set by gpu-bootstrap.
         removing: Vec<String>,
-        /// The scripts of the packages leave the module that DKMS compiles to a change that follows.
+        /// Defer the DKMS build of the package scripts to a later change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         later: bool,
     },
-    /// Repair packages that an interrupted package manager left half done.
+    /// Repair packages that an interrupted package manager left unconfigured.
     RepairPackages,
-    /// Hold every installed package whose name matches.
+    /// Hold all installed packages with a matching name.
     HoldPackages {
-        /// Shell patterns over names of installed packages.
+        /// Shell patterns for the names of installed packages.
         patterns: Vec<String>,
     },
     /// Enable a unit, and start it.
-    EnableUnit {
-        /// The unit.
-        unit: String,
-        /// Start it now.
-        start: bool,
-    },
+    EnableUnit { unit: String, start: bool },
     /// Restart a unit so that it reads its configuration.
-    RestartUnit {
-        /// The unit.
-        unit: String,
-    },
-    /// Set keys in the configuration of a container runtime, and make its daemon use them. A daemon
-    /// that does not work with them gets its former configuration back.
+    RestartUnit { unit: String },
+    /// Set keys in the configuration of a container runtime, and make its daemon use them. If the daemon fails with them, its
+    /// previous configuration is restored.
     ConfigureRuntime {
-        /// What is set, and what the daemon has to know afterwards.
+        /// The keys, and the configuration that the daemon must have afterwards.
         settings: RuntimeSettings,
     },
     /// Load a kernel module.
-    LoadModule {
-        /// The kernel module.
-        module: String,
-    },
-    /// Rebuild the initial RAM filesystems of these kernels.
+    LoadModule { module: String },
+    /// Rebuild the initramfs of these kernels.
     RebuildInitramfs {
         /// Kernel releases.
         kernels: Vec<String>,
@@ -151,70 +129,67 @@ pub enum Change {
         /// Kernel release.
         kernel: String,
     },
-    /// Run a tool that writes the files named here, and nothing else.
+    /// Run a tool that writes only these files.
     RunTool {
         /// The purpose, for example `register the nvidia runtime with docker`.
         purpose: String,
         /// Program and arguments.
         command: Vec<String>,
-        /// The files it writes; they are backed up first and restored by undo.
+        /// The files that the tool writes. They are backed up first and restored by the undo.
         writes: Vec<Utf8PathBuf>,
-        /// A unit of this program runs the tool again at each boot, so the files have another content
-        /// later and are this program's all the same.
+        /// A unit of gpu-bootstrap runs the tool again at each boot. The content of the files changes, but they remain ours.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeated: bool,
     },
-    /// Pull an image for a proof.
+    /// Pull an image for a validation.
     PullImage {
-        /// The container runtime.
         runtime: crate::config::desired::RuntimeKind,
-        /// The image, as settings name it.
+        /// The image name from the settings.
         image: String,
         /// The time limit of all attempts, in seconds.
         timeout_seconds: u64,
     },
-    /// Run a probe. Its record stays, so that a later run probes again only if an input changed, or the
-    /// machine has booted since.
+    /// Run a probe. The result is recorded, so that a later run probes again only if an input has changed or the machine was
+    /// rebooted.
     RunProbe {
-        /// The probe.
         probe: Probe,
-        /// Where success is recorded, below the state folder.
+        /// The file for the result, in the state directory.
         record: Utf8PathBuf,
-        /// What the probe depends on (versions, devices), one `name=value` per line; it is written
-        /// to `record` as it is, with the boot and the result behind it.
+        /// The inputs of the probe (versions, devices), one `name=value` per line. They are copied to `record`, followed by the
+        /// boot and the result.
         inputs: String,
-        /// Nothing has changed since the last probe, but the machine has booted.
+        /// Only the boot has changed since the last probe.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         again: bool,
     },
-    /// Set kernel parameters now; a file sets them at each boot.
+    /// Set kernel parameters now. A file sets them at each boot.
     SetSysctls {
-        /// The values, by name.
+        /// The values by name.
         values: BTreeMap<String, String>,
     },
-    /// Use swap areas no more, until they are turned on again.
+    /// Turn off swap areas until they are turned on again.
     TurnOffSwap {
         /// Files and devices.
         areas: Vec<String>,
     },
     /// Join a cluster.
     JoinCluster {
-        /// Which, how, and with what the node is registered.
+        /// The cluster, the join method and the registration of the node.
         join: Join,
     },
-    /// Wait until the node is Ready, give it its labels, and remove the startup taints.
+    /// Wait until the node is Ready, set its labels, and remove the startup taints.
     AdmitNode {
-        /// The node, and what is missing.
+        /// The node and the missing settings.
         admission: Admission,
     },
-    /// Reboot: a barrier.
+    /// Reboot the machine. All other changes are finished before.
     Reboot {
         /// The reason.
         why: String,
     },
 }
 
-/// A run that proves function.
+/// A validation run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "probe",
@@ -222,18 +197,17 @@ pub enum Change {
     rename_all_fields = "kebab-case"
 )]
 pub enum Probe {
-    /// A container sees the device nodes and the driver's libraries.
+    /// A container can access the device nodes and the driver libraries.
     ContainerSeesGpus {
-        /// The container runtime.
         runtime: crate::config::desired::RuntimeKind,
-        /// The image in which the probe runs; `None` is one that is made for it.
+        /// The image in which the probe runs. `None` for a minimal image that is built for it.
         image: Option<String>,
-        /// The number of GPUs that the container must see.
+        /// The number of GPUs that must be visible in the container.
         gpus: usize,
-        /// The driver version whose libraries the container must see.
+        /// The driver version of the libraries that must be visible in the container.
         driver: String,
-        /// UUIDs of the devices (GPUs or MIG devices) that must compute in the container. Without any the
-        /// container only shows what it sees: NVML has told none, or an older version has planned this.
+        /// UUIDs of the devices (GPUs or MIG devices) that must compute in the container. If it is empty, the container only
+        /// reports the visible devices, because NVML returned no UUIDs or an older version planned the change.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uuids: Vec<String>,
         /// The time limit in seconds.
@@ -242,15 +216,12 @@ pub enum Probe {
         #[serde(default = "crate::config::desired::pull_timeout")]
         pull_timeout_seconds: u64,
     },
-    /// Processes on the host compute on all devices that NVML lists.
-    HostComputes {
-        /// The number of GPUs.
-        gpus: usize,
-    },
+    /// Processes on the host compute on all devices in NVML.
+    HostComputes { gpus: usize },
 }
 
 impl Change {
-    /// Writes a file that all may read.
+    /// Creates a change that writes a world-readable file.
     #[must_use]
     pub fn write(path: impl Into<Utf8PathBuf>, content: impl Into<String>) -> Self {
         Self::WriteFile {
@@ -261,8 +232,8 @@ impl Change {
         }
     }
 
-    /// Whether this changes nothing about the machine: it only repeats, after a boot, a proof whose
-    /// inputs are the same.
+    /// Returns `true` if the change only repeats a validation after a boot, with the same inputs. This does not change the
+    /// machine.
     #[must_use]
     pub fn only_repeats_proof(&self) -> bool {
         matches!(self, Self::RunProbe { again: true, .. })
@@ -273,10 +244,8 @@ impl Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lock {
-    /// The package manager.
     Packages,
-    /// Kernel modules and initial RAM filesystems.
+    /// Kernel modules and initramfs images.
     Modules,
-    /// Container runtimes.
     Containers,
 }

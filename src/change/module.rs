@@ -1,4 +1,4 @@
-//! Kernel modules and initial RAM filesystems: load, unload, build, rebuild.
+//! Loads, unloads and builds kernel modules, and rebuilds initramfs images.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     tools::{faults, initramfs, kmod, packages::Fault, prebuilt},
 };
 
-/// The pause between two looks at another DKMS.
+/// The polling interval while another DKMS is running.
 const POLL: Duration = Duration::from_secs(2);
 
 impl Applier {
@@ -23,7 +23,7 @@ impl Applier {
 
     pub(super) fn capture_load(&self, module: &str) -> Result<Undo, Problem> {
         Ok(if self.is_loaded(module)? {
-            Undo::nothing(format!("`{module}` was loaded before"))
+            Undo::nothing(format!("`{module}` was already loaded"))
         } else {
             Undo::UnloadModule {
                 module: module.to_owned(),
@@ -31,11 +31,11 @@ impl Applier {
         })
     }
 
-    /// The undo of a file that names modules to load at every boot: the file is removed and its
-    /// modules are unloaded. Before the first boot with the file they may not be loaded yet.
+    /// The undo of a file with modules to load at every boot: the file is removed and its modules are unloaded. Before the
+    /// first boot with the file they may not be loaded yet.
     pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, Problem> {
         let mut undos = Vec::new();
-        // A module is named after the modules that it needs.
+        // Modules are listed after the modules that they depend on.
         for module in kmod::named_for_boot(content).rev() {
             match self.capture_load(module)? {
                 Undo::Nothing { .. } => {}
@@ -93,8 +93,8 @@ impl Applier {
         Ok(kmod::parse_loaded(&text.unwrap_or_default()))
     }
 
-    /// Unloads a module and all modules that use it: none of them can have been loaded before it.
-    /// A module that a process has open stays until the next boot.
+    /// Unloads a module and all modules that use it, because these were loaded after it. A module that a process has open stays
+    /// loaded until the next boot.
     pub(super) async fn revert_load(
         &self,
         module: &str,
@@ -107,7 +107,7 @@ impl Applier {
             let what = format!("kernel module `{module}`, until the next boot");
             Ok(Reverted::left(what, why))
         };
-        // Its use count says nothing about the firewalls that rely on it.
+        // The use count does not include firewalls that depend on it.
         let bridges = match kmod::canonical(module).as_str() {
             kmod::BRIDGE_FILTER => self.bridges_of_others().await?,
             _ => Vec::new(),
@@ -118,7 +118,7 @@ impl Applier {
         let stack = kmod::with_holders(&self.loaded_modules()?, module);
         if stack.is_empty() {
             return Ok(Reverted::nothing(format!(
-                "`{module}` is not a module that can be unloaded"
+                "`{module}` is built into the kernel"
             )));
         }
         if let Some(open) = stack.iter().find(|one| one.others() > 0) {
@@ -126,7 +126,7 @@ impl Applier {
             return stays(format!("`{}` is in use by {handles}", open.name));
         }
         for one in &stack {
-            // By its name alone: its file and its `modprobe` configuration may be gone.
+            // Use the module name, because its file and its `modprobe` configuration may already be removed.
             let what = format!("unload kernel module `{}`", one.name);
             if let Err(error) = (self.modprobe(&what, &kmod::remove(&one.name), sink)).await {
                 return stays(error.to_string());
@@ -174,16 +174,13 @@ impl Applier {
         Ok(())
     }
 
-    /// Removes what is left of a `dkms add` that a power cut or a kill has ended: a folder of a version
-    /// without its link `source` and without anything built. DKMS does not know such a version, and the
-    /// scripts of Debian's packages fail on it for ever.
-    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    /// Removes the remains of an interrupted `dkms add`: a version directory without its `source` symlink and without builds.
+    /// DKMS does not list such a version, and scripts of Debian packages fail because of it.
+    pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
-        if dkms::running(&**files, &*self.host.system)?.is_some() {
-            // Perhaps it is adding that version now.
-            sink.note("DKMS is running, so its incomplete versions are not removed");
-            return Ok(());
-        }
+        // It may be adding such a version now. The package scripts that run next would also start a second DKMS.
+        self.wait_for_other_dkms("complete an interrupted transaction", sink)
+            .await?;
         let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
             let mut found = Vec::new();
             for name in files.list(path)? {
@@ -204,8 +201,7 @@ impl Applier {
                     && files.remove_empty_folder(&version)?
                 {
                     sink.note(&format!(
-                        "removed `{version}`, which an interrupted `dkms add` has left without \
-                         its source"
+                        "removed `{version}`, left without source by an interrupted `dkms add`"
                     ));
                 }
             }
@@ -213,8 +209,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
-    /// machines: that costs minutes, and nothing fails by it.
+    /// Reports why DKMS has compiled modules since a time (seconds since 1970) although prebuilt modules are configured.
+    /// Compiling takes minutes, but nothing fails.
     pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
         match self.compiled_modules(since) {
             Ok(whys) => whys
@@ -242,7 +238,7 @@ impl Applier {
         Ok(whys)
     }
 
-    /// The builds of a module that DKMS knows.
+    /// The DKMS builds of a module.
     async fn builds(&self, module: &str) -> Result<Vec<dkms::DkmsStatus>, Problem> {
         let query = dkms::status(module);
         let output = self
@@ -251,7 +247,7 @@ impl Applier {
             .query(&query)
             .await
             .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| Problem::tool(format!("ask DKMS about `{module}`"), source))?;
+            .map_err(|source| Problem::tool(format!("query DKMS for `{module}`"), source))?;
         Ok(dkms::parse_status(&output.stdout)
             .into_iter()
             .filter(|status| status.module == module)
@@ -268,15 +264,15 @@ impl Applier {
                 kernel: kernel.to_owned(),
             },
             _ => Undo::nothing(if there {
-                format!("`{module}` was built for {kernel} before")
+                format!("`{module}` was already built for {kernel}")
             } else {
-                format!("DKMS does not know `{module}`")
+                format!("`{module}` is not registered in DKMS")
             }),
         })
     }
 
-    /// The version that DKMS knows; else those whose source is there. The scripts of NVIDIA's packages
-    /// for DKMS take the module out of DKMS when a package is installed once more.
+    /// The version that is registered in DKMS, or else all versions whose source exists. The scripts of NVIDIA's DKMS packages
+    /// unregister the module if a package is reinstalled.
     fn versions_to_build(
         &self,
         builds: &[dkms::DkmsStatus],
@@ -300,8 +296,8 @@ impl Applier {
         Ok(found)
     }
 
-    /// Whether a power cut or a kill has taken away what DKMS has built for a kernel: DKMS does not sync it,
-    /// its status shows the names only, and it calls a module installed before `depmod` has listed it.
+    /// Returns `true` if the DKMS build for a kernel was lost by a power loss or a kill. DKMS does not sync its builds, its
+    /// status only lists names, and it reports a module as installed before `depmod` has listed it.
     fn is_torn(&self, status: &dkms::DkmsStatus, kernel: &str) -> Result<bool, Problem> {
         let files = &*self.host.files;
         let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
@@ -309,7 +305,7 @@ impl Applier {
         for architecture in files.list(&of_kernel)? {
             let built = of_kernel.join(architecture).join("module");
             for name in files.list(&built)? {
-                // The file's name, not that by which DKMS knows the module, is the one in the list.
+                // The list contains file names, not DKMS names.
                 let Some(file) = kmod::name_of(&name) else {
                     continue;
                 };
@@ -323,8 +319,8 @@ impl Applier {
         Ok(false)
     }
 
-    /// Waits until no other DKMS works, with a time limit. DKMS has no lock, so two at once destroy each other's builds: one of
-    /// `dkms.service`, of a package's script, or of a run of ours that was killed.
+    /// Waits until no other DKMS process is running, with a time limit. DKMS has no lock, so concurrent processes destroy each
+    /// other's builds. Another process may belong to `dkms.service`, a package script, or an interrupted run of gpu-bootstrap.
     async fn wait_for_other_dkms(&self, what: &str, sink: &dyn Sink) -> Result<(), Problem> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -375,7 +371,7 @@ impl Applier {
                 return Ok(());
             }
             let version = &status.version;
-            let what = format!("remove the torn build of `{module}` {version} for {kernel}");
+            let what = format!("remove the incomplete build of `{module}` {version} for {kernel}");
             self.tool(&what, &dkms::remove(module, version, kernel), sink)
                 .await?;
         }
@@ -387,7 +383,8 @@ impl Applier {
         let [version] = versions.as_slice() else {
             return Err(error(Some(no_single_version(module, &versions))));
         };
-        // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
+        // DKMS neither resumes nor restarts a build if the directory of an interrupted one exists (`prepare_build` in
+        // `dkms.in`).
         let is_known = |status: &dkms::DkmsStatus| status.kernel.as_deref() == Some(kernel);
         if !builds.iter().any(is_known) {
             self.remove_tree(&dkms::folder_of(module, version, kernel))?;
@@ -418,13 +415,13 @@ impl Applier {
         {
             Ok(())
         } else {
-            // Some versions of DKMS skip a kernel without headers and succeed.
+            // Some DKMS versions skip a kernel without headers and still succeed.
             let log = self.log_tail(&dkms::log_path(module, version))?;
             Err(error(log))
         }
     }
 
-    /// Removes a folder with all that is in it; links are not followed.
+    /// Removes a directory with its content. Symlinks are not followed.
     fn remove_tree(&self, folder: &Utf8Path) -> Result<(), FilesError> {
         let files = &self.host.files;
         let stat = files.stat(folder)?;
@@ -458,7 +455,7 @@ impl Applier {
             .any(|status| status.version == version && status.kernel.as_deref() == Some(kernel));
         if !there {
             return Ok(Reverted::nothing(format!(
-                "`{module}` {version} is not built for {kernel} any more"
+                "`{module}` {version} is no longer built for {kernel}"
             )));
         }
         let what = format!("remove `{module}` {version} from {kernel}");
@@ -471,19 +468,20 @@ impl Applier {
     }
 }
 
-/// Whether the program was not there that a change had to run.
+/// Returns `true` if the program of a change is not installed.
 fn is_not_there(error: &Problem) -> bool {
     matches!(error.ended(), Some(ExecError::NotFound { .. }))
 }
 
-/// Why it is not known which version of a module to build. Of several, none is known to be wanted.
+/// The reason the version of a module is unknown. If there are several, the correct one is unknown.
 fn no_single_version(module: &str, found: &[String]) -> String {
     if found.is_empty() {
-        return "DKMS does not know the module; its source package is not installed".to_owned();
+        return "the module is not registered in DKMS, because its source package is not installed"
+            .to_owned();
     }
     format!(
-        "DKMS does not know the module, and `{}` has the source of several versions: {}; `dkms add -m \
-         {module} -v VERSION` makes one known",
+        "the module is not registered in DKMS, and `{}` contains several versions of its source: \
+         {}. Register one with `dkms add -m {module} -v VERSION`",
         dkms::SOURCES,
         found.join(", ")
     )

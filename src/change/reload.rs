@@ -1,7 +1,8 @@
-//! A daemon that reads its configuration again while its containers keep running, and whose restart may stop them.
+//! Daemons that can reload their configuration while their containers keep running, but whose restart may stop them.
 //!
-//! Only consent (`runtime.restart`) stops containers: without it a restart is left to others, or to the next `install` while
-//! none runs. Which daemons are so, and what they take up without a restart, is in `runtimes`.
+//! Containers are only stopped with consent (`runtime.restart`). Without it, the restart is left to the administrator, or to
+//! the next `install` while no container is running. `runtimes` defines which daemons behave this way, and which settings they
+//! reload.
 
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ use crate::{
     tools::systemctl,
 };
 
-/// The time limit for the daemon to take up its configuration after the signal.
+/// The time limit for the daemon to use its configuration after a reload.
 const TAKE_UP_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 impl Applier {
-    /// Makes the daemon know a runtime. It is restarted only if a reload does not help, and without consent only if that
+    /// Makes the daemon use a runtime. It is restarted only if a reload is not sufficient, and without consent only if that
     /// stops no container.
     pub(super) async fn reload(
         &self,
@@ -60,24 +61,24 @@ impl Applier {
         if taken_up.is_none() {
             return Err(Problem::new(
                 "containers-run",
-                format!("restart `{unit}`: it would stop the containers {names}"),
+                format!("restart `{unit}`: this would stop the containers {names}"),
             )
             .advice(format!(
-                "a reload did not make {name} use its configuration, so the former one is back: stop \
-                 the containers, or {} and run \
-                 `systemctl reload {unit}`, or set `runtime.restart = \"always\"`; then run the command again",
+                "a reload did not make {name} use its configuration, so the previous one was \
+                 restored. Stop the containers, or {} and run `systemctl reload {unit}`, or set \
+                 `runtime.restart = \"always\"`. Then run the command again",
                 words.spare
             )));
         }
-        // All else works.
+        // All other settings are in use.
         sink.note(&format!(
-            "{name} will use CDI from its next restart on, which would stop the containers {names}"
+            "{name} uses CDI only after its next restart, which would stop the containers {names}"
         ));
         Ok(())
     }
 
-    /// Restarts the daemon, so that it forgets a runtime, if that stops no container; otherwise returns what it keeps until
-    /// its next restart.
+    /// Restarts the daemon, so that it no longer uses a runtime, if that stops no container. Otherwise returns the part that
+    /// remains until its next restart.
     pub(super) async fn forgets(
         &self,
         daemon: &RuntimeDaemon,
@@ -107,8 +108,8 @@ impl Applier {
             return Ok(None);
         }
         let reloaded = self.signal(unit, sink).await?;
-        // New containers would be started with a default runtime whose program goes. A daemon that says nothing now may have
-        // such a one.
+        // New containers would use a default runtime whose program is removed. A daemon that does not respond may have such a
+        // default.
         let uses_another =
             (self.said(*kind).await?).is_ok_and(|config| config.default.as_ref() != Some(runtime));
         if !reloaded || !uses_another {
@@ -116,22 +117,23 @@ impl Applier {
             return Ok(left(why, "they"));
         }
         Ok(Some(Reverted::done(format!(
-            "reloaded `{unit}`; it lists the runtime {runtime} until its next restart, which \
-                 would stop the containers {containers}"
+            "reloaded `{unit}`, but it lists the runtime {runtime} until its next restart, which \
+             would stop the containers {containers}"
         ))))
     }
 
-    /// Has the daemon read its configuration again; whether systemd could.
+    /// Reloads the daemon's configuration. Returns whether systemd could do it.
     async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, Problem> {
         let output = self.exec(&systemctl::act("reload", unit), sink).await;
         let output = output.map_err(|source| Problem::tool(format!("reload `{unit}`"), source))?;
         Ok(output.ok())
     }
 
-    /// What a daemon says about itself, or why it says nothing.
+    /// The configuration that a daemon reports, or the reason it does not respond.
     async fn said(&self, kind: Daemon) -> Result<Result<Config, String>, Problem> {
         let said = kind.configured().said(self.host.reader()).await;
-        let said = said.map_err(|source| Problem::tool(format!("ask {}", kind.name()), source))?;
+        let said =
+            said.map_err(|source| Problem::tool(format!("query {}", kind.name()), source))?;
         Ok(match said {
             Said::Known(config) => Ok(config),
             Said::Silent(why) => Err(why),
@@ -143,25 +145,28 @@ impl Applier {
     /// Names of the containers that a restart of the daemon would stop.
     ///
     /// # Errors
-    /// Also if the daemon does not tell: what is not known may be stopped.
+    /// Also if the daemon does not report them, because unknown containers may be stopped.
     async fn stopped_by_restart(
         &self,
         kind: Daemon,
         unit: &str,
         words: &ReloadWords,
     ) -> Result<Vec<String>, Problem> {
-        let silent = |why: String| {
-            let name = kind.name();
-            Problem::new(
+        let silent =
+            |why: String| {
+                let name = kind.name();
+                Problem::new(
                 words.silent,
-                format!("ask {name} which containers a restart of `{unit}` would stop: {why}"),
+                format!("query {name} for the containers that a restart of `{unit}` would stop: \
+                         {why}"),
             )
             .advice(format!(
-                "see what `{}` says; when its containers may stop, run `systemctl restart {unit}`, then run the command again",
+                "check the output of `{}`. When its containers may stop, run `systemctl restart \
+                 {unit}`, then run the command again",
                 words.asks
             ))
             .of(Class::DaemonSilent)
-        };
+            };
         if (self.said(kind).await?.map_err(silent)?).spares_containers {
             return Ok(Vec::new());
         }

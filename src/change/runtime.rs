@@ -1,10 +1,9 @@
-//! The configuration of a container runtime. A change and its undo both swap it as a whole: files are written, the
-//! runtime's own program reads them before the daemon is touched, then the daemon takes them up and has to answer. Where
-//! that fails, the files are as before, and the daemon runs with them. A change writes the keys of this program, its undo
-//! takes them out.
+//! The configuration of a container runtime. A change and its undo both swap all files: the files are written, the runtime's
+//! own program validates them before the daemon is modified, then the daemon loads them and must respond. If this fails, the
+//! previous files are restored and the daemon runs with them. A change writes our keys, and its undo removes them.
 //!
-//! `nvidia-ctk runtime configure` does not do this: it writes a drop-in of the newest version, which an
-//! older root file refuses, and it checks nothing.
+//! `nvidia-ctk runtime configure` is not sufficient: it writes a drop-in file of the newest version, which an older root file
+//! does not accept, and it does not validate.
 
 use std::{
     collections::BTreeSet,
@@ -28,23 +27,22 @@ use crate::{
     tools::toolkit,
 };
 
-/// What a container runtime has to be configured with.
+/// The required configuration of a container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeSettings {
-    /// Which one.
     pub kind: Daemon,
-    /// Its unit.
+    /// The systemd unit.
     pub unit: String,
-    /// The keys to set; none if the files are right and only the daemon does not know it.
+    /// The keys to set. Empty if the files are correct and only the daemon has not loaded them.
     pub files: Vec<FileSettings>,
-    /// The name of the runtime that it has to know afterwards.
+    /// The runtime that the daemon must have afterwards.
     pub runtime: String,
-    /// Whether this has to be the default one.
+    /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether it has to give devices to containers by CDI.
+    /// Whether the daemon must use CDI for devices.
     pub cdi: bool,
-    /// Whether it may be restarted although that stops containers.
+    /// Whether the daemon may be restarted although this stops containers.
     #[serde(default)]
     pub may_stop: bool,
 }
@@ -52,16 +50,16 @@ pub struct RuntimeSettings {
 /// The permission bits of a new file.
 const MODE: u32 = 0o644;
 
-/// The time limit for a daemon to answer after it was started.
+/// The time limit for a daemon to respond after it was started.
 const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Files of a daemon that were written, and what they replaced.
+/// New files of a daemon, and the files that they replaced.
 struct Swap<'a> {
     daemon: &'a RuntimeDaemon,
-    /// The files as they were.
+    /// The previous files.
     former: &'a [FileBefore],
     created_folders: &'a [Utf8PathBuf],
-    /// The settings that the daemon must have afterwards, with its configuration before; `None` in an undo.
+    /// The required settings, with the previous configuration. `None` in an undo.
     wanted: Option<(&'a RuntimeSettings, Option<Config>)>,
 }
 
@@ -84,7 +82,7 @@ impl Applier {
         Ok(Some(diffs).filter(|diffs| !diffs.is_empty()))
     }
 
-    /// Returns the undo, which has each key with its value before: it leaves alone what others edit later.
+    /// Returns the undo, with the previous value of each key. Later edits of other keys are kept.
     pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, Problem> {
         let mut after = Vec::new();
         for one in &settings.files {
@@ -118,7 +116,7 @@ impl Applier {
         else {
             return Err(Problem::unreadable(
                 format!("configure {}", settings.kind.name()),
-                "its undo is not that of a container runtime",
+                "the undo does not belong to a container runtime",
             ));
         };
         let known = match self.validated(settings.kind, &settings.unit, &[]).await? {
@@ -140,8 +138,8 @@ impl Applier {
         self.swap(&swap, sink).await.map(drop)
     }
 
-    /// Takes the keys of a change out of the files of a daemon. If the daemon refuses the files without these keys,
-    /// they stay.
+    /// Removes the keys of a change from the files of a daemon. If the daemon rejects the files without these keys, they are
+    /// kept.
     pub(super) async fn restore_runtime(
         &self,
         daemon: &RuntimeDaemon,
@@ -164,13 +162,12 @@ impl Applier {
             created_folders,
             wanted: None,
         };
-        // If the undo could change no file, the daemon is left alone: it may not start with such a file.
+        // If the undo could not change any file, do not touch the daemon, because it may not start with such a file.
         let is_stuck = matches!(restored.ending, Reverted::Left { .. }) && !self.differ(&former)?;
         let ending = if files.is_empty() || is_stuck {
             restored.told(sink)
         } else {
-            // This is done even if nothing was left to restore: a run that was killed may not have restarted the
-            // daemon.
+            // Do this even if no file had to be restored, because an interrupted run may not have restarted the daemon.
             match self.swap(&swap, sink).await {
                 Ok(taken_up) => Reverted::of(vec![restored.told(sink), taken_up]),
                 Err(error) if error.reason == STOPPED => return Err(error),
@@ -198,12 +195,12 @@ impl Applier {
         Ok(false)
     }
 
-    /// Returns a file with its keys set, and the edits.
+    /// Returns a file with the keys set, and the edits.
     fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), Problem> {
         let unreadable =
             |why: String| Problem::unreadable(format!("set keys of `{}`", one.path), why);
         let format = Format::of(&one.path)
-            .ok_or_else(|| unreadable("its name says neither JSON nor TOML".to_owned()))?;
+            .ok_or_else(|| unreadable("its name does not end in `.json` or `.toml`".to_owned()))?;
         let text = self.host.files.read_text(&one.path)?.unwrap_or_default();
         let mut document =
             Document::parse(format, &text).map_err(|error| unreadable(error.to_string()))?;
@@ -212,8 +209,8 @@ impl Applier {
         Ok((document, edits))
     }
 
-    /// Makes the daemon use the files that were written. If it does not work with them, puts the former ones back;
-    /// the error says whether that worked.
+    /// Makes the daemon use the new files. If it does not work with them, restores the previous files. The error reports
+    /// whether this succeeded.
     async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let runtime = swap.daemon.kind.name();
         let refused: Option<Problem> = match self.refusal(swap).await {
@@ -224,7 +221,7 @@ impl Applier {
         let why = match refused {
             Some(why) => why,
             None => match self.take_up(swap, sink).await {
-                // It gave no answer, so nobody knows which configuration it runs with.
+                // It did not respond, so it is unknown which configuration it runs with.
                 Err(why) if why.class == Class::DaemonSilent => return Err(why),
                 Err(why) => why,
                 done => return done,
@@ -235,15 +232,15 @@ impl Applier {
         }
         if swap.wanted.is_some() {
             sink.note(&format!(
-                "{runtime} does not work with its new configuration; the former one is put back"
+                "{runtime} does not work with its new configuration, so the previous one is \
+                 restored"
             ));
         }
         let put_back = self.put_back_former(swap, is_seen, sink).await;
         let is_back = match &put_back {
-            // The daemon has not read the new files; or nothing is wrong, and somebody has asked to stop.
+            // The daemon has not read the new files, or there is no error and a stop was requested.
             Ok(()) => !is_seen || why.reason == STOPPED,
-            // The former files are back and the daemon was started with them. Only the wait for its answer was
-            // stopped.
+            // The previous files are restored and the daemon was started with them. Only the wait for its response was stopped.
             Err(then) => why.reason == STOPPED && then.reason == STOPPED,
         };
         if is_back {
@@ -252,7 +249,7 @@ impl Applier {
         Err(not_configured(swap.daemon, why, put_back))
     }
 
-    /// Puts the former files back. A daemon that has read the new ones is made to use the former ones.
+    /// Restores the previous files. A daemon that has read the new files must load the previous ones.
     async fn put_back_former(
         &self,
         swap: &Swap<'_>,
@@ -267,7 +264,7 @@ impl Applier {
         }
         self.remove_created(swap.created_folders)?;
         if is_seen {
-            // A restart would stop the containers of one that still runs.
+            // A restart would stop the containers of a running daemon.
             let reloads = matches!(kind.configured().pick_up(), PickUp::Reload(_));
             let goes_on = reloads && self.unit_state(unit).await?.is_active();
             let verb = if goes_on { "reload" } else { "restart" };
@@ -277,11 +274,11 @@ impl Applier {
         Ok(())
     }
 
-    /// Returns why the daemon would not work with its files. Its own program tells, without touching the daemon.
-    /// `None` if it would work, or if the program is too old to tell.
+    /// Returns the reason the daemon would not work with its files. Its own program validates them, without touching the
+    /// daemon. `None` if it would work, or if the program is too old to validate.
     async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        // In an undo, the packages of the daemon may be gone already.
+        // In an undo, the packages of the daemon may already be removed.
         if swap.wanted.is_none()
             && !(self.unit_state_if_any(unit).await?).is_some_and(|state| state.exists())
         {
@@ -295,7 +292,7 @@ impl Applier {
         })
     }
 
-    /// What the program of a daemon makes of its files.
+    /// Validates the files with the daemon's own program.
     async fn validated(
         &self,
         kind: Daemon,
@@ -307,15 +304,15 @@ impl Applier {
             .await;
         read.map_err(|error| match error {
             ReadError::Files(error) => error.into(),
-            ReadError::Exec(error) => Problem::tool(format!("ask {}", kind.name()), error),
+            ReadError::Exec(error) => Problem::tool(format!("query {}", kind.name()), error),
         })
     }
 
-    /// Makes the daemon use the files, and waits until it answers with them.
+    /// Makes the daemon load the files, and waits until it responds with them.
     async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        // A daemon that does not run reads the files when it starts: after a change when the machine boots, after an
-        // undo when somebody starts it.
+        // A daemon that is not running reads the files when it starts: after a change at the next boot, after an undo when it
+        // is started manually.
         let runs = match swap.wanted {
             Some(_) => !self.unit_state(unit).await?.is_not_booted(),
             None => (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active()),
@@ -339,14 +336,14 @@ impl Applier {
         Ok(Reverted::done(format!("restarted `{unit}`")))
     }
 
-    /// Waits until a daemon can be used; `for_kubelet`, too, if it is containerd.
+    /// Waits until a daemon can be used. If `for_kubelet` is set, containerd must also serve the kubelet.
     async fn answers(
         &self,
         kind: Daemon,
         for_kubelet: bool,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let what = "wait for the container runtime to answer";
+        let what = "wait for the container runtime to respond";
         let ready = self
             .awaited(what, ANSWER_TIME_LIMIT, || async {
                 let flaw = self.flaw(kind, for_kubelet, sink).await?;
@@ -358,12 +355,12 @@ impl Applier {
         }
         let why = (self.flaw(kind, for_kubelet, sink).await?).unwrap_or_default();
         let (name, seconds) = (kind.name(), ANSWER_TIME_LIMIT.as_secs());
-        let what = format!("see {name} work within {seconds} s: {why}");
+        let what = format!("wait until {name} responds (within {seconds} s): {why}");
         Err(Problem::new("runtime-silent", what))
     }
 
-    /// Returns why a daemon cannot be used yet. `None` if it can, or if its client is not installed and it cannot be
-    /// asked.
+    /// Returns the reason a daemon cannot be used yet. `None` if it can, or if its client is not installed and it cannot be
+    /// queried.
     async fn flaw(
         &self,
         kind: Daemon,
@@ -373,14 +370,15 @@ impl Applier {
         let said = (kind.configured())
             .answers(self.host.reader(), for_kubelet)
             .await;
-        let said = said.map_err(|source| Problem::tool(format!("ask {}", kind.name()), source))?;
+        let said =
+            said.map_err(|source| Problem::tool(format!("query {}", kind.name()), source))?;
         for note in &said.notes {
             sink.line(note);
         }
         Ok(said.flaw)
     }
 
-    /// Returns the answer of a program, whatever its exit status; `None` if it is not installed.
+    /// Returns the output of a program, regardless of its exit status. `None` if it is not installed.
     pub(super) async fn answer_of(
         &self,
         program: &str,
@@ -389,7 +387,7 @@ impl Applier {
         match self.host.reader().query(query).await {
             Ok(output) => Ok(Some(output)),
             Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(Problem::tool(format!("ask {program}"), source)),
+            Err(source) => Err(Problem::tool(format!("query {program}"), source)),
         }
     }
 }
@@ -398,13 +396,12 @@ impl Applier {
 fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Problem>) -> Problem {
     let (runtime, unit) = (daemon.kind.name(), &daemon.unit);
     let see =
-        format!("see what {unit} says (`journalctl --unit={unit}`), correct its configuration");
+        format!("check the log (`journalctl --unit={unit}`), correct the configuration of {unit}");
     match put_back {
         Ok(()) => {
-            let what = format!(
-                "configure {runtime}, which has its former configuration again and works with it"
-            );
-            // What helps against the cause comes first.
+            let what =
+                format!("configure {runtime}: its previous configuration was restored and works");
+            // The remedy for the cause comes first.
             let hint = why.hint.clone();
             Problem::new("configuration-put-back", what)
                 .advice(hint.unwrap_or_else(|| format!("{see}, and run the command again")))
@@ -413,7 +410,7 @@ fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Pro
         Err(then) => {
             let then = one_line(&then);
             let what =
-                format!("configure {runtime}, and put its former configuration back ({then})");
+                format!("configure {runtime}, and restore its previous configuration ({then})");
             Problem::new("configuration-not-put-back", what)
                 .advice(format!(
                     "{see} until `systemctl restart {unit}` succeeds, and run the command again"
@@ -423,24 +420,24 @@ fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Pro
     }
 }
 
-/// Returns the error for a daemon whose own program refuses its files.
+/// Returns the error for a daemon whose own program rejects its files.
 fn refused(swap: &Swap<'_>, why: &str) -> Problem {
     let runtime = swap.daemon.kind.name();
     let what = match swap.wanted {
         Some(_) => format!("use the new configuration of {runtime}: {why}"),
         None => {
-            format!("{runtime} refuses its configuration without the keys of this program: {why}")
+            format!("{runtime} rejects its configuration without the keys of gpu-bootstrap: {why}")
         }
     };
     Problem::new("configuration-refused", what)
         .advice(format!(
-            "{runtime} was not restarted, and its files are as before; correct what it names in \
-             them, and run the command again"
+            "{runtime} was not restarted, and its files are unchanged. Correct the reported error \
+             in them, and run the command again"
         ))
         .of(Class::ConfigurationRefused)
 }
 
-/// Returns the end of an undo whose files stay, because the daemon does not work without the change.
+/// Returns the result of an undo that kept the files, because the daemon does not work without the change.
 fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     let paths: Vec<String> = (swap.former.iter())
         .map(|file| format!("`{}`", file.path))
@@ -452,28 +449,32 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     Reverted::left(
         format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
         format!(
-            "{why}; correct what it names, and run the same command again: until then the program that the keys name stays"
+            "{why}. Correct the reported error and run the same command again; until then the \
+             program of these keys is kept"
         ),
     )
 }
 
-/// Returns why a configuration is not the wanted one; `None` if it is.
+/// Returns how a configuration differs from the required one. `None` if it does not.
 fn flaw(now: &Config, swap: &Swap<'_>) -> Option<String> {
     let default = now.default.as_deref();
     let Some((settings, before)) = &swap.wanted else {
         let lost = default.filter(|name| !now.runtimes.contains(*name));
         return lost
-            .map(|name| format!("its default runtime would be {name}, which it would not know"));
+            .map(|name| format!("its default runtime would be {name}, which is not configured"));
     };
     let lost: Vec<&str> = (before.iter())
         .flat_map(|before| before.runtimes.difference(&now.runtimes))
         .map(String::as_str)
         .collect();
     if !lost.is_empty() {
-        Some(format!("it would lose the runtime {}", lost.join(", ")))
+        Some(format!(
+            "the configured runtime {} would be lost",
+            lost.join(", ")
+        ))
     } else if !now.runtimes.contains(&settings.runtime) {
         Some(format!(
-            "it would not know the runtime {}",
+            "the runtime {} would not be configured",
             settings.runtime
         ))
     } else if settings.default && default != Some(&settings.runtime) {
@@ -493,13 +494,13 @@ mod tests {
     use crate::{error::causes, exit::Exit};
 
     #[test]
-    fn what_helps_is_told_where_a_daemon_does_not_work_with_its_configuration() {
+    fn daemon_failure_shows_remedy_of_its_cause() {
         let daemon = RuntimeDaemon {
             kind: Daemon::Docker,
             unit: "docker.service".into(),
             runtime: "nvidia".into(),
         };
-        let silent = || Problem::new("runtime-silent", "see docker work within 30 s");
+        let silent = || Problem::new("runtime-silent", "wait until docker responds (within 30 s)");
         let helped = || silent().advice("stop the containers");
         for (why, put_back, reason, hint) in [
             (
@@ -527,12 +528,12 @@ mod tests {
                 error.hint.as_ref().is_some_and(|told| told.contains(hint)),
                 "{error:?}"
             );
-            assert_eq!(causes(&error), ["see docker work within 30 s"]);
+            assert_eq!(causes(&error), ["wait until docker responds (within 30 s)"]);
         }
     }
 
     #[test]
-    fn a_refusal_says_whether_a_change_or_its_undo_was_refused() {
+    fn rejection_distinguishes_change_and_undo() {
         let daemon = RuntimeDaemon {
             kind: Daemon::Containerd,
             unit: "containerd.service".into(),
@@ -553,10 +554,10 @@ mod tests {
                 .is_some_and(|hint| hint.contains("was not restarted"))
         );
         let Reverted::Left { why, .. } = left(&undo, &error) else {
-            panic!("the file stays");
+            panic!("the file must be kept");
         };
         assert!(
-            why.starts_with("containerd refuses its configuration without the keys"),
+            why.starts_with("containerd rejects its configuration without the keys"),
             "{why}"
         );
     }

@@ -1,4 +1,4 @@
-//! Tools that write the files that the change names.
+//! Runs tools that write the files listed in the change.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use super::{Applier, FileAfter, Problem, Sink, Undo};
 use crate::host::{Cmd, FileKind};
 
-/// The time limit of a tool: `nvidia-ctk` and the like need seconds, but hang on a faulty GPU.
+/// The time limit of a tool. `nvidia-ctk` and similar tools take seconds, but hang on a faulty GPU.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 impl Applier {
@@ -19,7 +19,7 @@ impl Applier {
     ) -> Result<Undo, Problem> {
         if writes.is_empty() {
             return Ok(Undo::Impossible {
-                what: format!("the effect of this: {purpose}"),
+                what: format!("the effect of: {purpose}"),
                 why: "the tool cannot undo it".to_owned(),
             });
         }
@@ -46,7 +46,7 @@ impl Applier {
             return Err(Problem::unreadable(purpose, "the command is empty"));
         };
         for folder in writes.iter().filter_map(|path| path.parent()) {
-            // Not every tool creates the folders that it writes to.
+            // Some tools do not create their output directories.
             if self.host.files.stat(folder)?.is_none() {
                 self.host.files.create_folder(folder, 0o755)?;
             }
@@ -56,8 +56,7 @@ impl Applier {
         self.sync(writes)
     }
 
-    /// Syncs the files that a tool wrote to disk. Most tools do not, and after a power cut the
-    /// journal must not say that the change was applied while the file is lost.
+    /// Syncs the files that a tool wrote. Most tools do not sync, but after a power loss a recorded change must not be lost.
     pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), Problem> {
         let files = &self.host.files;
         for path in writes {

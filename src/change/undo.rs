@@ -1,5 +1,5 @@
-//! The undo of a change, as data: captured from the machine before the change, completed after it,
-//! and kept in the journal. Only what this program changed is ever undone.
+//! The undo of a change, as data: captured from the machine before the change, completed after it, and stored in the journal.
+//! Only our own changes are undone.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ use crate::config::desired::{Daemon, RuntimeKind};
     rename_all_fields = "kebab-case"
 )]
 pub enum Undo {
-    /// The change leaves nothing that must be undone.
+    /// The change has no effect that must be undone.
     Nothing {
-        /// Why there is nothing to undo.
+        /// The reason.
         why: String,
     },
     /// The change cannot be undone.
     Impossible {
-        /// What stays.
+        /// The remaining part.
         what: String,
         /// The reason.
         why: String,
@@ -38,90 +38,76 @@ pub enum Undo {
     RestoreFiles {
         /// All files that the change writes or removes.
         files: Vec<FileBefore>,
-        /// Folders that the change created, outermost first; removed if they are empty.
+        /// Directories that the change created, outermost first. They are removed if they are empty.
         created_folders: Vec<Utf8PathBuf>,
-        /// The daemon of a container runtime that takes up what is restored.
+        /// The daemon that must load the restored files.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         daemon: Option<RuntimeDaemon>,
     },
     /// Undo a transaction of the package manager.
     Packages {
-        /// The name of the transaction's record, which exists from its first command on.
+        /// The name of the transaction's record, which exists from the first command of the transaction.
         #[serde(rename = "before")]
         transaction: String,
-        /// What the transaction did; `None` while it has not ended.
+        /// The effects of the transaction. `None` while it is incomplete.
         #[serde(rename = "traces")]
         effects: Option<Box<Effects>>,
     },
-    /// Enable the stream of a module that was enabled before, or none.
+    /// Enable the previous module stream, or none.
     RestoreStream(RestoreStream),
     /// Release holds that the change set.
     Unhold(Unhold),
     /// Restore the state of a unit.
     RestoreUnit(RestoreUnit),
-    /// Make services read again what earlier undos restored.
+    /// Make services load restored files.
     Afterwards {
-        /// What follows, in order.
+        /// The follow-up actions, in order.
         then: Vec<Afterwards>,
     },
     /// Unload a module that the change loaded.
-    UnloadModule {
-        /// The kernel module.
-        module: String,
-    },
+    UnloadModule { module: String },
     /// Remove a DKMS module from one kernel.
     RemoveModuleBuild {
         /// Its DKMS name.
         module: String,
-        /// Its version.
         version: String,
-        /// The kernel release.
         kernel: String,
     },
     /// Remove an image that the change pulled.
-    RemoveImage {
-        /// The container runtime.
-        runtime: RuntimeKind,
-        /// The image.
-        image: String,
-    },
+    RemoveImage { runtime: RuntimeKind, image: String },
     /// Leave a cluster that the change joined.
     LeaveCluster(LeaveCluster),
-    /// Give a node the labels that it had.
+    /// Restore the previous labels of a node.
     RestoreLabels(RestoreLabels),
-    /// Set kernel parameters to their values before.
+    /// Set kernel parameters to their previous values.
     RestoreSysctls {
-        /// The values before, by name.
+        /// The previous values by name.
         values: BTreeMap<String, String>,
-        /// The values that the change sets: one with another value by then is somebody else's.
+        /// The values that the change sets. A different value at the time of the undo was set by another program.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         ours: BTreeMap<String, String>,
     },
-    /// Use swap areas again.
+    /// Turn on swap areas.
     TurnOnSwap {
         /// Files and devices.
         areas: Vec<String>,
     },
     /// Several undos, in the order in which they run.
-    Several {
-        /// The undos.
-        undos: Vec<Undo>,
-    },
+    Several { undos: Vec<Undo> },
 }
 
-/// The daemon of a container runtime in whose files a change has set keys.
+/// A container runtime daemon in whose files a change has set keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeDaemon {
-    /// Which one.
     pub kind: Daemon,
-    /// Its unit.
+    /// The systemd unit.
     pub unit: String,
-    /// The name of the runtime that the keys make known to it.
+    /// The runtime that the keys define.
     pub runtime: String,
 }
 
-/// What follows after files were restored.
+/// An action after files were restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "then",
@@ -129,28 +115,20 @@ pub struct RuntimeDaemon {
     rename_all_fields = "kebab-case"
 )]
 pub enum Afterwards {
-    /// A running unit reads its configuration again.
-    RestartUnit {
-        /// The unit.
-        unit: String,
-    },
-    /// The initial RAM filesystem of a kernel, which contains a copy of the files, is rebuilt.
-    RebuildInitramfs {
-        /// The kernel release.
-        kernel: String,
-    },
+    /// Restart a running unit, so that it reads its configuration.
+    RestartUnit { unit: String },
+    /// Rebuild the initramfs of a kernel, which contains a copy of the files.
+    RebuildInitramfs { kernel: String },
 }
 
 /// A file before and after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileBefore {
-    /// Its path.
     pub path: Utf8PathBuf,
-    /// The file before the change; `None` if there was none.
+    /// The file before the change, or `None` if it did not exist.
     pub before: Option<Saved>,
-    /// The file after the change. If the file differs from it at the time of the undo, somebody
-    /// else has changed it.
+    /// The file after the change. If the file differs at the time of the undo, it was modified by another program.
     pub after: FileAfter,
 }
 
@@ -162,23 +140,22 @@ pub struct FileBefore {
     rename_all_fields = "kebab-case"
 )]
 pub enum FileAfter {
-    /// Unknown, because the change has not ended.
+    /// Unknown, because the change is incomplete.
     Unknown,
-    /// There is no file.
+    /// The file does not exist.
     Absent,
-    /// A file whose content changes with each boot.
+    /// A file whose content changes at each boot.
     Any,
     /// A file with this content.
     File {
         /// SHA-256 of the content.
         sha256: String,
     },
-    /// A JSON or TOML file with this content. If somebody else has changed it, the edits are taken back one by
-    /// one.
+    /// A JSON or TOML file with this content. If it was modified since, the edits are reverted by key.
     Edited {
         /// SHA-256 of the content.
         sha256: String,
-        /// What the change edited.
+        /// The edits of the change.
         edits: Vec<Edit>,
     },
     /// A symbolic link.
@@ -192,25 +169,23 @@ pub enum FileAfter {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Saved {
-    /// SHA-256 of the content, which is the name of the backup; for a link, of its target.
+    /// SHA-256 of the content, which is the name of the backup. For a symlink, SHA-256 of its target.
     pub sha256: String,
     /// Permission bits.
     pub mode: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
-    /// The target if it was a symbolic link; then there is no backup.
+    /// The target of a symbolic link. A link has no backup.
     pub link: Option<Utf8PathBuf>,
 }
 
 impl Undo {
-    /// Nothing must be undone, for this reason.
+    /// Nothing must be undone, with the reason.
     pub fn nothing(why: impl Into<String>) -> Self {
         Self::Nothing { why: why.into() }
     }
 
-    /// Whether there is nothing to undo.
+    /// Returns `true` if there is nothing to undo.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         match self {
@@ -226,14 +201,14 @@ impl Undo {
         }
     }
 
-    /// Whether the undo has a part that comes last, see [`Self::split_unloading`].
+    /// Returns `true` if a part of the undo must run last, see [`Self::split_unloading`].
     #[must_use]
     pub fn unloads(&self) -> bool {
         self.split_unloading().0.is_some()
     }
 
-    /// Splits the undo into the part that unloads kernel modules or restores kernel parameters, which daemons need until
-    /// their packages are removed, and the rest.
+    /// Splits the undo into the part that unloads kernel modules or restores kernel parameters, which daemons need until their
+    /// packages are removed, and the rest.
     #[must_use]
     pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {
@@ -255,24 +230,28 @@ impl Undo {
         }
     }
 
-    /// Merges this undo and that of the preceding change, if one can do the work of both: two
-    /// purges are one run of the package manager, and two restarts of a unit are one.
+    /// Merges this undo with the undo of the preceding change if possible: two purges become one run of the package manager,
+    /// and two restarts of a unit become one.
     #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {
             (
                 Self::Packages {
+                    transaction: later,
                     effects: Some(mine),
-                    ..
                 },
                 Self::Packages {
                     transaction,
                     effects: Some(theirs),
                 },
-            ) => Some(Self::Packages {
-                transaction: transaction.clone(),
-                effects: Some(Box::new(theirs.and_then(mine))),
-            }),
+            ) => {
+                let mut effects = theirs.and_then(mine);
+                effects.merged.insert(later.clone());
+                Some(Self::Packages {
+                    transaction: transaction.clone(),
+                    effects: Some(Box::new(effects)),
+                })
+            }
             (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
                 Some(Self::Afterwards {
                     then: union(theirs, mine),
@@ -295,7 +274,7 @@ fn union(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
 }
 
 impl FileAfter {
-    /// Whether a file is as the change left it. `now` never has edits.
+    /// Returns `true` if a file is in the state after the change. `now` never contains edits.
     #[must_use]
     pub fn is(&self, now: &Self) -> bool {
         match (self, now) {
@@ -312,7 +291,7 @@ mod tests {
     use crate::work::Reverted;
 
     #[test]
-    fn two_restarts_of_a_unit_are_one() {
+    fn two_restarts_of_a_unit_are_merged() {
         let restart = |unit: &str| Undo::Afterwards {
             then: vec![Afterwards::RestartUnit { unit: unit.into() }],
         };
@@ -326,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_stays_outweighs_the_other_results() {
+    fn remaining_part_takes_precedence_over_other_results() {
         let done = Reverted::Done { what: "a".into() };
         let left = Reverted::Left {
             what: "b".into(),

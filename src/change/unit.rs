@@ -1,4 +1,4 @@
-//! Units: enabled, started, restarted, and restored.
+//! Enables, starts, restarts and restores units.
 
 use std::time::Duration;
 
@@ -10,28 +10,27 @@ use crate::{
     tools::{initramfs, systemctl},
 };
 
-/// The result of a unit that systemd does not start because it was started too often. Source: systemd.exec(5),
+/// The result of a unit that systemd no longer starts because it was started too often. Source: systemd.exec(5),
 /// `$SERVICE_RESULT`.
 const START_LIMIT: &str = "start-limit-hit";
 
-/// The time limit for a unit to become active after systemd has started it.
+/// The time limit for a unit to become active after it was started.
 const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// The pause between two reads of the unit's state.
+/// The polling interval of the unit state.
 const POLL: Duration = Duration::from_millis(500);
 
 /// Restores the state of a unit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreUnit {
-    /// The unit.
     pub unit: String,
-    /// Whether it was enabled.
+    /// Whether the unit was enabled.
     pub enabled: bool,
-    /// Whether it was masked.
+    /// Whether the unit was masked.
     pub masked: bool,
-    /// Whether it was running. `None`: the change neither started nor stopped it, nor does its
-    /// undo, because the unit that resumes a run after a reboot runs this undo itself.
+    /// Whether the unit was running. `None` if the change neither starts nor stops it. Its undo does not either, because the
+    /// unit that resumes a run after a reboot runs this undo itself.
     pub active: Option<bool>,
 }
 
@@ -86,8 +85,8 @@ impl Applier {
         self.bring_up("restart", unit, sink).await
     }
 
-    /// Makes systemd reload unit files only if it must: a reload re-applies the device rules of all
-    /// running containers, and some lose their GPUs by that.
+    /// Reloads systemd's unit files only if necessary, because a reload re-applies the device rules of all running containers,
+    /// and some lose access to their GPUs.
     pub(super) async fn reload_if_needed(
         &self,
         unit: &str,
@@ -97,7 +96,7 @@ impl Applier {
             return Ok(());
         }
         let query = systemctl::needs_reload(unit);
-        let what = "ask whether unit files changed";
+        let what = "query whether unit files have changed";
         let output = self
             .host
             .reader()
@@ -133,18 +132,18 @@ impl Applier {
         let before = self.unit_state(unit).await?;
         if before.is_not_booted() {
             sink.note(&format!(
-                "`{unit}` starts when the machine boots: no systemd runs here"
+                "`{unit}` starts at the next boot, because systemd is not running here"
             ));
             return Ok(());
         }
         if before.active == "failed" {
-            // Otherwise systemd's start limit may refuse a unit that has failed often.
+            // Otherwise systemd's start limit may block a unit that has failed often.
             self.tool(&what, &reset, sink).await?;
         }
         let cmd = systemctl::act(verb, unit);
         let tool = |source| Problem::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
-        // One that systemd starts again by itself counts as no failed one until then.
+        // A unit that systemd restarts automatically is not in the failed state until then.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
             self.tool(&what, &reset, sink).await?;
             ran = self.exec(&cmd, sink).await.map_err(tool)?;
@@ -153,7 +152,7 @@ impl Applier {
         let started = clock.monotonic();
         loop {
             let state = self.unit_state(unit).await?;
-            // A oneshot unit that has ended successfully counts as started.
+            // A oneshot unit that has exited successfully counts as started.
             let ended_well = state.active == "inactive" && state.result == "success" && ran.ok();
             if ran.ok() && (state.is_active() || ended_well) {
                 return Ok(());
@@ -169,7 +168,7 @@ impl Applier {
         }
     }
 
-    /// The last journal lines of the unit; without a journal, the error of systemctl.
+    /// The last journal lines of the unit, or the error of systemctl if there is no journal.
     async fn last_words(&self, unit: &str, ran: &Output) -> Option<String> {
         let said = ran.stderr.trim();
         let journal = self.words_of(unit).await;
@@ -183,11 +182,11 @@ impl Applier {
     ) -> Result<Reverted, Problem> {
         let (unit, active) = (&*undo.unit, undo.active);
         let now = self.unit_state(unit).await?;
-        // Without systemd only its files can be restored.
+        // Without systemd only the unit files can be restored.
         let active = active.filter(|_| !now.is_not_booted());
         if !now.exists() {
             return Ok(Reverted::nothing(format!(
-                "`{unit}` is not installed any more"
+                "`{unit}` is no longer installed"
             )));
         }
         let mut done = Vec::new();
@@ -199,7 +198,7 @@ impl Applier {
             ("disable", !undo.enabled && now.file == "enabled"),
             ("enable", undo.enabled && now.file == "disabled"),
             ("mask", undo.masked && now.load != "masked"),
-            // One that somebody has masked since is not started against that.
+            // Do not start a unit that was masked since.
             (
                 "start",
                 active == Some(true) && now.is_loaded() && !now.is_active(),
@@ -213,13 +212,13 @@ impl Applier {
             }
         }
         Ok(if done.is_empty() {
-            Reverted::nothing(format!("`{unit}` is as it was"))
+            Reverted::nothing(format!("`{unit}` is unchanged"))
         } else {
             Reverted::done(done.join(", "))
         })
     }
 
-    /// Makes units and initial RAM filesystems use restored files.
+    /// Makes units and initramfs images use restored files.
     pub(super) async fn afterwards(
         &self,
         then: &[Afterwards],
@@ -237,7 +236,7 @@ impl Applier {
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
                         .is_none()
                     {
-                        Reverted::nothing(format!("kernel {kernel} is not installed any more"))
+                        Reverted::nothing(format!("kernel {kernel} is no longer installed"))
                     } else {
                         self.rebuild_initramfs(std::slice::from_ref(kernel), sink)
                             .await?;
@@ -272,7 +271,7 @@ impl Applier {
     }
 }
 
-/// The error of a unit that did not reach the wanted state, with the last lines of its journal.
+/// The error of a unit that did not reach the required state, with its last journal lines.
 fn failed(what: &str, state: &str, words: Option<String>) -> Problem {
     Problem::new("unit-failed", format!("{what}: the unit is {state}")).telling(words)
 }

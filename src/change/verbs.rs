@@ -1,4 +1,4 @@
-//! What the engine needs of the verbs. [`Applier`](super::Applier) implements it for a machine; tests of the engine
+//! The interface of the change kinds for the engine. [`Applier`](super::Applier) implements it for a machine. Engine tests
 //! implement it in memory.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -8,59 +8,58 @@ use async_trait::async_trait;
 use super::{Change, Problem, Reverted, Sink, Undo, packages::Withdrawn};
 use crate::config::desired::Desired;
 
-/// Describes, applies and undoes changes.
+/// Describes, applies and reverts changes.
 #[async_trait]
 pub trait Verbs: Send + Sync {
-    /// The same verbs for a run that wants something else. It knows nothing of what the run before has read; `holds` are
-    /// packages that this program holds.
+    /// Creates an instance for a run with another desired state, without cached data. `holds` are the packages that
+    /// gpu-bootstrap holds.
     fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn Verbs>;
 
-    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls it before
-    /// anything else and at its end, and never in between: a transaction or a build of another step may be under way.
+    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first
+    /// and at its end, but never in between, because a transaction or a build of another step may be in progress.
     async fn resume_paused(&self, sink: &dyn Sink);
 
-    /// A unified diff or the package manager's simulation; changes nothing.
+    /// Returns a unified diff or the package manager's simulation, without changing anything.
     ///
     /// # Errors
-    /// When the machine could not be looked at, or the simulation was refused.
+    /// If the machine could not be inspected, or if the simulation failed.
     async fn preview(&self, change: &Change) -> Result<Option<String>, Problem>;
 
-    /// Finds what would certainly refuse the change, before the first change of a run. Changes
-    /// nothing.
+    /// Detects errors that would certainly prevent the change, before the first change of a run. Changes nothing.
     ///
     /// # Errors
-    /// The refusal.
+    /// The detected error.
     async fn rehearse(&self, change: &Change) -> Result<(), Problem>;
 
-    /// How the change will be undone, as far as can be said before; may store backups.
+    /// Returns the undo of the change, if known in advance. May store backups.
     ///
     /// # Errors
-    /// When the machine could not be looked at.
+    /// If the machine could not be inspected.
     async fn capture(&self, change: &Change) -> Result<Undo, Problem>;
 
-    /// Applies it. Returns the exact undo.
+    /// Applies the change and returns its exact undo.
     ///
     /// # Errors
-    /// When it failed, whatever it did until then.
+    /// If it failed. It may have been applied in part.
     async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem>;
 
-    /// The exact undo of a change that was cut off: before compared with now.
+    /// Returns the exact undo of an interrupted change, by comparing the previous state with the current one.
     ///
     /// # Errors
-    /// When the machine could not be looked at.
+    /// If the machine could not be inspected.
     async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem>;
 
-    /// Undoes it.
+    /// Reverts the change.
     ///
     /// # Errors
-    /// When it failed. The change stands then.
+    /// If it failed. The change remains applied.
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem>;
 
-    /// Undoes the part of it that is no longer wanted. `wanted` are names of packages that stay, with
-    /// all that they need; `holds` are packages that this program holds.
+    /// Reverts the obsolete part of the change. `wanted` are the names of packages to keep with their dependencies, and `holds`
+    /// are packages that gpu-bootstrap holds.
     ///
     /// # Errors
-    /// When it failed. The change stands then.
+    /// If it failed. The change remains applied.
     async fn withdraw(
         &self,
         undo: &Undo,
@@ -70,13 +69,13 @@ pub trait Verbs: Send + Sync {
     ) -> Result<Withdrawn, Problem>;
 }
 
-/// The verbs of `check`: there are none.
+/// The implementation for `check`, which makes no changes.
 #[derive(Debug, Clone, Copy)]
 pub struct NoVerbs;
 
-/// A bug: `check` tried to change something.
+/// A bug: `check` tried to make a change.
 fn only_looks() -> Problem {
-    Problem::bug("change the machine: `check` only looks")
+    Problem::bug("change the machine: `check` is read-only")
 }
 
 #[async_trait]
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_check_is_a_bug() {
+    async fn change_during_check_is_a_bug() {
         let undo = Undo::Nothing { why: String::new() };
         let (change, none) = (Change::RefreshRepositories, BTreeSet::new());
         let refused = [
@@ -150,7 +149,7 @@ mod tests {
             NoVerbs.withdraw(&undo, &none, &none, &Quiet).await.err(),
         ];
         for error in refused {
-            let error = error.expect("check only looks");
+            let error = error.expect("check is read-only");
             assert_eq!((error.exit, error.reason), (Exit::Internal, "bug"));
         }
     }

@@ -36,6 +36,9 @@ const RANCHER: &str = "/var/lib/rancher";
 /// There only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
+/// Exists only with cgroup v1, which systemd mounts below `/sys/fs/cgroup`.
+const CGROUP_V1: &str = "/sys/fs/cgroup/systemd";
+
 const TAINTS: Id = Id::new("k8s.taints");
 const TAINTS_DOC: &str =
     "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
@@ -139,7 +142,8 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        cgroup_v1: !files.exists(CGROUP_V2.into())?,
+        // A partial tree may lack both.
+        cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
             false => network_lacks(files)?,
@@ -367,15 +371,27 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
 /// Whether the kubelet goes with API server, container runtime and kernel.
 fn versions(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, status, why);
+    let unknown = |status, why| match state.cgroup_v1 {
+        // A kubelet that does not start is not reported by the cluster.
+        true => Finding {
+            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "{}, and the version of this kubelet is unknown",
+                    skew::CGROUP_V1
+                ),
+            )
+        },
+        false => say(status, why),
+    };
     let node = match known(state) {
         Ok((_, node)) => node,
-        Err((status, why)) => return say(status, why),
+        Err((status, why)) => return unknown(status, why),
     };
     let Some(kubelet) = &node.kubelet else {
-        return say(
-            Verdict::Unknown,
-            "the cluster does not tell the version of the kubelet".to_owned(),
-        );
+        let why = "the cluster does not report the kubelet version".to_owned();
+        return unknown(Verdict::Unknown, why);
     };
     // As `containerd://1.7.28`.
     let runtime = (node.runtime.as_deref()).and_then(|text| text.split_once("://"));
@@ -403,10 +419,13 @@ fn versions(state: &ClusterState) -> Finding {
     }
     // The kubelet runs all the same: its configuration says so.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
-        return say(
-            Verdict::Warn,
-            format!("{why}, unless its configuration has `failCgroupV1: false`"),
-        );
+        return Finding {
+            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!("{why}, unless its configuration has `failCgroupV1: false`"),
+            )
+        };
     }
     let untested = runtime.and_then(|(runtime, version)| {
         let (why, link) = runtime.untested_kubelet(kubelet, version)?;
@@ -547,7 +566,9 @@ mod tests {
             let found = renamed(says);
             assert_eq!(found.status, Verdict::Fail);
             assert!(
-                found.why.starts_with("the kubelet uses the name `gpu-2`"),
+                found
+                    .why
+                    .starts_with("the kubelet uses the node name `gpu-2`"),
                 "{}",
                 found.why
             );
@@ -666,6 +687,13 @@ mod tests {
             with("v1.36.0", "containerd://1.7.28", false), Verdict::Warn, "at least 2.0";
             with("v1.37.0", "containerd://2.1.4", false), Verdict::Fail, "newer";
             with("v1.36.0", "cri-o://1.33.0", true), Verdict::Warn, "cgroup v1";
+            // The kubelet does not start, so the cluster does not report it.
+            versions(&ClusterState {
+                cgroup_v1: true,
+                ..state(Registered::Silent("connection refused".to_owned()), None)
+            }), Verdict::Warn, "from 1.35 on does not start, and the version of this kubelet is unknown";
+            versions(&state(Registered::Silent("connection refused".to_owned()), None)),
+                Verdict::Unknown, "connection refused";
         } {
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(finding.status, Verdict::Fail);
         assert_eq!(
             finding.why,
-            "`setup.service` sees another `/dev`, unlike the machine, because of `PrivateDevices=yes`"
+            "`setup.service` has a private view of the machine: a private `/dev`, caused by `PrivateDevices=yes`"
         );
     }
 

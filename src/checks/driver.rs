@@ -58,6 +58,9 @@ struct DriverState {
 /// A GPU may be bound to a driver whose version was not recorded.
 const NO_VERSION: &str = "nothing tells the version of a driver";
 
+/// The remedy if no supported branch supports the GPUs.
+const REPLACE: &str = "plan to replace the GPUs: no supported driver branch supports them";
+
 /// Why no GPU is judged although the machine has some.
 const NOT_OURS: &str = "every GPU is a vGPU, or is reserved for virtual machines";
 
@@ -142,10 +145,10 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
         Some(Support::Ended) => Finding {
             observed: Some(modules.clone()),
             expected: Some("a branch that gets fixes".to_owned()),
-            remedy: Some("plan to replace the GPUs: no newer driver will drive them".to_owned()),
+            remedy: Some(REPLACE.to_owned()),
             ..say(
                 Verdict::Warn,
-                format!("{modules} is the best driver, and it gets no fixes any more"),
+                format!("{modules} is the best driver, but it is end-of-life"),
             )
         },
         _ => say(
@@ -202,12 +205,20 @@ fn owned(owner: &Owner, flavour: Option<Flavour>) -> String {
     }
 }
 
-fn remedy(state: &DriverState, best: Option<&Best>) -> Option<String> {
+fn remedy(matrix: &Matrix, state: &DriverState, best: Option<&Best>) -> Option<String> {
     if let Some(owner) = &state.owner {
         return Some(owned(owner, None));
     }
-    let there = state.version().map(|(version, _)| version.branch());
+    let found = state.version().map(|(version, _)| version);
+    let there = found.map(DriverVersion::branch);
+    let has_ended = |branch| {
+        let row = matrix.branch(branch);
+        row.is_some_and(|row| row.support == Support::Ended)
+    };
     match best {
+        Some(Ok(best)) if has_ended(best.branch) && found >= Some(&best.recommended) => {
+            Some(REPLACE.to_owned())
+        }
         Some(Ok(best)) if Some(best.branch) == there && state.wanted == there => Some(format!(
             "upgrade the packages of the driver to the newest version of branch {}",
             best.branch
@@ -327,19 +338,33 @@ fn version(
     }
     Finding {
         observed,
-        remedy: is_bad.then(|| remedy(state, best)).flatten(),
+        remedy: is_bad.then(|| remedy(matrix, state, best)).flatten(),
         ..say(status, text)
     }
 }
 
-/// Judges whether the version that was found lacks fixes of NVIDIA's security bulletins.
-fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
+/// Checks the installed version against NVIDIA's security bulletins. `other` is the remedy of [`version`], if it has one: both
+/// findings are about the same driver, so a second remedy would contradict it.
+fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
     let observed = Some(format!("{version} ({how})"));
     let branch = version.branch();
+    if let Some(ended) = security::end_of_life(matrix, version) {
+        return Finding {
+            observed,
+            expected: Some("a branch that gets security fixes".to_owned()),
+            remedy: Some(match (&state.owner, other) {
+                (Some(owner), _) => owned(owner, None),
+                (None, Some(other)) => other.to_owned(),
+                (None, None) => "install a driver of a supported branch".to_owned(),
+            }),
+            links: vec![ended.link],
+            ..say(Verdict::Warn, ended.why)
+        };
+    }
     match security::of_driver(matrix, version) {
         None => Finding {
             observed,
@@ -350,10 +375,13 @@ fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
         },
         Some(lacking) => Finding {
             observed,
-            expected: Some(format!("{} or newer", lacking.first_fixed)),
-            remedy: Some(match &state.owner {
-                Some(owner) => owned(owner, None),
-                None => format!(
+            expected: other
+                .is_none()
+                .then(|| format!("{} or newer", lacking.first_fixed)),
+            remedy: Some(match (&state.owner, other) {
+                (Some(owner), _) => owned(owner, None),
+                (None, Some(other)) => other.to_owned(),
+                (None, None) => format!(
                     "install driver {} or a newer one of branch {branch}; if the package source has none, a newer \
                      branch or another source (`driver.branch`, `driver.source`)",
                     lacking.first_fixed
@@ -414,7 +442,7 @@ fn modules(
                     "{INSTALL}, which installs the {flavour} kernel modules"
                 )),
                 (None, Some(_), None) => Some(INSTALL.to_owned()),
-                (None, None, _) => remedy(state, best),
+                (None, None, _) => remedy(matrix, state, best),
             },
             ..say(
                 match judgement {
@@ -593,10 +621,12 @@ impl Check for DriverCheck {
         let boards = boards(subject.matrix, &gpus);
         let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
         let best = best.as_ref();
+        let version = version(subject.matrix, &boards, &state, best);
+        let secure = secure(subject.matrix, &state, version.remedy.as_deref());
         Ok(vec![
             supported(subject.matrix, state.none, best),
-            version(subject.matrix, &boards, &state, best),
-            secure(subject.matrix, &state),
+            version,
+            secure,
             modules(subject.matrix, &boards, &state, best),
             triangle(&state),
             options(
@@ -668,7 +698,7 @@ mod tests {
             B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer";
             V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer";
             V100, "580.178.04", Verdict::Pass, "drives all GPUs";
-            H100, "525.147.05", Verdict::Warn, "gets no fixes any more";
+            H100, "525.147.05", Verdict::Warn, "is end-of-life";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
@@ -689,11 +719,11 @@ mod tests {
 
     #[test]
     fn a_driver_that_lacks_security_fixes_is_told_with_the_version_to_install() {
-        let finding = secure(&MATRIX, &loaded("535.261.03", None));
+        let finding = secure(&MATRIX, &loaded("580.126.09", None), None);
         assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
-        assert!(finding.why.contains("bulletin 5821"), "{}", finding.why);
+        assert!(finding.why.contains("bulletin 5861"), "{}", finding.why);
         let remedy = finding.remedy.unwrap_or_default();
-        assert!(remedy.starts_with("install driver 535.309.01"), "{remedy}");
+        assert!(remedy.starts_with("install driver 580.178.04"), "{remedy}");
         assert_eq!(finding.links.len(), 1);
         // The finding about the GPUs does not say it again.
         let gpu = gpu(H100);
@@ -702,10 +732,38 @@ mod tests {
         let old = version(&MATRIX, &boards, &loaded("580.126.09", None), Some(&best));
         assert_eq!(old.status, Verdict::Pass, "{}", old.why);
 
-        let fixed = secure(&MATRIX, &loaded("580.178.04", None));
+        let fixed = secure(&MATRIX, &loaded("580.178.04", None), None);
         assert_eq!(fixed.status, Verdict::Pass, "{}", fixed.why);
-        let none = secure(&MATRIX, &DriverState::default());
+        let none = secure(&MATRIX, &DriverState::default(), None);
         assert_eq!(none.status, Verdict::Skip, "{}", none.why);
+    }
+
+    #[test]
+    fn security_and_compatibility_have_the_same_remedy() {
+        for (id, driver, why, words) in rows! {
+            // The newest versions of branches that are end-of-life.
+            H100, "535.309.01", "branch 535 is end-of-life", "gpu-bootstrap install";
+            H100, "550.163.01", "branch 550 is end-of-life", "gpu-bootstrap install";
+            K80, "470.256.02", "branch 470 is end-of-life", "replace the GPUs";
+            // A branch that does not support the GPU, and that also lacks fixes.
+            V100, "595.71.05", "lacks security fixes of 595.91.07", "gpu-bootstrap install";
+        } {
+            let gpu = gpu(id);
+            let boards = boards(&MATRIX, &[&gpu]);
+            let best = best(&MATRIX, &[&gpu]);
+            let state = loaded(driver, None);
+            let version = version(&MATRIX, &boards, &state, Some(&best));
+            let secure = secure(&MATRIX, &state, version.remedy.as_deref());
+            assert_eq!(secure.status, Verdict::Warn, "{driver}");
+            assert!(secure.why.contains(why), "{driver}: {}", secure.why);
+            assert_eq!(secure.remedy, version.remedy, "{driver}");
+            let remedy = secure.remedy.unwrap_or_default();
+            assert!(remedy.contains(words), "{driver}: {remedy}");
+            let other_version = secure
+                .expected
+                .is_some_and(|text| text.contains("595.91.07"));
+            assert!(!other_version, "{driver}");
+        }
     }
 
     #[test]
@@ -715,7 +773,7 @@ mod tests {
             H100, open, Verdict::Pass, "open kernel modules";
             H100, proprietary, Verdict::Pass, "proprietary kernel modules";
             V100, open, Verdict::Fail, "has no GSP";
-            B200, proprietary, Verdict::Fail, "open kernel modules only";
+            B200, proprietary, Verdict::Fail, "only the open kernel modules";
             H100, None, Verdict::Unknown, "which kernel modules";
         } {
             let gpu = gpu(id);

@@ -90,7 +90,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             }
         };
     }
-    // `runtime.use` may not name a runtime that the join method configures.
+    // `runtime.use` must not contain a runtime that the join method configures.
     let by_method = |desired: &Desired| {
         (desired.cluster.as_ref()).and_then(|wish| wish.method.way().configures())
     };

@@ -350,7 +350,7 @@ mod tests {
         let ml = Some("/usr/lib64/libnvidia-ml.so.575.51.02");
         let mut state = state(Some("570.144"), ml, Some("/usr/lib64/libcuda.so.575.51.02"));
         state.owner = Some(crate::state::Owner {
-            name: "an image of OSTree",
+            name: "an OSTree image",
             evidence: String::new(),
             fabric_manager: false,
             container_runtime: false,
@@ -361,7 +361,7 @@ mod tests {
             state.next = Some(next.to_owned());
             decide(&state, None).remedy.unwrap()
         };
-        assert!(with("570.144").ends_with("an image of OSTree: update to another image"));
+        assert!(with("570.144").ends_with("an OSTree image: update to another image"));
         assert!(with("575.51.02").starts_with("reboot:"));
     }
 

@@ -1504,28 +1504,28 @@ mod tests {
         for (line, why, remedy) in [
             (
                 "NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n",
-                "could not start the GPU at 0000:18:00.0: its power cables are not connected",
+                "could not start the GPU at 0000:18:00.0: power cables are not connected",
                 "connect all power cables",
             ),
             (
                 "NVRM: Xid (PCI:0000:18:00): 78, pid=7, name=nvidia-smi, Guest driver is incompatible with host driver\n",
-                "the guest driver does not fit the vGPU software of its host",
+                "the vGPU guest driver is incompatible with the vGPU software of the host",
                 "GRID",
             ),
             (
                 "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP\n",
-                "a state that only a reset ends",
-                "off and on",
+                "a state that requires a reset",
+                "power-cycle",
             ),
             (
                 "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n",
-                "its system processor (GSP) did not start",
-                "off and on",
+                "the GPU system processor (GSP) did not start",
+                "power-cycle",
             ),
             (
                 "pci 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
-                "does not answer after it was switched off to save power",
-                "off and on",
+                "the GPU does not respond after it was powered down to save power",
+                "power-cycle",
             ),
             (
                 "nvidia 0000:18:00.0: swiotlb buffer is full (sz: 524288 bytes)\n",
@@ -1590,7 +1590,7 @@ mod tests {
         .remove(3);
         assert_eq!(
             started.why,
-            "the driver could not start the GPU at 0000:18:00.0: its power cables are not connected; also: its \
+            "the driver could not start the GPU at 0000:18:00.0: power cables are not connected; also: the GPU \
              system processor (GSP) did not start"
         );
         assert!(started.remedy.unwrap().contains("power cables"));
@@ -1630,7 +1630,7 @@ mod tests {
             (
                 "nvidia 0000:18:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x8]",
                 Verdict::Warn,
-                "the IOMMU refused accesses of the GPU at 0000:18:00.0",
+                "the IOMMU denied accesses by the GPU at 0000:18:00.0",
             ),
             (
                 "snd_hda_intel 0000:18:00.1: AER: can't recover (no error_detected callback)",

@@ -47,7 +47,7 @@ pub enum Command {
     Status(StatusArgs),
     /// Show what was detected
     Facts(FactsArgs),
-    /// Show what a finding of `check` looks at, when it fails, and what mends it
+    /// Describe a finding, setting, error number, exit code or log line, with its remedy
     Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(CompatArgs),
@@ -323,9 +323,10 @@ pub struct StatusArgs {
 /// `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Findings, as `driver.libraries`; `driver` stands for all that begin with `driver.` [default: a list of all]
-    #[arg(value_name = "ID", value_parser = id)]
-    pub ids: Vec<Id>,
+    /// Finding, step, setting or event (`driver.libraries`, `driver.existing`); Xid, SXid or exit code (`79`, `xid 79`,
+    /// `sxid 24007`, `exit 5`); or a line of the kernel log [default: a list of all findings]
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
     /// The output
     #[command(flatten)]
     pub output: OutputArgs,

@@ -1,4 +1,4 @@
-//! `compat`: asks the matrix.
+//! `compat`: queries the compatibility matrix.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -10,13 +10,16 @@ use super::{
 };
 use crate::{
     compat::{
-        matrix::Support,
+        matrix::{BranchKind, Matrix, Support},
         question::{
             Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, MeaningAnswer,
             Question, answer,
         },
     },
-    config::profile::{DriverRow, Profile},
+    config::{
+        error::ConfigError,
+        profile::{DriverRow, Profile},
+    },
     exit::Exit,
     facts::{GpuFact, Os},
     host::Host,
@@ -25,7 +28,22 @@ use crate::{
         pci::{NVIDIA, PciId},
         version::{Branch, DriverVersion},
     },
+    report::Style,
 };
+
+/// Other names of operating systems, as `ID` of `os-release`.
+const SYSTEMS: [(&str, &str); 7] = [
+    ("al", "amzn"),
+    ("amazon", "amzn"),
+    ("amazonlinux", "amzn"),
+    ("amazon-linux", "amzn"),
+    ("alma", "almalinux"),
+    ("rockylinux", "rocky"),
+    ("oraclelinux", "ol"),
+];
+
+/// The width of the names in the output.
+const COLUMN: usize = 20;
 
 pub(super) fn run(
     here: &Host,
@@ -54,18 +72,18 @@ pub(super) fn run(
         return Err(Failure::new(
             Exit::Usage,
             "not-nvidia",
-            &format!("answer about `{id}`: it is no GPU of NVIDIA"),
-            Some("the ids of NVIDIA's GPUs begin with `10de:`; `lspci -nn` shows them"),
+            &format!("look up `{id}`: not an NVIDIA GPU"),
+            Some("run `lspci -nn`; the IDs of NVIDIA GPUs begin with `10de:`"),
         ));
     }
     let system = match &args.os {
         Some(name) => match system(here, console, name) {
             Ok(rows) => Some((name, rows)),
-            // A driver and a GPU go together or not wherever they are; only its packages are not known there.
+            // The driver also works on other systems. Only its packages are unknown.
             Err(failure) if args.driver.is_some() && failure.report().exit() == Exit::Blocked => {
                 let why = format!(
-                    "`install` does not support {name}, and which drivers its packages have is not known: the answer is about \
-                     the driver alone"
+                    "`install` does not support {name}, and its driver packages are unknown: the result is only about the \
+                     driver"
                 );
                 console.warn(&[why]);
                 None
@@ -101,27 +119,41 @@ pub(super) fn run(
     }
     match args.output.format {
         OutputFormat::Json => print::json(&mut console.out, &answer)?,
-        OutputFormat::Human => print::text(&mut console.out, &human(&answer, args.verbose))?,
+        OutputFormat::Human => {
+            let result = result(&matrix, &question, &answer);
+            let text = human(&result, &answer, args.verbose, console.out_style());
+            print::text(&mut console.out, &text)?;
+        }
     }
-    Ok(if answer.is_compatible() {
-        Exit::Ok
-    } else {
-        Exit::Blocked
+    Ok(match answer.verdict {
+        Compatibility::Compatible => Exit::Ok,
+        Compatibility::Incompatible | Compatibility::NeedsForwardCompat => Exit::Blocked,
+        // As `check`, if nothing could be checked.
+        Compatibility::Unknown => Exit::Drift,
     })
 }
 
-/// A system, named as `ubuntu-24.04`.
+/// Parses a system name: `ubuntu-24.04`, `Ubuntu 24.04`, `debian12`, `al2023`.
 pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
-    let Some((id, version)) = name.rsplit_once('-') else {
+    let lower = name.trim().to_lowercase();
+    let start = lower.find(|c: char| c.is_ascii_digit());
+    let (id, version) = start.map_or((lower.as_str(), ""), |at| lower.split_at(at));
+    let id = id.trim_end_matches(['-', '_', ' ', ':']);
+    let (id, version) = match version.is_empty() {
+        true => lower.rsplit_once('-').unwrap_or((lower.as_str(), "")),
+        false => (id, version),
+    };
+    if id.is_empty() || version.is_empty() {
         return Err(Failure::new(
             Exit::Usage,
             "os-unknown",
-            &format!("read `--os {name}`: it names no release of a system"),
-            Some("write `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
+            &format!("parse `--os {name}`: no release"),
+            Some("use `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
         ));
-    };
+    }
+    let known = SYSTEMS.iter().find(|(other, _)| *other == id);
     Ok(Os {
-        id: id.to_owned(),
+        id: known.map_or(id, |(_, id)| *id).to_owned(),
         version_id: Some(version.to_owned()),
         id_like: Vec::new(),
         version_codename: None,
@@ -129,19 +161,22 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     })
 }
 
-/// The sets of driver packages of a system.
+/// The driver package sets of a system.
 fn system(host: &Host, console: &mut Console<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let os = os_named(name)?;
     let version = os.version_id.as_deref().unwrap_or_default();
-    let choice = Profile::choose(None, Some(&os), &*host.files)?;
+    let choice = match Profile::choose(None, Some(&os), &*host.files) {
+        Err(ConfigError::UnsupportedOs { os, supported }) => {
+            return Err(unsupported(&os, &supported.join("; ")));
+        }
+        choice => choice?,
+    };
     console.warn(&choice.warnings);
     let profile = choice.profile;
     let Some(release) = profile.release_for(version) else {
-        return Err(Failure::new(
-            Exit::Blocked,
-            "os-unsupported",
-            &format!("choose a profile: {} {version} is not supported", os.id),
-            Some(&format!("supported are {}", profile.serves())),
+        return Err(unsupported(
+            &format!("{} {version}", os.id),
+            &profile.serves(),
         ));
     };
     let is_of_release = |row: &DriverRow| row.releases.contains(&release.version_id);
@@ -149,7 +184,16 @@ fn system(host: &Host, console: &mut Console<'_>, name: &str) -> Result<Vec<Driv
     Ok(rows.cloned().collect())
 }
 
-/// Which branches a system offers, if the branch is none of them.
+fn unsupported(os: &str, supported: &str) -> Failure {
+    Failure::new(
+        Exit::Blocked,
+        "os-unsupported",
+        &format!("choose a profile: {os} is not supported"),
+        Some(&format!("supported are {supported}")),
+    )
+}
+
+/// Returns the branches of a system if it does not have this one.
 fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<String> {
     if rows.iter().any(|row| row.branches.contains(&branch)) {
         return None;
@@ -157,20 +201,86 @@ fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<Strin
     let offered: BTreeSet<Branch> = rows.iter().flat_map(|row| row.branches.clone()).collect();
     let offered: Vec<String> = offered.iter().map(ToString::to_string).collect();
     Some(format!(
-        "no source of packages for {system} has branch {branch}; they have {}",
+        "no package source for {system} has branch {branch}; available: {}",
         offered.join(", ")
     ))
 }
 
-fn human(answer: &Answer, verbose: bool) -> String {
+/// The first line: the verdict, the driver version, and the reason if it is not compatible.
+fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
+    let asked = question.driver.as_ref().map(|driver| match driver {
+        DriverOrBranch::Version(version) => described(matrix, version),
+        DriverOrBranch::Branch(branch) => match matrix.branch(*branch) {
+            Some(row) => described(matrix, &row.newest_version),
+            None => format!("branch {branch}"),
+        },
+    });
+    let recommended = answer.driver.recommended.as_ref();
+    let reason = answer.why.first().map_or("", String::as_str);
+    let instead = recommended
+        .filter(|_| asked.is_some())
+        .map_or_else(String::new, |best| format!("; use driver {best}"));
+    match (answer.verdict, asked, recommended) {
+        (Compatibility::Compatible, Some(driver), _) => format!("compatible: {driver}"),
+        (Compatibility::Compatible, None, Some(best)) => {
+            let modules = answer.module_flavour.map(modules);
+            let modules = modules.map_or_else(String::new, |one| format!(", {one} kernel modules"));
+            format!("compatible: {}{modules}", described(matrix, best))
+        }
+        (Compatibility::Compatible, None, None) => "compatible".to_owned(),
+        (verdict, Some(driver), _) => {
+            format!("{} with {driver}: {reason}{instead}", title(verdict))
+        }
+        (verdict, None, _) => format!("{}: {reason}", title(verdict)),
+    }
+}
+
+/// A driver with its branch: `driver 580.178.04 (branch 580, LTS, supported until 2028-06)`.
+fn described(matrix: &Matrix, version: &DriverVersion) -> String {
+    let branch = version.branch();
+    let Some(row) = matrix.branch(branch) else {
+        return format!("driver {version} (branch {branch})");
+    };
+    let end = row.end_of_life.as_deref();
+    let support = match (row.support, end) {
+        (Support::Supported, Some(end)) => format!(", supported until {end}"),
+        (Support::Ended, Some(end)) => format!(", end-of-life since {end}"),
+        (Support::Ended, None) => ", end-of-life".to_owned(),
+        (Support::Supported | Support::Unknown, _) => String::new(),
+    };
+    format!(
+        "driver {version} (branch {branch}, {}{support})",
+        kind(row.kind)
+    )
+}
+
+/// The short name of a branch type.
+fn kind(kind: BranchKind) -> &'static str {
+    match kind {
+        BranchKind::Ltsb => "LTS",
+        BranchKind::Pb => "production",
+        BranchKind::Nfb => "new feature",
+        BranchKind::Development => "development",
+        BranchKind::Legacy => "legacy",
+        BranchKind::Unknown => "unknown type",
+    }
+}
+
+fn human(result: &str, answer: &Answer, verbose: bool, style: Style) -> String {
     let mut text = String::new();
-    let _ = writeln!(text, "{}", title(answer.verdict));
-    for why in &answer.why {
-        let _ = writeln!(text, "  {why}");
+    let _ = writeln!(text, "{}", style.hanging("", result));
+    // The first line contains the first reason, unless the result is positive.
+    let reasons = match answer.verdict {
+        Compatibility::Compatible => &answer.why[..],
+        _ => answer.why.get(1..).unwrap_or_default(),
+    };
+    for why in reasons {
+        let _ = writeln!(text, "{}", style.hanging("  ", why));
     }
     let mut row = |name: &str, value: Option<String>| {
         if let Some(value) = value {
-            let _ = writeln!(text, "{name:<20} {value}");
+            let head = format!("{name:<COLUMN$} ");
+            let _ = writeln!(text, "{}", style.hanging(&head, &value));
         }
     };
     row(
@@ -189,62 +299,67 @@ fn human(answer: &Answer, verbose: bool) -> String {
         "kernel modules",
         answer.module_flavour.map(modules).map(str::to_owned),
     );
-    meanings(&mut text, &answer.meanings);
+    meanings(&mut text, &answer.meanings, style);
+    let mut row = |name: &str, value: &str| {
+        let head = format!("{name:<COLUMN$} ");
+        let _ = writeln!(text, "{}", style.hanging(&head, value));
+    };
     if verbose {
         for (at, citation) in answer.citations.iter().enumerate() {
-            let name = if at == 0 { "sources" } else { "" };
-            let _ = writeln!(text, "{name:<20} {citation}");
+            row(if at == 0 { "sources" } else { "" }, citation);
         }
     } else if !answer.citations.is_empty() {
-        let count = answer.citations.len();
-        let _ = writeln!(text, "{:<20} {count} (`-v` names them)", "sources");
+        row(
+            "sources",
+            &format!("{} (`-v` lists them)", answer.citations.len()),
+        );
     }
-    branches(&mut text, &answer.branches);
+    branches(&mut text, &answer.branches, style);
     text
 }
 
-/// A table of branches and CUDA versions.
-fn branches(text: &mut String, branches: &[BranchAnswer]) {
+/// Writes a table of branches and CUDA versions.
+fn branches(text: &mut String, branches: &[BranchAnswer], style: Style) {
     if branches.is_empty() {
         return;
     }
-    let head = ["branch", "newest driver", "fixes", "CUDA", "kernel modules"].map(str::to_owned);
+    let head = ["branch", "type", "newest", "support", "CUDA", "modules"].map(str::to_owned);
     let rows = branches.iter().map(|row| {
         [
             row.branch.to_string(),
+            kind(row.kind).to_owned(),
             row.newest.to_string(),
-            fixes(row),
+            support(row),
             cuda_of(row),
-            modules(row.module_flavour).to_owned(),
+            short(row.module_flavour).to_owned(),
         ]
     });
-    let rows: Vec<[String; 5]> = std::iter::once(head).chain(rows).collect();
+    let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
-    let widths = [0, 1, 2, 3].map(|column| width(column).unwrap_or_default());
+    let widths = [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or_default());
     text.push('\n');
-    for [branch, newest, fixes, cuda, modules] in &rows {
+    for [branch, kind, newest, support, cuda, modules] in &rows {
         let _ = writeln!(
             text,
-            "{branch:<0$}  {newest:<1$}  {fixes:<2$}  {cuda:<3$}  {modules}",
-            widths[0], widths[1], widths[2], widths[3]
+            "{branch:<0$}  {kind:<1$}  {newest:<2$}  {support:<3$}  {cuda:<4$}  {modules}",
+            widths[0], widths[1], widths[2], widths[3], widths[4]
         );
     }
     if branches.iter().any(|row| row.cuda_limited_max.is_some()) {
-        text.push_str(
-            "with limits: by minor-version compatibility, without features that need a newer driver, and without code that \
-             is PTX alone\n",
-        );
+        let note = "(*) by minor-version compatibility: without features that need a newer driver, and without code that is \
+                    only PTX";
+        let _ = writeln!(text, "{}", style.hanging("", note));
     }
 }
 
-fn fixes(row: &BranchAnswer) -> String {
+fn support(row: &BranchAnswer) -> String {
     let end = row.end_of_life.as_deref();
     match (row.support, end) {
         (Support::Supported, Some(end)) => format!("until {end}"),
-        (Support::Supported, None) => "yes".to_owned(),
+        (Support::Supported, None) => "no end date".to_owned(),
         (Support::Ended, Some(end)) => format!("ended {end}"),
         (Support::Ended, None) => "ended".to_owned(),
-        (Support::Unknown, _) => "not known".to_owned(),
+        (Support::Unknown, _) => "unknown".to_owned(),
     }
 }
 
@@ -252,12 +367,12 @@ fn cuda_of(row: &BranchAnswer) -> String {
     let whole = row.cuda_min.zip(row.cuda_max);
     let whole = whole.map(|(first, last)| match first == last {
         true => first.to_string(),
-        false => format!("{first} to {last}"),
+        false => format!("{first}-{last}"),
     });
-    let limited = (row.cuda_limited_max).map(|last| format!("{last} with limits"));
+    let limited = (row.cuda_limited_max).map(|last| format!("{last}*"));
     let parts: Vec<String> = whole.into_iter().chain(limited).collect();
     match parts.is_empty() {
-        true => "not known".to_owned(),
+        true => "unknown".to_owned(),
         false => parts.join(", "),
     }
 }
@@ -279,17 +394,21 @@ fn modules(flavour: SupportedFlavours) -> &'static str {
     }
 }
 
-/// The answers of the meanings, where they differ: a line for those that agree, and what differs.
-fn meanings(text: &mut String, meanings: &[MeaningAnswer]) {
+/// The same in a table.
+fn short(flavour: SupportedFlavours) -> &'static str {
+    match flavour {
+        SupportedFlavours::Either => "either",
+        other => modules(other),
+    }
+}
+
+/// Writes the results of the GPUs that a name matches, if they differ.
+fn meanings(text: &mut String, meanings: &[MeaningAnswer], style: Style) {
     for meaning in meanings {
-        let _ = writeln!(
-            text,
-            "{}: {}",
-            meaning.gpus.join(", "),
-            title(meaning.verdict)
-        );
+        let head = format!("{}: {}", meaning.gpus.join(", "), title(meaning.verdict));
+        let _ = writeln!(text, "{}", style.hanging("", &head));
         for why in &meaning.why {
-            let _ = writeln!(text, "  {why}");
+            let _ = writeln!(text, "{}", style.hanging("  ", why));
         }
         let driver = &meaning.driver;
         let facts = [
@@ -305,7 +424,77 @@ fn meanings(text: &mut String, meanings: &[MeaningAnswer]) {
         ];
         let facts: Vec<String> = facts.into_iter().flatten().collect();
         if !facts.is_empty() {
-            let _ = writeln!(text, "  {}", facts.join(", "));
+            let _ = writeln!(text, "{}", style.hanging("  ", &facts.join(", ")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{os_named, result};
+    use crate::compat::{
+        Matrix,
+        question::{Question, answer},
+    };
+
+    #[test]
+    fn system_names_are_accepted_as_users_write_them() {
+        for (name, id, version) in rows! {
+            "ubuntu-24.04", "ubuntu", "24.04";
+            "Ubuntu-24.04", "ubuntu", "24.04";
+            "Ubuntu 24.04", "ubuntu", "24.04";
+            "debian12", "debian", "12";
+            "al2023", "amzn", "2023";
+            "AL2023", "amzn", "2023";
+            "amazon-linux-2023", "amzn", "2023";
+            "amzn-2023", "amzn", "2023";
+            "rocky-9.4", "rocky", "9.4";
+            "rockylinux:9", "rocky", "9";
+            "opensuse-tumbleweed", "opensuse", "tumbleweed";
+        } {
+            let os = os_named(name).unwrap_or_else(|error| panic!("{name}: {}", error.report()));
+            assert_eq!(
+                (os.id.as_str(), os.version_id.as_deref()),
+                (id, Some(version)),
+                "{name}"
+            );
+        }
+        for name in ["", "ubuntu", "24.04", "-"] {
+            assert!(os_named(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_first_line_has_the_verdict_and_the_version() {
+        let matrix = Matrix::builtin().unwrap();
+        for (gpu, cuda, driver, kernel, line) in rows! {
+            "L4", "", "", "", "compatible: driver 580.178.04 (branch 580, LTS, supported until 2028-06), open or proprietary \
+                kernel modules";
+            "L4", "", "580", "", "compatible: driver 580.178.04 (branch 580, LTS, supported until 2028-06)";
+            "L4", "", "535", "", "compatible: driver 535.309.01 (branch 535, LTS, end-of-life since 2026-06)";
+            "Tesla V100 PCIe 16GB", "", "595.71.05", "",
+                "incompatible with driver 595.71.05 (branch 595, production, supported until 2027-03): Tesla V100 PCIe 16GB \
+                 (10de:1db4) is Volta, whose last branch is 580; 595 is newer; use driver 580.178.04";
+            "L4", "", "581", "", "incompatible with branch 581: branch 581 was never released for Linux; the nearest branches \
+                are 580 and 590; use driver 580.178.04";
+            "L4", "12.10", "", "", "incompatible: CUDA 12.10 was never released; the nearest releases are 12.9 and 13.0";
+        } {
+            fn given<T: std::str::FromStr>(text: &str) -> Option<T> {
+                text.parse().ok().filter(|_| !text.is_empty())
+            }
+            let question = Question {
+                gpu: given(gpu),
+                cuda: given(cuda),
+                driver: given(driver),
+                kernel: given(kernel),
+                ..Question::default()
+            };
+            let answer = answer(&matrix, &question).unwrap();
+            assert_eq!(
+                result(&matrix, &question, &answer),
+                line,
+                "{gpu} {cuda} {driver} {kernel}"
+            );
         }
     }
 }

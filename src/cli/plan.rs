@@ -1,4 +1,4 @@
-//! `plan`: says what `install` would change; with `--os`, what it would want.
+//! `plan`: shows what `install` would change; with `--os`, what it would install on another machine.
 
 use serde_json::json;
 
@@ -50,9 +50,74 @@ pub(super) async fn run(
             document["warnings"] = json!(warnings);
             print::json(&mut console.out, &document)?;
         }
-        OutputFormat::Human => print::show(&mut console.out, |to| {
-            human::plan(to, &report, (driver.as_ref(), &reasons), style)
-        })?,
+        OutputFormat::Human => {
+            let command = install_command(&args.target, &args.image);
+            print::show(&mut console.out, |to| {
+                human::plan(to, &report, (driver.as_ref(), &reasons), &command, style)
+            })?;
+        }
     }
     Ok(report.exit)
+}
+
+/// Returns the `install` command with the options that `plan` got, quoted for a shell.
+pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs) -> String {
+    let mut words = vec!["gpu-bootstrap".to_owned(), "install".to_owned()];
+    let mut add = |option: &str, value: &str| words.extend([option.to_owned(), quoted(value)]);
+    if let Some(profile) = &target.profile {
+        add("--profile", profile);
+    }
+    for file in &target.config {
+        add("--config", file.as_str());
+    }
+    for setting in &target.set {
+        add("--set", setting);
+    }
+    if !image.assume_gpu.is_empty() {
+        let ids: Vec<String> = image.assume_gpu.iter().map(ToString::to_string).collect();
+        add("--assume-gpu", &ids.join(","));
+    }
+    if image.image {
+        words.insert(2, "--image".to_owned());
+    }
+    words.join(" ")
+}
+
+/// Quotes a word for a shell if it needs quotes.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::install_command;
+    use crate::cli::args::{ImageArgs, TargetArgs};
+
+    #[test]
+    fn the_command_repeats_all_options() {
+        let target = TargetArgs {
+            profile: Some("ubuntu".to_owned()),
+            config: vec!["/etc/my file.toml".into()],
+            set: vec![
+                "driver.branch=580".to_owned(),
+                r#"runtime.use=["docker"]"#.to_owned(),
+                "cluster.name=it's".to_owned(),
+            ],
+        };
+        let image = ImageArgs {
+            image: true,
+            assume_gpu: vec!["10de:2330".parse().unwrap(), "10de:2331".parse().unwrap()],
+        };
+        assert_eq!(
+            install_command(&target, &image),
+            "gpu-bootstrap install --image --profile ubuntu --config '/etc/my file.toml' --set driver.branch=580 \
+             --set 'runtime.use=[\"docker\"]' --set 'cluster.name=it'\\''s' --assume-gpu 10de:2330,10de:2331"
+        );
+        let none = install_command(&TargetArgs::default(), &ImageArgs::default());
+        assert_eq!(none, "gpu-bootstrap install");
+    }
 }

@@ -1,5 +1,5 @@
-//! `plan --os`: tries settings for a machine that is not there yet. What only the machine could tell is said to be
-//! unknown.
+//! `plan --os`: checks settings for a machine that does not exist yet, and rejects what `install` would reject there. Values that
+//! only the machine can report are listed as unknown.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,13 @@ use serde::Serialize;
 use super::{
     Failure,
     args::{self, OutputFormat},
-    compat, machine, prepare, print,
+    compat, machine, plan, prepare, print,
     world::{Console, Env},
 };
 use crate::{
     compat::{
-        matrix::{InstanceType, Matrix},
+        kernels::Consent,
+        matrix::{Fabric, InstanceType, Matrix},
         names::Meaning,
     },
     config::{
@@ -25,21 +26,34 @@ use crate::{
     },
     error::Report as _,
     exit::Exit,
-    facts::{DeviceCatalog as _, Facts, GpuFact, Kernel, Os, Unknown},
+    facts::{DeviceCatalog as _, Facts, GpuFact, Kernel, Os, PciFact, Unknown},
     host::{Host, memory::Tree},
     model::{
         gpu::GpuIdentity,
         pci::PciAddress,
         version::{Branch, KernelVersion},
     },
-    report::document::{SCHEMA, TOOL, Tool},
+    report::{
+        Style,
+        document::{SCHEMA, TOOL, Tool},
+    },
 };
 
-/// The architecture of a machine for which nobody has named one.
+/// The default architecture.
 const USUAL_ARCH: &str = "x86_64";
 
-/// What reading a file of that machine would answer.
-const NO_MACHINE: &str = "no machine was looked at";
+/// The error for each file of the machine.
+const NO_MACHINE: &str = "no machine was inspected";
+
+/// The width of the names in the output.
+const COLUMN: usize = 16;
+
+/// Measured durations of `install` without validation: system, whether modules come from another node, and the shortest and the
+/// longest run in seconds. Only a real driver counts. Source: docs/tested.md, "Benchmarks", driver 535 on two slow CPUs.
+const MEASURED: [(&str, &str, bool, [u32; 2]); 2] = [
+    ("debian", "12", false, [121, 295]),
+    ("debian", "12", true, [36, 70]),
+];
 
 pub(super) fn run(
     host: &Host,
@@ -71,25 +85,71 @@ pub(super) fn run(
     }
     let (machine, resolution) = alike(tried, &args.trial)?;
     console.warn(&resolution.warnings);
-    let document = TrialDocument::of(&machine, &resolution, &args.trial);
+    rejected(&resolution.desired)?;
+    let mut document = TrialDocument::of(&machine, &resolution, &args.trial);
+    document
+        .unknown
+        .extend(newer_than(&matrix, &resolution.desired));
     match args.output.format {
         OutputFormat::Json => print::json(&mut console.out, &document)?,
-        OutputFormat::Human => print::text(&mut console.out, &document.human())?,
+        OutputFormat::Human => {
+            let command = plan::install_command(&args.target, &args.image);
+            let text = document.human(&command, console.out_style());
+            print::text(&mut console.out, &text)?;
+        }
     }
     Ok(Exit::Ok)
 }
 
-/// A machine without any file: neither settings nor packages of this one count.
+/// Rejects settings that the steps of `install` reject on every machine that has none of the packages yet.
+fn rejected(desired: &Desired) -> Result<(), Failure> {
+    let driver = desired
+        .driver
+        .as_ref()
+        .and_then(|driver| driver.vulnerable.as_ref());
+    let toolkit = desired
+        .toolkit
+        .as_ref()
+        .and_then(|toolkit| toolkit.vulnerable.as_ref());
+    let all = [("driver.version", driver), ("toolkit.version", toolkit)];
+    let failures = all.into_iter().filter_map(|(key, why)| {
+        let hint =
+            format!("set a fixed version as `{key}`, or set `driver.allow-vulnerable = true`");
+        let message = format!("use `{key}`: {}", why?);
+        Some(Failure::new(
+            Exit::Blocked,
+            "vulnerable",
+            &message,
+            Some(&hint),
+        ))
+    });
+    Failure::unless_none(failures.collect())
+}
+
+/// A driver version that is newer than the matrix may not exist.
+fn newer_than(matrix: &Matrix, desired: &Desired) -> Option<Unknown> {
+    let driver = desired.driver.as_ref()?;
+    let version = driver.version.as_ref()?;
+    let newest = &matrix.branch(driver.branch)?.newest_version;
+    (version > newest).then(|| Unknown {
+        fact: "driver.version".to_owned(),
+        why: format!(
+            "{version} is newer than {newest}, the newest version in the matrix: only the package lists show whether it exists"
+        ),
+    })
+}
+
+/// A machine without files, so that the settings and packages of this machine have no effect.
 pub(super) fn nothing() -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.folder("/");
     tree.host()
 }
 
-/// What errors call the settings of a form of user data, which lie in no file yet.
+/// The name in errors of the settings of a user-data form, which are not in a file yet.
 pub(super) const SETTINGS: &str = "the form's settings";
 
-/// A machine with these settings and no other file.
+/// A machine with only these settings.
 pub(super) fn with_settings(text: &str) -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.folder("/");
@@ -97,19 +157,19 @@ pub(super) fn with_settings(text: &str) -> Host {
     tree.host()
 }
 
-/// A machine of which only the system is known.
+/// A machine of which only the operating system is known.
 pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
     facts(matrix, os, USUAL_ARCH, &args::TrialArgs::default(), None)
 }
 
-/// A machine that is tried.
+/// A simulated machine.
 struct TrialMachine {
-    /// For people: `p5.48xlarge (8 × H100 SXM5 80GB)`; `None` for one without a GPU.
+    /// Its GPUs, such as `p5.48xlarge (8 × H100 SXM5 80GB)`. `None` without a GPU.
     label: Option<String>,
     facts: Facts,
 }
 
-/// The machines that were named: several where the name of the GPU has several meanings.
+/// The machines of the request: several if the GPU name matches several GPUs.
 fn machines(
     matrix: &Matrix,
     asked: &args::TrialArgs,
@@ -125,7 +185,7 @@ fn machines(
     let meanings = matrix.meanings(name).map_err(|unknown| {
         Failure::usage(
             unknown,
-            "`gpu-bootstrap compat --gpu NAME` knows the same names",
+            "run `gpu-bootstrap compat --gpu NAME`, which accepts the same names",
         )
     })?;
     let machine = |meaning: Meaning<'_>| {
@@ -143,8 +203,8 @@ fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result
         (Some(arch), Some(row)) if arch != row.arch => Err(Failure::new(
             Exit::Usage,
             "arch-differs",
-            &format!("try {} on {arch}: it is {}", row.name, row.arch),
-            Some("leave `--arch` out"),
+            &format!("plan for {} on {arch}: it is {}", row.name, row.arch),
+            Some("omit `--arch`"),
         )),
         (Some(arch), _) => Ok(arch),
         (None, Some(row)) => Ok(&row.arch),
@@ -152,7 +212,7 @@ fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result
     }
 }
 
-/// What detection would tell of the machine, as far as it was named.
+/// The facts of the machine, as far as the options contain them.
 fn facts(
     matrix: &Matrix,
     os: &Os,
@@ -177,13 +237,35 @@ fn facts(
     if let Some(meaning) = meant
         && let Some(gpu) = &meaning.gpu
     {
-        let count = meaning.instance.map_or(1, |row| row.gpus.max(1));
+        let count = meaning.gpus.unwrap_or(1);
         let one = |at| gpu_fact(matrix, gpu, at);
         facts.gpus = (0..u8::try_from(count).unwrap_or(u8::MAX))
             .map(one)
             .collect();
+        if meaning.instance.is_none() && meaning.switches == Some(true) {
+            match matrix.board(gpu).fabric() {
+                Fabric::FmNvlsm => facts.nvlink_management = Some(true),
+                _ => facts.nvswitches = nvswitch(matrix).into_iter().collect(),
+            }
+        }
     }
     facts
+}
+
+/// An NVSwitch on the PCI bus.
+fn nvswitch(matrix: &Matrix) -> Option<PciFact> {
+    let mut rows = matrix.nvswitches.iter().filter(|row| row.is_switch);
+    let pci_id = rows.find_map(|row| row.pci_id)?;
+    Some(PciFact {
+        pci_address: PciAddress {
+            domain: 0,
+            bus: u8::MAX,
+            device: 0,
+            function: 0,
+        },
+        pci_id,
+        name: None,
+    })
 }
 
 fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
@@ -209,7 +291,7 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
     }
 }
 
-/// The one answer for all machines that a name can mean.
+/// Returns the common result for all machines that a name matches.
 fn alike(
     tried: Vec<(TrialMachine, Result<Resolution, ResolveError>)>,
     asked: &args::TrialArgs,
@@ -220,7 +302,7 @@ fn alike(
         match found {
             Ok(resolution) => answers.push((machine, resolution)),
             Err(ResolveError::Refused(error)) => refused.push((machine, error)),
-            // The file is wrong, whatever the machine.
+            // The file is invalid for every machine.
             Err(error) => return Err(error.into()),
         }
     }
@@ -246,17 +328,19 @@ fn alike(
             Exit::Usage,
             "gpu-ambiguous",
             &format!(
-                "try the settings on `{name}`, which can mean:\n{}",
+                "plan for `{name}`, which matches several GPUs:\n{}",
                 all.join("\n")
             ),
-            Some("name one of them, by its PCI id or as an instance type"),
+            Some("select one of them with `--gpu` and its PCI ID or an instance type"),
         ));
     }
     let count = answers.len();
     if let Some((mut machine, resolution)) = answers.into_iter().next() {
         if count > 1 {
             let name = asked.gpu.as_deref().unwrap_or_default();
-            machine.label = Some(format!("any of the {count} GPUs that `{name}` can mean"));
+            machine.label = Some(format!(
+                "{name} (same result for all {count} matching GPUs)"
+            ));
         }
         return Ok((machine, resolution));
     }
@@ -270,17 +354,17 @@ fn alike(
 fn no_gpu(label: Option<String>) -> Failure {
     let (exit, what) = match label {
         Some(label) => (Exit::Blocked, format!("{label} has no NVIDIA GPU")),
-        None => (Exit::Usage, "no GPU was named".to_owned()),
+        None => (Exit::Usage, "`--gpu` is missing".to_owned()),
     };
     Failure::new(
         exit,
         "no-gpu",
-        &format!("try the settings: {what}"),
-        Some("name one with `--gpu`; for a node without GPUs set `gpu = \"optional\"`"),
+        &format!("plan for this system: {what}"),
+        Some("add `--gpu NAME`; for a node without GPUs, add `--set gpu=optional`"),
     )
 }
 
-/// What two machines must have in common to be one answer.
+/// The parts of the desired state that must be equal for a common result.
 fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, Vec<&str>) {
     let driver = desired.driver.as_ref();
     let groups = desired.package_groups().into_iter();
@@ -300,7 +384,7 @@ fn title(driver: &DriverWish) -> String {
     )
 }
 
-/// The answer. Its keys are a contract: they are added, never removed.
+/// The result. Its keys are a contract: keys are added, never removed.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct TrialDocument<'r> {
@@ -311,6 +395,8 @@ struct TrialDocument<'r> {
     repositories: Vec<&'r str>,
     packages: Vec<PackageGroup<'r>>,
     join: Option<&'r str>,
+    duration: Duration,
+    reboots: Reboots,
     reasons: &'r [String],
     warnings: &'r [String],
     unknown: Vec<Unknown>,
@@ -335,7 +421,7 @@ struct TrialDriver<'r> {
     flavour: String,
     source: &'r str,
     reasons: &'r [String],
-    /// The ways to the modules, preferred first: which one is open is known only on the machine.
+    /// The install methods of the modules, preferred first. Only the machine shows which one is possible.
     ways: Vec<TrialWay>,
 }
 
@@ -353,16 +439,105 @@ struct PackageGroup<'r> {
     packages: &'r [PackageWish],
 }
 
+/// The expected duration of `install`.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Duration {
+    /// The shortest and the longest measured run. `null` if the system was not measured.
+    about_seconds: Option<[u32; 2]>,
+    /// The basis of the estimate, or the reason that there is none.
+    basis: String,
+}
+
+impl Duration {
+    fn of(id: &str, version: &str, driver: Option<&DriverWish>, compiled: bool) -> Self {
+        let system = format!("{id} {version}");
+        let unknown = |basis: String| Self {
+            about_seconds: None,
+            basis,
+        };
+        let Some(driver) = driver else {
+            return unknown("no benchmark without a driver".to_owned());
+        };
+        if !compiled {
+            return unknown(format!(
+                "no benchmark of packaged modules on {system} with real packages"
+            ));
+        }
+        let prebuilt = driver.prebuilt.is_some();
+        let row = MEASURED
+            .iter()
+            .find(|(of, release, with, _)| (*of, *release, *with) == (id, version, prebuilt));
+        match row {
+            Some((.., range)) => Self {
+                about_seconds: Some(*range),
+                basis: format!(
+                    "estimate from benchmarks on {system} with two slow CPUs, without validation"
+                ),
+            },
+            None => unknown(format!("no benchmark on {system}")),
+        }
+    }
+
+    fn human(&self) -> String {
+        match self.about_seconds {
+            Some([least, most]) => format!("about {least} to {most} s ({})", self.basis),
+            None => format!("unknown: {}", self.basis),
+        }
+    }
+}
+
+/// The number of reboots of `install`.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Reboots {
+    min: u32,
+    max: u32,
+    /// The conditions of a reboot.
+    why: Vec<&'static str>,
+}
+
+impl Reboots {
+    fn of(desired: &Desired) -> Self {
+        let mut why = Vec::new();
+        if desired.driver.is_some() {
+            why.push("nouveau or nova is bound to a GPU");
+            let consent = desired.kernel.as_ref().map(|kernel| kernel.consent);
+            if consent != Some(Consent::No) {
+                why.push("the running kernel cannot get the driver module, and another kernel is installed");
+            }
+        }
+        Self {
+            min: 0,
+            max: u32::from(!why.is_empty()),
+            why,
+        }
+    }
+
+    fn human(&self) -> String {
+        match self.why.is_empty() {
+            true => "none".to_owned(),
+            false => format!("none, or one if {}", self.why.join(", or if ")),
+        }
+    }
+}
+
 impl<'r> TrialDocument<'r> {
     fn of(machine: &'r TrialMachine, resolution: &'r Resolution, asked: &args::TrialArgs) -> Self {
         let (facts, desired) = (&machine.facts, &resolution.desired);
         let os = facts.os.as_ref();
+        let id = os.map_or("", |os| os.id.as_str());
         let version = os.and_then(|os| os.version_id.as_deref()).unwrap_or("");
+        let first = desired
+            .kernel
+            .as_ref()
+            .and_then(|kernel| kernel.ways.first());
+        let compiled = first.is_some_and(|way| way.dkms.is_some());
         Self {
             schema: SCHEMA,
             tool: TOOL,
             machine: TriedMachine {
-                os: format!("{} {version}", os.map_or("", |os| os.id.as_str())),
+                os: format!("{id} {version}"),
                 arch: facts.kernel.arch.as_deref(),
                 kernel: facts.kernel.running.as_ref().map(ToString::to_string),
                 gpu: machine.label.as_deref(),
@@ -378,27 +553,30 @@ impl<'r> TrialDocument<'r> {
                 .collect(),
             packages: groups(desired),
             join: (desired.cluster.as_ref()).map(|cluster| cluster.method.name()),
+            duration: Duration::of(id, version, desired.driver.as_ref(), compiled),
+            reboots: Reboots::of(desired),
             reasons: &resolution.reasons,
             warnings: &resolution.warnings,
             unknown: unknown(facts, asked),
         }
     }
 
-    fn human(&self) -> String {
+    fn human(&self, command: &str, style: Style) -> String {
         let mut text = String::new();
         let machine = &self.machine;
         let gpu = machine.gpu.map_or_else(
             || "without a GPU".to_owned(),
             |label| format!("with {label}"),
         );
-        let _ = writeln!(
-            text,
+        let head = format!(
             "the settings fit {} on {} {gpu}",
             machine.os,
             machine.arch.unwrap_or_default()
         );
+        let _ = writeln!(text, "{}", style.hanging("", &head));
         let mut row = |name: &str, value: &str| {
-            let _ = writeln!(text, "{name:<16} {value}");
+            let head = format!("{name:<COLUMN$} ");
+            let _ = writeln!(text, "{}", style.hanging(&head, value));
         };
         if let Some(driver) = &self.driver {
             let version =
@@ -427,6 +605,8 @@ impl<'r> TrialDocument<'r> {
             row("repositories", &self.repositories.join(", "));
         }
         row("join", self.join.unwrap_or("no cluster"));
+        row("duration", &self.duration.human());
+        row("reboots", &self.reboots.human());
         for reason in self.reasons {
             row("because", reason);
         }
@@ -434,6 +614,10 @@ impl<'r> TrialDocument<'r> {
             let name = if at == 0 { "unknown" } else { "" };
             row(name, &format!("{}: {}", unknown.fact, unknown.why));
         }
+        let _ = writeln!(
+            text,
+            "\nTo apply these settings on such a machine:\n\n    {command}"
+        );
         text
     }
 }
@@ -464,7 +648,7 @@ impl<'r> TrialDriver<'r> {
     }
 }
 
-/// The packages beside those of the driver, which its ways name.
+/// The packages other than the driver packages, which are part of the install methods.
 fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
@@ -490,7 +674,7 @@ fn shown(wish: &PackageWish) -> String {
     }
 }
 
-/// What only the machine could tell.
+/// The values that only the machine can report.
 fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
     let mut all = Vec::new();
     let mut add = |fact: &str, why: &str| {
@@ -502,22 +686,56 @@ fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
     if asked.kernel.is_none() {
         add(
             "kernel",
-            "`--kernel` names one; it decides which way to the modules is open, and `{…}` in names of packages",
+            "specify it with `--kernel`; it determines the install method of the modules, and `{…}` in package names",
         );
     }
     if asked.arch.is_none() && facts.cloud.instance_type.is_none() {
         add(
             "architecture",
-            "x86_64 is assumed; `--arch` names another one",
+            "x86_64 is assumed; specify another one with `--arch`",
         );
     }
     add(
         "packages",
-        "which versions the repositories have, which sources the machine has, and what is installed there",
+        "versions in the repositories, package sources of the machine, and installed packages",
     );
     add(
         "secure-boot",
-        "with it, only modules that are signed by a key of the machine load",
+        "if it is enabled, only modules load that are signed with a key of the machine",
     );
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, Reboots};
+    use crate::{compat::kernels::Consent, steps::fixtures::desired};
+
+    #[test]
+    fn only_measured_systems_have_a_duration() {
+        let desired = desired();
+        let driver = desired.driver.as_ref();
+        let of = |id: &str, version: &str, compiled| Duration::of(id, version, driver, compiled);
+        assert_eq!(of("debian", "12", true).about_seconds, Some([121, 295]));
+        for (id, version, compiled, why) in rows! {
+            "debian", "13", true, "no benchmark on debian 13";
+            "ubuntu", "24.04", false, "no benchmark of packaged modules";
+        } {
+            let duration = of(id, version, compiled);
+            assert_eq!(duration.about_seconds, None, "{id} {version}");
+            assert!(duration.human().contains(why), "{}", duration.human());
+        }
+    }
+
+    #[test]
+    fn reboots_depend_on_the_kernel_policy() {
+        let mut desired = desired();
+        assert_eq!(Reboots::of(&desired).max, 1);
+        if let Some(kernel) = &mut desired.kernel {
+            kernel.consent = Consent::No;
+        }
+        assert!(!Reboots::of(&desired).human().contains("kernel"));
+        desired.driver = None;
+        assert_eq!(Reboots::of(&desired).human(), "none");
+    }
 }

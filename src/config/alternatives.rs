@@ -1,5 +1,5 @@
-//! What else a profile has for a machine: further branches of a source whose lists decide on the branch, and
-//! a source with modules of the other kind.
+//! Alternatives in a profile for a machine: other branches of a source whose package lists decide on the branch, and
+//! a source with the other kind of modules.
 
 use crate::{
     compat::pick::{Pick, Wish, pick},
@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl DriverInputs<'_> {
-    /// The further branches that the matrix accepts, in its order, where only the package lists tell which
-    /// branches the source has for a kernel. What else depends on the branch must be the same.
+    /// Returns the other branches that the matrix accepts, in matrix order, if only the package lists determine the
+    /// available branches for a kernel. Everything else that depends on the branch must be the same.
     pub(super) fn other_branches(
         &self,
         rows: &[&DriverRow],
@@ -43,7 +43,7 @@ impl DriverInputs<'_> {
         found
     }
 
-    /// Another source, which has modules in a way that this one has not: packaged, or compiled here.
+    /// Returns another source with the module method that this one lacks: precompiled or DKMS.
     pub(super) fn alternative(&self, fitting: &[&DriverRow]) -> Option<OtherSource> {
         let build = fitting.first()?.build;
         if fitting.iter().any(|row| row.build != build) {

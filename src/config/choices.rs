@@ -1,33 +1,33 @@
-//! The words that settings choose between.
+//! The named options of settings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What it means that the condition of a node is true.
+/// The meaning of a true node condition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConditionMeaning {
-    /// All is well, as with the kubelet's `Ready`.
+    /// The node is healthy, like `Ready` of the kubelet.
     #[default]
     Ready,
-    /// Something is wrong, as with `MemoryPressure` and the conditions of the node problem detector.
+    /// The node has a problem, like `MemoryPressure` and the conditions of the node problem detector.
     Problem,
 }
 
-/// What becomes of a driver that somebody else has installed.
+/// How to handle a driver that gpu-bootstrap did not install.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Existing {
-    /// The run is refused.
+    /// The run is blocked.
     #[default]
     Refuse,
-    /// It stays, if it supports the GPUs.
+    /// The driver is kept if it supports the GPUs.
     Keep,
-    /// It is removed, and the wanted one is installed.
+    /// The driver is removed, and the configured one is installed.
     Replace,
 }
 
-/// When a daemon may be restarted whose restart stops its containers.
+/// When to restart a daemon whose restart stops its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {

@@ -1,4 +1,4 @@
-//! The cluster that the machine joins: what the settings ask for, checked as a whole.
+//! The cluster that the machine joins. Validates the settings as a whole.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,25 +24,27 @@ use crate::{
     },
 };
 
-/// The name of their repository.
+/// The name of the Kubernetes package repository.
 pub(super) const REPOSITORY: &str = "kubernetes";
 
-/// The taint of a GPU node that nobody has given others: pods that want no GPU stay away. Source: GKE, "About
-/// GPUs", which gives it to each GPU node.
+/// The default taint of a GPU node, which keeps pods without GPU requests away. GKE adds it to each GPU node. Source:
+/// GKE, "About GPUs".
 const GPU_TAINT: &str = "nvidia.com/gpu=present:NoSchedule";
 
-/// The startup taint. The prefix tells cluster-autoscaler, from 1.29 on, that the node is starting, not broken. Source:
-/// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`. A node may not change its own taints, so
-/// there is one only with `cluster.kubeconfig-file`: a taint that nobody removes costs more than none.
+/// The startup taint. Because of its prefix, cluster-autoscaler 1.29 and later knows that the node is starting, not
+/// broken. Source: kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`. A node cannot change its own
+/// taints, so the taint is only set with `cluster.kubeconfig-file`: a taint that is never removed is worse than none.
 const STARTUP_TAINT: &str =
     "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
 
-/// What the file of the community's packages says.
+/// The content of `kubernetes.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct CommunityPackages {
     fingerprints: Vec<Fingerprint>,
     packages: Vec<String>,
+    /// The oldest minor version.
+    oldest: u32,
     source: String,
     repository: BTreeMap<Manager, PackagesRow>,
 }
@@ -57,11 +59,11 @@ struct PackagesRow {
 }
 
 static KUBERNETES: LazyLock<CommunityPackages> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
+    #[expect(clippy::expect_used, reason = "a test parses the built-in file")]
     built_in("kubernetes").expect("kubernetes.toml")
 });
 
-/// The repository with this version of Kubernetes, as a profile would have it.
+/// Returns the repository for this Kubernetes version, as a profile entry.
 pub(super) fn repository(
     config: &ClusterConfig,
     manager: Manager,
@@ -92,7 +94,7 @@ fn version_of_packages(config: &ClusterConfig) -> Option<&KubernetesVersion> {
     (config.version.as_ref()).filter(|_| row.is_some_and(|row| row.has_packages))
 }
 
-/// The packages of a version of Kubernetes.
+/// Returns the packages of a Kubernetes version.
 fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
     let pattern = match version.patch {
         Some(_) => format!("{version}-*"),
@@ -105,25 +107,27 @@ fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
     KUBERNETES.packages.iter().map(wish).collect()
 }
 
-/// What the resolution of `[cluster]` depends on.
+/// The inputs of resolving `[cluster]`.
 pub(super) struct ClusterInputs<'a> {
     pub config: &'a ClusterConfig,
     pub layers: &'a Layers,
-    /// The container runtimes that are wanted.
+    /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
     /// Whether the machine has a GPU for containers.
     pub has_gpu: bool,
-    /// The kernel of the next boot, or the kernel series of the release if it is unknown.
+    /// The default boot kernel, or the kernel series of the release if it is unknown.
     pub kernel: Option<String>,
-    /// What is wrong, as far as it was found.
+    /// The machine boots with cgroup v1.
+    pub cgroup_v1: bool,
+    /// The errors found so far.
     pub wrong: RefCell<Vec<ResolveError>>,
 }
 
 impl ClusterInputs<'_> {
-    /// Resolves `[cluster]`; `None` if the machine joins none.
+    /// Resolves `[cluster]`. `None` if the machine joins no cluster.
     ///
     /// # Errors
-    /// Settings that are missing, or that do not fit each other: all of them.
+    /// All missing or contradictory settings.
     pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
         let row = self.config.join.unwrap_or_default().row();
         self.only_what_counts(row);
@@ -135,7 +139,7 @@ impl ClusterInputs<'_> {
         Err(ResolveError::all(wrong))
     }
 
-    /// What is wanted; `None` if something is wrong.
+    /// Returns the cluster settings. `None` if there are errors.
     fn wish(&self, row: &WayRow) -> Option<ClusterWish> {
         let config = self.config;
         let given = Given {
@@ -156,6 +160,8 @@ impl ClusterInputs<'_> {
             leave_command: config.leave_command.as_deref(),
             runtimes: self.runtimes,
             kernel: self.kernel.as_deref(),
+            cgroup_v1: self.cgroup_v1,
+            oldest: KUBERNETES.oldest,
         };
         let mut wrongs = Wrongs::default();
         let method = (row.read)(&given, &mut wrongs);
@@ -176,7 +182,7 @@ impl ClusterInputs<'_> {
         })
     }
 
-    /// A setting of another method is a mistake, not a wish.
+    /// A setting of a different join method is reported as a mistake.
     fn only_what_counts(&self, row: Option<&WayRow>) {
         let config = self.config;
         let keys = row.map_or(&[][..], |row| row.keys);
@@ -198,14 +204,14 @@ impl ClusterInputs<'_> {
             if is_set && !keys.contains(&key) {
                 self.wrong::<()>(
                     &format!("cluster.{key}"),
-                    "this way to join does not use it",
-                    "set `cluster.join` to the way that you want, or remove the key",
+                    "this join method does not use it",
+                    "set `cluster.join` to the intended method, or remove the key",
                 );
             }
         }
     }
 
-    /// Notes what is wrong with a key. There is no value then.
+    /// Records an error of a key, so it has no value.
     fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Option<T> {
         let error = (self.layers).wrong(key, why.to_owned(), Some(hint.to_owned()));
         self.wrong.borrow_mut().push(error.into());
@@ -219,19 +225,19 @@ impl ClusterInputs<'_> {
         let name = name.transpose().unwrap_or_else(|_| {
             self.wrong(
                 "cluster.node-name",
-                "a node's name is a DNS name in small letters",
-                "write small letters, digits, `-` and `.`",
+                "a node name must be a lower-case DNS name",
+                "use lower-case letters, digits, `-` and `.`",
             )
         });
         if name.is_some() && rule.is_named_by_provider {
             self.wrong::<()>(
                 "cluster.node-name",
-                "the provider names this node",
+                "the provider sets the name of this node",
                 "remove the key",
             );
         }
         let labels = config.labels.as_deref().unwrap_or_default();
-        // A node that the provider joins has the taints that its pool names.
+        // The pool determines the taints of a node that the provider joins.
         if let (Some((why, hint)), Some(_)) = (rule.no_taints, &config.taints) {
             self.wrong::<()>("cluster.taints", why, hint);
         }
@@ -244,15 +250,15 @@ impl ClusterInputs<'_> {
         if (startup.iter()).any(|taint| taint.key.starts_with(OF_READINESS)) {
             self.wrong::<()>(
                 "cluster.startup-taints",
-                "the node readiness controller removes those of `readiness.k8s.io`, and this program may not",
-                "name them in `cluster.taints`",
+                "only the node readiness controller may remove taints of `readiness.k8s.io`",
+                "set them in `cluster.taints`",
             );
         }
         if !startup.is_empty() && !has_access {
             self.wrong::<()>(
                 "cluster.startup-taints",
-                "nothing could remove them: a node may not change its own taints",
-                "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
+                "a node cannot remove its own taints",
+                "set `cluster.kubeconfig-file` to a kubeconfig with permission to change nodes",
             );
         }
         Some(NodeWish {

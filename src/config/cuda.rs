@@ -1,4 +1,4 @@
-//! Which CUDA versions may be named: those that were released, and those that are newer than the matrix.
+//! Rejects CUDA versions that were never released. Versions newer than the matrix are accepted.
 
 use std::collections::BTreeSet;
 
@@ -8,22 +8,27 @@ use crate::{
 };
 
 impl DriverInputs<'_> {
-    /// Refuses a version that was never released: every driver would do for it.
+    /// Rejects a version that was never released, because every driver would fit it.
     pub(super) fn released_cuda(&self) -> Result<(), ConfigError> {
         let released: BTreeSet<CudaVersion> = (self.matrix.toolkits.iter())
             .map(|row| row.version.minor_version())
             .collect();
-        let is_none = |one: &&CudaVersion| {
-            let minor = one.minor_version();
-            released.last().is_some_and(|newest| minor < *newest) && !released.contains(&minor)
+        let too_old = |one: CudaVersion| {
+            let oldest = released
+                .first()
+                .filter(|oldest| one.minor_version() < **oldest)?;
+            Some(format!(
+                "CUDA {one} is older than {oldest}, the oldest known release"
+            ))
         };
-        let Some(none) = self.config.cuda.iter().flatten().find(is_none) else {
+        let why = |one: CudaVersion| self.matrix.unreleased_cuda(one).or_else(|| too_old(one));
+        let mut asked = self.config.cuda.iter().flatten();
+        let Some((none, why)) = asked.find_map(|one| Some((one, why(*one)?))) else {
             return Ok(());
         };
         let names: Vec<String> = released.iter().map(ToString::to_string).collect();
         let hint = nearest(&none.to_string(), names.iter().map(String::as_str))
             .map(|nearest| format!("did you mean `\"{nearest}\"`?"));
-        let why = format!("there is no CUDA {none}");
         Err(self.layers.wrong("driver.cuda", why, hint))
     }
 }

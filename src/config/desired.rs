@@ -1,4 +1,4 @@
-//! The resolved target: nothing in it says "auto".
+//! The resolved desired state. It contains no "auto" values.
 
 use camino::Utf8PathBuf;
 use serde::Serialize;
@@ -23,44 +23,42 @@ pub use crate::{
     tools::packages::Manager,
 };
 
-/// What the machine shall be. Steps read it and nothing else of the configuration.
+/// The desired state of the machine. Steps read no other part of the configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Desired {
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: String,
-    /// This machine becomes an image: work for a live kernel or GPU awaits the first boot.
+    /// This machine becomes an image. Changes that need a live kernel or GPU wait for the first boot.
     pub image: bool,
-    /// GPUs that the instances of the image will have.
+    /// GPUs of the instances that boot the image.
     pub assume_gpus: Vec<PciId>,
-    /// The settings, for the keys whose default is the same on every machine: others are resolved, and only this room sees
-    /// them.
+    /// Settings whose default is the same on every machine. Others are resolved, and are only visible in this module.
     #[serde(skip)]
     pub settings: Config,
     /// How packages are installed.
     pub packages: PackagePolicy,
-    /// Repositories to add: other vendors', and further components of the distribution's own archive.
+    /// Repositories to add: from other vendors, and further components of the distribution archive.
     pub repositories: Vec<Repository>,
-    /// Versions that the package manager must prefer over newer ones, also for dependencies.
+    /// Versions to prefer over newer ones, including for dependencies.
     pub pins: Vec<Pin>,
-    /// In-tree drivers that must not take the GPU, as `nouveau`.
+    /// In-tree drivers that must not claim the GPU, such as `nouveau`.
     pub deny_modules: Vec<String>,
-    /// Kernel headers and build tools, by package name, for the running and next-boot kernel.
+    /// Kernel headers and build tools for the running and the next kernel.
     pub headers: Vec<PackageWish>,
-    /// Packages with the modules that container runtimes and pod networks need of these kernels, where the kernel's own
-    /// package lacks them.
+    /// Packages with modules of these kernels that container runtimes and pod networks need, if the kernel package
+    /// does not include them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_modules: Vec<PackageWish>,
-    /// The kernels that may run, and how the driver's module may come to them; `None` without a
-    /// driver.
+    /// The kernels that may run, with the module methods. `None` without a driver.
     pub kernel: Option<KernelWish>,
-    /// The driver; `None` on a machine without a GPU when that is allowed.
+    /// The driver. `None` on a machine without a GPU, if that is allowed.
     pub driver: Option<DriverWish>,
     /// Persistence of the driver's state.
     pub persistence: Option<Persistence>,
     /// Container runtimes.
     pub runtimes: Vec<RuntimeWish>,
-    /// Whether the restart or the removal of a daemon may stop containers. It also applies to a runtime that is no longer
+    /// Whether restarting or removing a daemon may stop containers. Also applies to a runtime that is no longer
     /// configured.
     pub runtime_restart: Restart,
     /// NVIDIA Container Toolkit.
@@ -69,38 +67,38 @@ pub struct Desired {
     pub cdi: Option<Cdi>,
     /// The container probe.
     pub validation: Validation,
-    /// What is held at its version.
+    /// Packages that are held at their version.
     pub hold: Hold,
-    /// The cluster that the machine belongs to; `None` if it joins none.
+    /// The cluster of the machine. `None` if it joins none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterWish>,
-    /// Where others read what `check` finds.
+    /// Outputs of `check` results for other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reports: Option<ReportsWish>,
 }
 
-/// Where a timer writes what `check` finds.
+/// The outputs of the `check` timer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ReportsWish {
-    /// The file with metrics, which node_exporter reads.
+    /// The metrics file for node_exporter.
     pub metrics: Option<Utf8PathBuf>,
-    /// Whether the node has a condition.
+    /// Whether the node condition is updated.
     pub node_condition: bool,
 }
 
 /// A condition of the node in its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConditionWish {
-    /// Its type.
+    /// The condition type.
     pub kind: String,
     pub meaning: ConditionMeaning,
 }
 
-/// What a group of packages is for.
+/// The purpose of a group of packages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose<'d> {
-    /// Kernel headers, build tools, and further modules of the kernel.
+    /// Kernel headers, build tools, and further kernel modules.
     Headers,
     /// The driver.
     Driver,
@@ -108,15 +106,15 @@ pub enum Purpose<'d> {
     Runtime(&'d RuntimeWish),
     /// NVIDIA Container Toolkit.
     Toolkit,
-    /// What makes the machine a node.
+    /// The packages of a cluster node.
     Cluster,
-    /// What holds need.
+    /// Packages that holds depend on.
     Holds,
 }
 
 impl Desired {
-    /// All packages that are wanted, by what they are for. Whoever needs the whole set takes it from
-    /// here: a new part of the desired state does not compile until it is named below.
+    /// Returns all required packages by purpose. Code that needs the whole set uses this function, so a new part of the
+    /// desired state does not compile until it is listed below.
     #[must_use]
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageWish])> {
         let Self {
@@ -127,7 +125,7 @@ impl Desired {
             runtime_restart: _,
             toolkit,
             persistence: _,
-            // A kernel stays when nobody wants it any more: the machine may run it.
+            // A kernel that is no longer configured is kept, because the machine may run it.
             kernel: _,
             profile: _,
             image: _,
@@ -152,7 +150,7 @@ impl Desired {
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
         groups.extend(cluster.iter().map(|one| (Purpose::Cluster, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
-        // Where nothing is wanted, nothing is held.
+        // If nothing is required, nothing is held.
         if !(groups.is_empty() || hold.patterns.is_empty() || hold.packages.is_empty()) {
             groups.push((Purpose::Holds, &hold.packages));
         }
@@ -164,39 +162,38 @@ impl Desired {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PackagePolicy {
-    /// Which package manager.
+    /// The package manager.
     pub manager: Manager,
-    /// Seconds to wait for another package manager to end.
+    /// Seconds to wait for another package manager process.
     pub lock_timeout_seconds: u64,
-    /// An HTTP proxy for the package manager and for us: its address may hold a password.
+    /// An HTTP proxy for the package manager and gpu-bootstrap. Its URL may contain a password.
     #[serde(serialize_with = "secret::hidden")]
     pub proxy: Option<Secret>,
-    /// Hosts, domains and networks that are reached without it, separated by commas.
+    /// Hosts, domains and networks that bypass the proxy, separated by commas.
     pub no_proxy: Option<String>,
-    /// Timers and services that start the package manager by themselves; paused during a run.
+    /// Timers and services that start the package manager automatically. Paused during a run.
     pub pause_units: Vec<String>,
     /// Packages whose removal the plan accepts (shell patterns).
     pub may_remove: Vec<String>,
-    /// Installed packages that the plan does not name and that may still be upgraded where a
-    /// dependency demands it (shell patterns); all others stay at their version.
+    /// Installed packages outside the plan that may be upgraded if a dependency requires it (shell patterns). All
+    /// others stay at their version.
     pub may_upgrade: Vec<String>,
-    /// What no transaction may bring, whatever dependencies want.
+    /// Packages that no transaction may install, even as dependencies.
     pub guard: Guard,
 }
 
-/// What no transaction may bring, whatever dependencies want: only its simulation shows it.
+/// Packages that no transaction may install, even as dependencies. Only the simulation shows these.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guard {
-    /// The driver's branch. A package whose name says another branch can be transitional.
+    /// The driver branch. A package with another branch in its name may be transitional.
     pub driver: Option<Branch>,
-    /// Shell patterns over names of packages with a driver module and the version of a kernel: the module
-    /// must be of the version of the libraries.
+    /// Shell patterns for names of module packages with a kernel version. The module must match the version of the
+    /// libraries.
     pub modules: Vec<String>,
-    /// Shell patterns over names of packages that are a kernel: a new kernel is not installed
-    /// without consent.
+    /// Shell patterns for names of kernel packages. A new kernel must be permitted by policy.
     pub kernels: Vec<String>,
-    /// Packages that work only beside the driver of exactly their version.
+    /// Packages that require a driver of exactly their version.
     pub exact: Vec<String>,
 }
 
@@ -206,55 +203,54 @@ pub struct Guard {
 pub struct DriverWish {
     /// Series.
     pub branch: Branch,
-    /// Exact version where one was asked for or picked; else the newest of the branch.
+    /// The exact version, if requested or selected. Otherwise the newest of the branch.
     pub version: Option<DriverVersion>,
     /// Kernel module flavour.
     pub flavour: Flavour,
-    /// Flavour assumed for a GPU that the matrix does not know.
+    /// The flavor is a guess, because the matrix does not contain the GPU.
     pub assumed: bool,
-    /// Where the packages come from, by the profile's name for it: `distribution` or `nvidia`.
+    /// The package source by profile name: `distribution` or `nvidia`.
     pub source: String,
-    /// Another source, which has modules in a way that this one has not.
+    /// Another source, with the module method that this one lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alternative: Option<OtherSource>,
-    /// The module stream to enable first, such as `nvidia-driver:580-open`, where the package
-    /// manager has streams.
+    /// The DNF module stream to enable first, such as `nvidia-driver:580-open`.
     pub stream: Option<String>,
-    /// What is installed.
+    /// Packages to install.
     pub packages: Vec<PackageWish>,
-    /// The DKMS module name, where the module is compiled on the machine.
+    /// The DKMS module name, if the module is compiled on the machine.
     pub dkms: Option<String>,
-    /// Name of the kernel module's file, without `.ko`. What is loaded is always called `nvidia`;
-    /// Debian renames the file and has an alias.
+    /// File name of the kernel module, without `.ko`. The loaded module is always named `nvidia`; Debian renames the
+    /// file and adds an alias.
     pub module: String,
     /// Modules to load at boot, in order.
     pub load_modules: Vec<String>,
-    /// What becomes of a driver that somebody else has installed.
+    /// How to handle a driver that gpu-bootstrap did not install.
     pub existing: Existing,
-    /// Settings name the branch or the version: then it may also be an older one than is installed.
+    /// The branch or version is explicitly configured, so it may be older than the installed one.
     pub asked: bool,
-    /// Go back to the driver that was proven last if this one fails validation.
+    /// Roll back to the last validated driver if this one fails validation.
     pub rollback: bool,
-    /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
+    /// The security fixes that the requested exact version lacks, because of which it is not newly installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
-    /// Why this pick, for people.
+    /// The reasons for this selection.
     pub reasons: Vec<String>,
-    /// Doubts, for people.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// The service without which the GPUs of this machine do not work: its switches were seen.
+    /// The fabric service that the GPUs require, because their switches were detected.
     pub fabric: Fabric,
-    /// What signs modules that are compiled on the machine.
+    /// The signing key for modules that are compiled on the machine.
     pub signing: Option<SigningKey>,
-    /// Where modules come from that were compiled on another machine.
+    /// Sources of modules that another machine compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prebuilt: Option<Prebuilt>,
-    /// Where modules go that were compiled on this machine.
+    /// Target for modules that this machine compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publish: Option<Publish>,
-    /// Options that its modules need on this machine.
+    /// Module options that this machine needs.
     pub options: Vec<ModuleOption>,
-    /// How that service is set up; `None` where nothing is needed, or the source does not have it.
+    /// Setup of the fabric service. `None` if it is not needed or not available in the source.
     pub fabric_service: Option<FabricService>,
 }
 
@@ -262,13 +258,13 @@ pub struct DriverWish {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct OtherSource {
-    /// The profile's name for it.
+    /// Its name in the profile.
     pub source: String,
-    /// Its modules are compiled on the machine; otherwise they are packaged, and signed by their vendor.
+    /// Its modules are compiled on the machine. Otherwise they are precompiled and signed by the vendor.
     pub compiled: bool,
 }
 
-/// A key that signs kernel modules, which the machine must trust already.
+/// A signing key for kernel modules, which the machine must already trust.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SigningKey {
@@ -278,13 +274,13 @@ pub struct SigningKey {
     pub certificate: Utf8PathBuf,
 }
 
-/// Where modules come from that were compiled on another machine.
+/// Sources of modules that another machine compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Prebuilt {
-    /// Folders, addresses, and repositories of registries.
+    /// Directories, URLs, and registry repositories.
     pub sources: Vec<String>,
-    /// Public keys of minisign's; none where unsigned archives are accepted.
+    /// Minisign public keys. Empty if unsigned archives are accepted.
     pub public_keys: Vec<String>,
     /// The oldest time of a signature.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,7 +288,7 @@ pub struct Prebuilt {
 }
 
 impl Prebuilt {
-    /// The signatures that count.
+    /// Returns the accepted signatures.
     #[must_use]
     pub fn trust(&self) -> Trust {
         Trust {
@@ -302,13 +298,13 @@ impl Prebuilt {
     }
 }
 
-/// Where modules go that were compiled on this machine, once it is proven with them.
+/// Target for modules that this machine compiled, after it was validated with them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Publish {
-    /// A folder, or a repository of a registry.
+    /// A directory, or a registry repository.
     pub to: String,
-    /// The private key that signs them; none where unsigned archives are accepted.
+    /// The private signing key. `None` if unsigned archives are accepted.
     pub key: Option<Utf8PathBuf>,
 }
 
@@ -316,13 +312,13 @@ pub struct Publish {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModuleOption {
-    /// The module, by the name of its file.
+    /// File name of the module.
     pub module: String,
-    /// Its parameter.
+    /// Name of the parameter.
     pub name: String,
     /// The value.
     pub value: String,
-    /// What it does, for people.
+    /// Its effect.
     pub why: String,
 }
 
@@ -333,27 +329,27 @@ impl DriverWish {
         self.dkms.is_some()
     }
 
-    /// Takes the module in this way.
+    /// Sets the module method.
     pub fn take_module(&mut self, way: &ModuleWay) {
         self.dkms.clone_from(&way.dkms);
         self.module.clone_from(&way.module);
     }
 }
 
-/// What runs beside the driver where GPUs reach others through switches.
+/// Companion software of the driver for GPUs that are connected by switches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FabricService {
-    /// Those of the driver's packages that work with no other version of the driver, by name.
+    /// Driver packages that require a driver of exactly their version, by name.
     pub exact: Vec<String>,
-    /// The unit that must run; `None` where the cluster starts it.
+    /// The unit that must run. `None` if the cluster starts it.
     pub unit: Option<String>,
     /// Kernel modules that must be loaded before the unit starts.
     pub modules: Vec<String>,
 }
 
 impl FabricService {
-    /// Its packages that work only beside this version of the driver.
+    /// Returns its packages that require a driver of exactly this version.
     #[must_use]
     pub fn at(&self, version: &DriverVersion) -> Vec<PackageWish> {
         let wish = |name: &String| PackageWish {
@@ -376,15 +372,15 @@ pub struct Persistence {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeWish {
-    /// Which.
+    /// The kind of runtime.
     pub kind: RuntimeKind,
-    /// What is installed.
+    /// Packages to install.
     pub packages: Vec<PackageWish>,
-    /// Packages any of which means that the runtime is already there from elsewhere, and stays.
+    /// Packages that indicate that the runtime is already installed from another source, which is kept.
     pub alternatives: Vec<String>,
-    /// Its unit; `None` for a runtime without a daemon.
+    /// The systemd unit. `None` for a runtime without a daemon.
     pub unit: Option<String>,
-    /// Make the nvidia runtime the default one.
+    /// Make nvidia the default runtime.
     pub nvidia_default: bool,
 }
 
@@ -392,9 +388,9 @@ pub struct RuntimeWish {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ToolkitWish {
-    /// What is installed, all at one version.
+    /// Packages to install, all at one version.
     pub packages: Vec<PackageWish>,
-    /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
+    /// The security fixes that the requested exact version lacks, because of which it is not newly installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
 }
@@ -403,7 +399,7 @@ pub struct ToolkitWish {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cdi {
-    /// Where the specification is written.
+    /// The path of the specification.
     pub path: Utf8PathBuf,
 }
 
@@ -411,18 +407,17 @@ pub struct Cdi {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Validation {
-    /// Run a container with each runtime; without it the GPUs compute on the host.
+    /// Run a container with each runtime. Otherwise the GPUs compute on the host.
     pub container: bool,
-    /// The image in which the probe runs; `None` means one that is made for it.
+    /// The image for the probe. `None` for a built-in image.
     pub image: Option<String>,
-    /// Seconds that the container may take.
+    /// Time limit for the container in seconds.
     pub timeout_seconds: u64,
-    /// Seconds that pulling the image may take, with all attempts.
+    /// Time limit for pulling the image in seconds, including retries.
     pub pull_timeout_seconds: u64,
 }
 
-/// How long pulling an image may take in seconds, where nobody has said otherwise: big images take
-/// minutes.
+/// Default time limit for pulling an image in seconds. Large images take minutes.
 #[must_use]
 pub const fn pull_timeout() -> u64 {
     1800
@@ -432,11 +427,11 @@ pub const fn pull_timeout() -> u64 {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Hold {
-    /// Shell patterns over names of installed packages, as `libnvidia-*`.
+    /// Shell patterns for names of installed packages, such as `libnvidia-*`.
     pub patterns: Vec<String>,
-    /// Patterns that unattended upgrades must leave alone (regular expressions on names).
+    /// Packages that unattended upgrades must not change (regular expressions for names).
     pub blacklist: Vec<String>,
-    /// What holds need to have an effect.
+    /// Packages that holds depend on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<PackageWish>,
 }

@@ -1,4 +1,4 @@
-//! Chooses the driver and its packages: the matrix picks among what the profile's sources offer.
+//! Selects the driver and its packages: the matrix decides among the versions in the sources of the profile.
 
 use crate::{
     compat::{
@@ -28,17 +28,17 @@ use crate::{
     },
 };
 
-/// The driver that was chosen, and what comes with it.
+/// The selected driver with its related choices.
 pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
-    /// The profile's row with its packages.
+    /// The entry of the profile with its packages.
     pub row: &'p DriverRow,
-    /// The ways to its module, that of the row first; never empty.
+    /// The module methods, that of the entry first. Never empty.
     pub ways: Vec<ModuleWay>,
     pub pin: Option<Pin>,
 }
 
-/// What the choice of the driver depends on.
+/// The inputs of the driver selection.
 pub(super) struct DriverInputs<'a> {
     pub profile: &'a Profile,
     pub release: &'a Release,
@@ -49,15 +49,15 @@ pub(super) struct DriverInputs<'a> {
     pub placeholders: &'a Placeholders,
     pub gpus: Vec<GpuIdentity>,
     pub image: bool,
-    /// There is no machine: every kernel is possible if none is named.
+    /// There is no machine, so any kernel is possible if none is specified.
     pub trial: bool,
 }
 
 impl<'a> DriverInputs<'a> {
-    /// Chooses the driver.
+    /// Selects the driver.
     ///
     /// # Errors
-    /// A setting that fits no row of the profile, or a machine that no driver fits.
+    /// If a setting matches no entry of the profile, or no driver supports the machine.
     pub(super) fn choose(&self) -> Result<DriverChoice<'a>, ResolveError> {
         let wrong = &mut Vec::new();
         or_noted(self.released_cuda(), wrong);
@@ -86,7 +86,7 @@ impl<'a> DriverInputs<'a> {
             fabric,
         );
         let mut ways: Vec<ModuleWay> = (fitting.iter())
-            // Only rows that need no further repository: what is added to the machine must serve every way.
+            // Only entries without a further repository, because the added repositories must serve every method.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
             .map(|row| self.way(row, beside, &pick))
             .collect();
@@ -114,8 +114,8 @@ impl<'a> DriverInputs<'a> {
                 .map(|pick| pick.branch.to_string())
                 .collect();
             reasons.push(format!(
-                "`{}` has modules of few branches for a kernel: if it has none of {}, the first \
-                 of {} that it has is taken",
+                "`{}` has modules of only a few branches for each kernel: if {} has none, the first \
+                 available branch of {} is used",
                 row.source,
                 pick.branch,
                 others.join(", ")
@@ -125,21 +125,21 @@ impl<'a> DriverInputs<'a> {
         match pick.fabric {
             // The GPUs of one node work without IMEX.
             Fabric::Imex if beside.is_none() => warnings.push(format!(
-                "GPUs of several nodes need IMEX to work together, which `{}` does not have",
+                "multi-node NVLink requires IMEX, which `{}` does not provide",
                 row.source
             )),
             // The step of the fabric manager reports it.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(
-                "the GPUs need the fabric manager if the machine has their NVSwitches: it is set \
-                 up where these are seen"
+                "the GPUs need the fabric manager if the machine has NVSwitches, so it is installed \
+                 when NVSwitches are detected"
                     .to_owned(),
             ),
         }
         if let Some(source) = self.source_for_switches() {
             reasons.push(format!(
-                "packages from `{source}`: `{}` has nothing that manages the GPUs' switches",
+                "packages from `{source}`: `{}` has no fabric manager",
                 self.release.driver_source
             ));
         }
@@ -159,7 +159,7 @@ impl<'a> DriverInputs<'a> {
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
                 rollback: self.config.rollback.unwrap_or(true),
-                vulnerable: self.vulnerable(),
+                vulnerable: self.vulnerable(row),
                 asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
@@ -177,7 +177,7 @@ impl<'a> DriverInputs<'a> {
         })
     }
 
-    /// Makes a row into a way to a module for any kernel, with the packages of what runs beside the driver.
+    /// Turns an entry into a module method for any kernel, with the companion packages of the driver.
     fn way(&self, row: &DriverRow, beside: Option<&FabricRow>, pick: &Pick) -> ModuleWay {
         let version = self.config.version.as_ref();
         let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
@@ -219,8 +219,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns the fabric if this machine needs it for certain: its switches were seen, or its boards work only
-    /// behind the switches of a rack.
+    /// Returns the fabric if this machine certainly needs it, because its switches were detected, or its boards require the
+    /// switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
         let wish = self.wish();
         let seen = match fabric {
@@ -236,15 +236,17 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The security fixes that the exact version lacks, unless the settings allow that.
-    fn vulnerable(&self) -> Option<String> {
+    /// Returns the security fixes that the exact version lacks, unless the settings allow it or the source has no newer
+    /// version.
+    fn vulnerable(&self, row: &DriverRow) -> Option<String> {
         let version = self.config.version.as_ref()?;
-        let allowed = self.config.allow_vulnerable.unwrap_or(false);
+        let allowed =
+            self.config.allow_vulnerable.unwrap_or(false) || row.newest.as_ref() == Some(version);
         let lacking = security::of_driver(self.matrix, version).filter(|_| !allowed)?;
         Some(lacking.why)
     }
 
-    /// Returns the key and the certificate that sign what is compiled here. It is an error if only one of them is
+    /// Returns the key and the certificate that sign locally compiled modules. It is an error if only one of them is
     /// set.
     fn signing(&self) -> Result<Option<SigningKey>, ResolveError> {
         let config = &self.config.secure_boot;
@@ -259,13 +261,13 @@ impl<'a> DriverInputs<'a> {
                     Some(_) => ("driver.secure-boot.key", "driver.secure-boot.certificate"),
                     None => ("driver.secure-boot.certificate", "driver.secure-boot.key"),
                 };
-                let why = format!("it needs `{other}`, too");
+                let why = format!("`{other}` is also required");
                 Err(self.layers.wrong(set, why, None).into())
             }
         }
     }
 
-    /// Returns from where modules are taken that another machine has compiled.
+    /// Returns the sources of modules that another machine compiled.
     fn prebuilt(&self) -> Result<Option<Prebuilt>, ResolveError> {
         let config = &self.config.prebuilt;
         let sources: Vec<String> = (config.sources.iter().flatten())
@@ -280,21 +282,21 @@ impl<'a> DriverInputs<'a> {
         let unsigned = config.unsigned.unwrap_or(false);
         let wrong = |key: &str, why: &str| Err(self.layers.wrong(key, why.to_owned(), None).into());
         if keys.is_empty() && !unsigned {
-            let why = "it needs `driver.prebuilt.public-keys`, by which archives are signed, or \
+            let why = "requires `driver.prebuilt.public-keys` to verify archives, or \
                        `driver.prebuilt.unsigned = true`";
             return wrong("driver.prebuilt.sources", why);
         }
         if unsigned && !keys.is_empty() {
-            let why = "`driver.prebuilt.public-keys` is set, too, and would count for nothing";
+            let why = "`driver.prebuilt.public-keys` is also set and would have no effect";
             return wrong("driver.prebuilt.unsigned", why);
         }
         if unsigned && config.not_before.is_some() {
-            let why = "`driver.prebuilt.unsigned` is set, and only a signature has a time";
+            let why = "`driver.prebuilt.unsigned` is also set, but only signatures have a time";
             return wrong("driver.prebuilt.not-before", why);
         }
         if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
-            let why = "an address of `driver.prebuilt.sources` starts with `http://`: anybody in the network between \
-                       can replace the archive";
+            let why = "a URL of `driver.prebuilt.sources` starts with `http://`: an attacker in the network \
+                       could replace the archive";
             return wrong("driver.prebuilt.unsigned", why);
         }
         Ok(Some(Prebuilt {
@@ -304,8 +306,8 @@ impl<'a> DriverInputs<'a> {
         }))
     }
 
-    /// Returns where the modules are published that this machine has compiled. A key must sign them, or the settings
-    /// must allow modules without a signature: other machines would not take them.
+    /// Returns the target for publishing modules that this machine compiled. A key must sign them, or the settings
+    /// must allow unsigned modules. Otherwise other machines would reject them.
     fn publish(&self) -> Result<Option<Publish>, ResolveError> {
         let config = &self.config.prebuilt;
         let key = config.sign_key.clone().map(|key| key.into_inner());
@@ -315,11 +317,11 @@ impl<'a> DriverInputs<'a> {
             (None, None) => Ok(None),
             (None, Some(_)) => wrong(
                 "driver.prebuilt.sign-key",
-                "it needs `driver.prebuilt.publish`, too",
+                "`driver.prebuilt.publish` is also required",
             ),
             (Some(_), None) if config.unsigned != Some(true) => wrong(
                 "driver.prebuilt.publish",
-                "it needs `driver.prebuilt.sign-key`, the private key that signs, or `driver.prebuilt.unsigned = true`",
+                "requires `driver.prebuilt.sign-key`, the private signing key, or `driver.prebuilt.unsigned = true`",
             ),
             (Some(to), _) => Ok(Some(Publish {
                 to: to.to_string(),
@@ -339,7 +341,7 @@ impl<'a> DriverInputs<'a> {
         (self.matrix.module_options.iter())
             .filter(|one| one.is_for(&wish.gpus, wish.instance.as_ref(), branch, flavour))
             .map(|one| ModuleOption {
-                // modprobe knows the module by the name of its file.
+                // modprobe uses the file name of the module.
                 module: match one.module.as_str() {
                     "nvidia" => row.module.clone(),
                     other => other.to_owned(),
@@ -358,8 +360,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns a source with packages that manage the switches of this machine, if the source of the release has
-    /// none and the settings name none.
+    /// Returns a source with a fabric manager for this machine, if the default source of the release has none and no
+    /// source is configured.
     fn source_for_switches(&self) -> Option<&'a str> {
         if self.config.source.is_some() {
             return None;
@@ -380,7 +382,7 @@ impl<'a> DriverInputs<'a> {
             && (row.architectures.is_empty() || row.architectures.contains(&self.placeholders.arch))
     }
 
-    /// Returns the rows of the source that serve this machine.
+    /// Returns the entries of the source for this machine.
     fn rows(&self) -> Result<Vec<&'a DriverRow>, ResolveError> {
         let source = self.source();
         let all: Vec<&DriverRow> = self.profile.driver.iter().collect();
@@ -392,7 +394,7 @@ impl<'a> DriverInputs<'a> {
                 |nearest| format!("did you mean `{nearest}`?"),
             );
             let why = format!(
-                "profile `{}` has drivers from {}",
+                "profile `{}` provides drivers from {}",
                 self.profile.name,
                 known.join(" and ")
             );
@@ -406,18 +408,18 @@ impl<'a> DriverInputs<'a> {
             return Err(Refusal::new(
                 "driver-not-offered",
                 format!(
-                    "`{source}` has no driver packages for {} {} on {}",
+                    "source `{source}` has no driver packages for {} {} on {}",
                     self.profile.name, self.release.version_id, self.placeholders.arch
                 ),
                 self.other_sources(|_| true)
-                    .unwrap_or_else(|| "no other source has any either".into()),
+                    .unwrap_or_else(|| "no other source has any".into()),
             )
             .into());
         }
         Ok(rows)
     }
 
-    /// Returns a hint that names another source, if it has a row that satisfies the condition.
+    /// Returns a hint to use another source, if it has an entry that satisfies the condition.
     fn other_sources(&self, condition: impl Fn(&DriverRow) -> bool) -> Option<String> {
         let source = self.source();
         let row = self
@@ -446,9 +448,14 @@ impl<'a> DriverInputs<'a> {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
-            // An image is built on another machine than its instances.
+            // An image is not built on its instances.
             instance: facts.instance.filter(|_| !self.image),
-            nvswitch: shown(Fabric::Fm).or(facts.nvswitch).filter(|_| !self.image),
+            // Without a machine, only an instance type shows that there are no switches.
+            nvswitch: shown(Fabric::Fm)
+                .or(facts
+                    .nvswitch
+                    .filter(|_| !self.trial || self.facts.cloud.instance_type.is_some()))
+                .filter(|_| !self.image),
             nvlink_management: (shown(Fabric::FmNvlsm))
                 .or(facts.nvlink_management)
                 .filter(|_| !self.image),
@@ -468,7 +475,7 @@ impl<'a> DriverInputs<'a> {
         if let (Some(branch), Some(version)) = (self.config.branch, &self.config.version)
             && version.branch() != branch.0
         {
-            let why = format!("it does not belong to `driver.branch = {}`", branch.0);
+            let why = format!("does not match `driver.branch = {}`", branch.0);
             return Err(self.layers.wrong("driver.version", why, None).into());
         }
         if let Some(branch) = wish.branch
@@ -490,7 +497,7 @@ impl<'a> DriverInputs<'a> {
                 return Ok(pick);
             }
         }
-        // Otherwise the best driver that the source has: of any flavour, then of each flavour alone.
+        // Otherwise the best driver in the source: of any flavor, then of each flavor separately.
         let mut first_failure = None;
         for flavour in [
             wish.flavour,
@@ -519,8 +526,11 @@ impl<'a> DriverInputs<'a> {
                     let what = version.map_or("driver".into(), |v| format!("driver {v}"));
                     Refusal::new(
                         "driver-not-offered",
-                        format!("`{}` has no {what} in a flavour that fits", self.source()),
-                        "choose another `driver.source`, or remove `driver.flavour`",
+                        format!(
+                            "`{}` has no {what} with a suitable module flavor",
+                            self.source()
+                        ),
+                        "use another `driver.source`, or remove `driver.flavour`",
                     )
                 },
                 |no_driver| self.refused(&wish, &no_driver),
@@ -528,8 +538,8 @@ impl<'a> DriverInputs<'a> {
             .into())
     }
 
-    /// Returns the best driver for both the running kernel and that of the next boot. If none fits both, it returns
-    /// the best one for the next boot, with a warning: `steps::kernels` then asks for a reboot.
+    /// Returns the best driver for both the running kernel and the default boot kernel. If none supports both,
+    /// returns the best one for the default boot kernel with a warning. `steps::kernels` then requires a reboot.
     fn pick_for_kernels(&self, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
         pick(self.matrix, wish).or_else(|none| {
             let (Some(running), Some(next), true) =
@@ -542,7 +552,7 @@ impl<'a> DriverInputs<'a> {
                 Err(_) => return Err(none),
             };
             found.warnings.push(format!(
-                "no driver fits kernel {running}, which runs ({}): this one is for kernel {next}, which \
+                "no driver supports the running kernel {running} ({}). The selected one is for kernel {next}, which \
                  the next boot starts",
                 reasons(&none)
             ));
@@ -550,7 +560,7 @@ impl<'a> DriverInputs<'a> {
         })
     }
 
-    /// Refuses the machine because the matrix has no driver for it.
+    /// Rejects the machine because the matrix has no driver for it.
     fn refused(&self, wish: &Wish, none: &NoDriver) -> Refusal {
         let is_vgpu = none.reasons.iter().any(|r| r.rule == Rule::Vgpu);
         let mut hints = none.nearest.clone();
@@ -572,13 +582,12 @@ impl<'a> DriverInputs<'a> {
             } else {
                 "driver-incompatible"
             },
-            why: format!("no driver fits: {}", reasons(none)),
+            why: format!("no suitable driver: {}", reasons(none)),
             hint: (!hints.is_empty()).then(|| hints.join("; ")),
         }
     }
 
-    /// Returns a hint that names another kernel. Only the installed ones are known here: package lists are read
-    /// later.
+    /// Returns a hint to use another kernel. Considers only installed kernels, because package lists are read later.
     fn other_kernel(&self, wish: &Wish) -> String {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();
@@ -588,7 +597,7 @@ impl<'a> DriverInputs<'a> {
         };
         match installed.iter().rev().find(fits) {
             Some(kernel) => {
-                format!("boot kernel {kernel}, which is installed and can have a driver")
+                format!("boot kernel {kernel}, which is installed and has a suitable driver")
             }
             None => {
                 let command = self.profile.kernel.as_ref().map(|row| {
@@ -599,15 +608,14 @@ impl<'a> DriverInputs<'a> {
                     )
                 });
                 format!(
-                    "install a kernel of the distribution{} and boot it",
+                    "install and boot a distribution kernel{}",
                     command.unwrap_or_default()
                 )
             }
         }
     }
 
-    /// Returns the newest version of each branch that the source has: as the profile knows it, else as the matrix
-    /// does.
+    /// Returns the newest version of each branch in the source, from the profile or otherwise from the matrix.
     pub(super) fn candidates(
         &self,
         rows: &[&DriverRow],
@@ -628,7 +636,7 @@ impl<'a> DriverInputs<'a> {
         let set = (self.layers.place("driver.branch")).or(self.layers.place("driver.version"));
         let set = set.map_or_else(String::new, |place| format!(" (set by {place})"));
         let why = format!(
-            "driver branch {branch}{set} is not in `{}` for {} {}: it has {}",
+            "driver branch {branch}{set} is not in `{}` for {} {}, which has {}",
             self.source(),
             self.profile.name,
             self.release.version_id,
@@ -641,13 +649,13 @@ impl<'a> DriverInputs<'a> {
                     Some(_) => "driver.branch",
                     None => "driver.version",
                 };
-                format!("remove `{key}`: then the matrix decides")
+                format!("remove `{key}` so that the matrix decides")
             });
         Refusal::new("driver-not-offered", why, hint)
     }
 
-    /// Refuses an exact version that a source of one version per branch does not have. On a machine, the package lists
-    /// decide instead.
+    /// Rejects an exact version that is missing in a source with one version per branch. On a machine, the package
+    /// lists decide instead.
     fn version_not_offered(&self, rows: &[&DriverRow]) -> Option<Refusal> {
         let version = self.config.version.as_ref().filter(|_| self.trial)?;
         let of_branch = (rows.iter()).filter(|row| row.branches.contains(&version.branch()));
@@ -657,7 +665,7 @@ impl<'a> DriverInputs<'a> {
         Some(Refusal::new(
             "driver-not-offered",
             format!(
-                "driver {version} is not in `{}` for {} {}: it has {newest}",
+                "driver {version} is not in `{}` for {} {}, which has {newest}",
                 self.source(),
                 self.profile.name,
                 self.release.version_id
@@ -666,7 +674,7 @@ impl<'a> DriverInputs<'a> {
         ))
     }
 
-    /// Returns the rows that have packages of the pick, the preferred one first; never empty.
+    /// Returns the entries with packages of the selected driver, in order of preference. Never empty.
     fn fitting(
         &self,
         rows: &[&'a DriverRow],
@@ -695,7 +703,7 @@ impl<'a> DriverInputs<'a> {
                     pick.branch,
                     kernel.map_or("(unknown)", |kernel| kernel.as_str()),
                 ),
-                "remove `driver.build` and `driver.flavour`, or choose another `driver.source`",
+                "remove `driver.build` and `driver.flavour`, or use another `driver.source`",
             )
             .into());
         }
@@ -703,7 +711,7 @@ impl<'a> DriverInputs<'a> {
     }
 }
 
-/// Returns a version pattern for the package manager: for all versions of a branch, or all revisions of a version.
+/// Returns a version pattern for the package manager: all versions of a branch, or all revisions of a version.
 fn pattern(version: Option<&DriverVersion>, branch: Branch) -> String {
     version.map_or_else(|| format!("{branch}.*"), |version| format!("{version}-*"))
 }
@@ -724,14 +732,14 @@ fn reasons(none: &NoDriver) -> String {
     texts.join("; ")
 }
 
-/// Whether the kernel is the only reason against every driver.
+/// Returns whether the kernel is the only reason to exclude every driver.
 fn is_of_kernels(none: &NoDriver) -> bool {
     none.reasons
         .iter()
         .all(|ruling| ruling.rule == Rule::Kernel)
 }
 
-/// Returns the same wish for a machine that runs this kernel alone.
+/// Returns the same request for a machine that only runs this kernel.
 fn on_kernel(wish: &Wish, kernel: &KernelVersion) -> Wish {
     Wish {
         kernel: Some(kernel.clone()),

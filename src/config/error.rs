@@ -1,4 +1,4 @@
-//! What can be wrong with configuration, with the place and, where there is one, a hint.
+//! Configuration errors, with a location and, if possible, a hint.
 
 use camino::Utf8PathBuf;
 
@@ -10,98 +10,98 @@ use crate::{
     model::text::nearest,
 };
 
-/// A profile or a setting that cannot be used.
+/// An invalid profile or setting.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file could not be read.
+    /// A file is not readable.
     #[error("read the configuration")]
     Files(#[from] FilesError),
-    /// The package sources of the machine could not be read.
+    /// The package sources of the machine are not readable.
     #[error("read the package sources of this machine")]
     Sources(#[source] FilesError),
-    /// A file that was asked for is not there.
-    #[error("read `{path}`: there is no such file")]
+    /// A requested file does not exist.
+    #[error("read `{path}`: no such file")]
     MissingFile { path: Utf8PathBuf },
-    /// A link in the place of a file or a folder with settings, and nothing at its end.
-    #[error("read `{path}`: it is a link to `{target}`, where nothing is")]
+    /// A dangling symlink instead of a settings file or directory.
+    #[error("read `{path}`: dangling symlink to `{target}`")]
     DeadLink {
-        /// The link.
+        /// The symlink.
         path: Utf8PathBuf,
-        /// Where it leads.
+        /// Its target.
         target: Utf8PathBuf,
     },
-    /// Not TOML, or not of the form of a profile.
+    /// Invalid TOML, or not a valid profile.
     #[error("read {place}: {why}")]
     Syntax {
-        /// Where.
+        /// The location.
         place: Place,
-        /// What the parser says.
+        /// The parser message.
         why: String,
     },
-    /// A key that does not exist.
-    #[error("read {place}: there is no key `{key}`")]
+    /// An unknown key.
+    #[error("read {place}: unknown key `{key}`")]
     UnknownKey {
-        /// Where.
+        /// The location.
         place: Place,
-        /// The whole key, dotted.
+        /// The full dotted key.
         key: String,
-        /// The nearest key that exists.
+        /// The nearest existing key.
         nearest: Option<String>,
     },
-    /// A value that does not fit its key.
+    /// A value that is invalid for its key.
     #[error("read {place}: `{key}` cannot be {value}: {why}")]
     Value {
-        /// Where.
+        /// The location.
         place: Box<Place>,
-        /// The whole key, dotted.
+        /// The full dotted key.
         key: String,
-        /// The value, as it would be written in TOML.
+        /// The value as TOML.
         value: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
-        /// What to write instead, where that can be said.
+        /// The correction, if known.
         hint: Option<String>,
     },
-    /// A profile with a part that refers to something that does not exist.
+    /// A profile with a reference to a missing part.
     #[error("use profile {file}: {why}")]
     Profile {
         file: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// No profile of this name.
+    /// There is no profile with this name.
     #[error("find profile `{name}`")]
     NoSuchProfile {
         name: String,
-        /// The names that exist.
+        /// The existing names.
         known: Vec<String>,
     },
-    /// `os-release` could not be read and no profile was named.
+    /// `os-release` is not readable and no profile was specified.
     #[error("choose a profile: the operating system is unknown")]
     UnknownOs,
-    /// No profile serves this operating system.
+    /// No profile supports this operating system.
     #[error("choose a profile: {os} is not supported")]
     UnsupportedOs {
-        /// What runs.
+        /// The operating system.
         os: String,
         supported: Vec<String>,
     },
-    /// Several errors, of which at least one is of the settings.
+    /// Several errors, at least one of them in the settings.
     #[error("{}", joined(.0))]
     Several(Vec<ResolveError>),
 }
 
-/// Several errors on one line, for words in between.
+/// Joins several errors to one line.
 fn joined(errors: &[ResolveError]) -> String {
     let all: Vec<String> = errors.iter().map(|error| one_line(error)).collect();
     all.join("; ")
 }
 
 impl ConfigError {
-    /// All that was found wrong as one error.
+    /// Combines all errors into one.
     ///
     /// # Errors
-    /// If anything was found.
+    /// If there are any.
     pub(super) fn unless_none(mut found: Vec<Self>) -> Result<(), Self> {
         match found.len() {
             0 => Ok(()),
@@ -116,7 +116,7 @@ impl ConfigError {
         }
     }
 
-    /// The error of the TOML parser, with its place in the file.
+    /// Converts an error of the TOML parser, with its location in the file.
     pub(super) fn syntax(file: &str, text: &str, error: &toml::de::Error) -> Self {
         let byte = error.span().map_or(0, |span| span.start);
         Self::Syntax {
@@ -130,13 +130,13 @@ impl Report for ConfigError {
     fn exit(&self) -> Exit {
         match self {
             Self::UnknownOs | Self::UnsupportedOs { .. } => Exit::Blocked,
-            // Settings may be for root alone.
+            // Settings may be readable only by root.
             Self::Files(FilesError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
                 Exit::NotPermitted
             }
-            // What somebody wrote can be mended before the machine.
+            // A user error can be fixed before the machine.
             _ => Exit::Config,
         }
     }
@@ -172,7 +172,7 @@ impl Report for ConfigError {
                     key.replace('.', "__").replace('-', "_").to_uppercase()
                 ),
                 (Some(key), _) => format!("did you mean `{key}`?"),
-                (None, _) => "`gpu-bootstrap config --defaults` lists every key".into(),
+                (None, _) => "run `gpu-bootstrap config --defaults` to list all keys".into(),
             }),
             Self::Value { hint, .. } => hint.clone(),
             Self::NoSuchProfile { name, known } => {
@@ -180,26 +180,26 @@ impl Report for ConfigError {
                 Some(match nearest {
                     Some(nearest) => format!("did you mean `{nearest}`?"),
                     None => format!(
-                        "profiles are {}; a path to a file works too",
+                        "use one of the profiles {}, or a file path",
                         known.join(", ")
                     ),
                 })
             }
-            Self::UnknownOs => Some("name the profile with `--profile`".into()),
+            Self::UnknownOs => Some("set the profile with `--profile`".into()),
             Self::UnsupportedOs { supported, .. } => Some(format!(
-                "supported are {}; for a close relative of one, name its profile with `--profile`",
+                "supported: {}. For a derived distribution, set the profile with `--profile`",
                 supported.join("; ")
             )),
             Self::Files(_) if self.exit() == Exit::NotPermitted => Some("run it as root".into()),
             Self::Files(error) => error.hint(),
             Self::DeadLink { path, target } => Some(format!(
-                "put the settings at `{target}`, or remove the link: `rm {path}`"
+                "create `{target}`, or remove the symlink: `rm {path}`"
             )),
             Self::Syntax {
                 place: Place::File { .. },
                 ..
             } => Some(
-                "settings are TOML: `KEY = VALUE` below the line `[TABLE]`, text and versions in quotes"
+                "use TOML: `KEY = VALUE` below a `[TABLE]` line, with text and versions in quotes"
                     .into(),
             ),
             Self::Several(errors) => {
@@ -212,15 +212,15 @@ impl Report for ConfigError {
     }
 }
 
-/// The machine cannot be in the desired state; nothing was changed.
+/// The machine does not support the desired state. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("resolve the configuration of this machine: {why}")]
 pub struct Refusal {
-    /// A stable word for scripts.
+    /// A stable identifier for scripts.
     pub reason: &'static str,
-    /// Why, with the values compared.
+    /// The reason, with the compared values.
     pub why: String,
-    /// What would help.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
@@ -234,7 +234,7 @@ impl Refusal {
     }
 }
 
-/// The value, or what is wrong, which is put to the rest.
+/// Returns the value, or adds the error to the list.
 pub(super) fn or_noted<T, E: Into<ResolveError>>(
     result: Result<T, E>,
     wrong: &mut Vec<ResolveError>,
@@ -242,13 +242,13 @@ pub(super) fn or_noted<T, E: Into<ResolveError>>(
     result.map_err(|error| wrong.push(error.into())).ok()
 }
 
-/// Why the desired state could not be resolved.
+/// The reason that the desired state could not be resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// The configuration is wrong.
+    /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The machine does not allow it.
+    /// The machine does not support it.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
@@ -268,8 +268,8 @@ impl Report for Refusal {
 }
 
 impl ResolveError {
-    /// What was found wrong, as one error. Where nothing is wrong with the settings, the first refusal counts: the
-    /// others may follow from it.
+    /// Combines all errors into one. Without errors in the settings, only the first rejection counts, because the
+    /// others may be consequences of it.
     pub(super) fn all(mut found: Vec<Self>) -> Self {
         let is_written = |error: &Self| !error.is_of_the_machine();
         if found.len() == 1 || (!found.is_empty() && !found.iter().any(is_written)) {
@@ -282,7 +282,7 @@ impl ResolveError {
         ConfigError::Several(parts.collect()).into()
     }
 
-    /// Whether the machine is the reason, and not what somebody wrote: an audit goes on then.
+    /// Returns whether the machine is the reason instead of the configuration. An audit continues in that case.
     #[must_use]
     pub const fn is_of_the_machine(&self) -> bool {
         match self {

@@ -1,8 +1,8 @@
-//! Chooses what runs beside the driver where GPUs reach others through switches.
+//! Selects the companion software of the driver for GPUs that are connected by switches.
 //!
-//! It works only beside the driver of exactly its version, so its packages belong to those of the
-//! driver, and a transaction takes them at the driver's version (`Guard::exact`). They are wanted only
-//! where switches are seen: their own scripts start the service, which fails without switches.
+//! It requires a driver of exactly its version, so its packages are part of the driver packages, and a transaction
+//! installs them at the driver version (`Guard::exact`). They are only installed if switches are detected, because
+//! their scripts start the service, which fails without switches.
 
 use crate::{
     compat::matrix::Fabric,
@@ -14,7 +14,7 @@ use crate::{
     model::version::Branch,
 };
 
-/// The row of a profile for this machine; of any branch where none is named.
+/// Returns the entry of a profile for this machine, for any branch if none is specified.
 pub(super) fn row<'p>(
     profile: &'p Profile,
     placeholders: &Placeholders,
@@ -26,7 +26,7 @@ pub(super) fn row<'p>(
         .find(|row| row.source == source && branch.is_none_or(|one| row.branches.contains(&one)))
 }
 
-/// The rows of all sources that have what the hardware needs.
+/// Returns the entries of all sources that provide the required software.
 pub(super) fn rows<'p>(
     profile: &'p Profile,
     placeholders: &Placeholders,
@@ -40,7 +40,7 @@ pub(super) fn rows<'p>(
     })
 }
 
-/// The service of a row.
+/// Returns the service of an entry.
 pub(super) fn service(
     row: &FabricRow,
     placeholders: &Placeholders,

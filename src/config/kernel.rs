@@ -1,5 +1,5 @@
-//! What is wanted of the kernel: a profile's names of kernel packages, and the ways to a driver
-//! module with the placeholders that differ from kernel to kernel.
+//! Kernel requirements: the kernel package names of a profile, and the module methods with placeholders for each
+//! kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,78 +12,77 @@ use crate::{
     },
 };
 
-/// Stands between a version and a kernel where the build for exactly this kernel is wanted, whose version
-/// only the files of the package tell: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
+/// Separates a version and a kernel in a requirement for the build for exactly this kernel, whose version is only
+/// visible in the files of the package: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
 const FOR: &str = " for ";
 
-/// Begins the placeholder that names the series of a kernel, except of the one in it: Amazon's first kernel is
+/// Start of the placeholder for the kernel series, which is empty for the given series, because the first Amazon kernel is
 /// `kernel`, the others have their series in the name (`kernel6.12`).
 const SERIES_UNLESS: &str = "{series-unless:";
 
-/// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
-/// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}`, `{series}`, and `{series-unless:6.1}`, which is
-/// empty for a kernel of that series.
+/// How to install a kernel. The texts are `NAME` or `NAME=VERSION`, with the placeholders `{kernel}`,
+/// `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}`, `{series}`, and `{series-unless:6.1}`, which is empty for a
+/// kernel of that series.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelRow {
-    /// The package that brings a kernel.
+    /// The package that contains a kernel.
     pub image: String,
-    /// The package that brings the distribution's newest kernel, for a machine that runs another one:
-    /// a name with `{package-arch}`.
+    /// The package with the newest kernel of the distribution, for a machine that runs a different kernel. A name
+    /// with `{package-arch}`.
     pub newest: String,
-    /// Packages of a kernel that a further kernel gets, too, if the present one has them.
+    /// Additional packages of a kernel that a new kernel also gets, if the current one has them.
     #[serde(default)]
     pub beside: Vec<String>,
-    /// Packages that keep a machine at the newest kernel of its series, where they are offered for
-    /// exactly the kernel that is installed.
+    /// Packages that keep a machine at the newest kernel of its series, if they are available for exactly the
+    /// installed kernel.
     #[serde(default)]
     pub follow: Vec<String>,
-    /// Kernels that cannot have a driver module here.
+    /// Kernels without a possible driver module.
     #[serde(default)]
     pub refused: Vec<RefusedKernel>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }
 
-/// Kernels that cannot have a driver module here, whatever packages there are.
+/// Kernels without a possible driver module, regardless of available packages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RefusedKernel {
-    /// A shell pattern over what `uname -r` prints.
+    /// A shell pattern for `uname -r`.
     pub kernels: String,
-    /// What they are, and why not; follows the kernel's release and a colon.
+    /// Description and reason, printed after the kernel release and a colon.
     pub why: String,
-    /// What a person can do.
+    /// The remedy.
     pub hint: String,
 }
 
-/// What is wanted of the kernel. Names and versions of packages have placeholders where they differ
-/// from kernel to kernel.
+/// Kernel requirements. Package names and versions have placeholders if they differ between kernels.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelWish {
-    /// Which kernels may be installed.
+    /// The kernel policy.
     pub consent: Consent,
-    /// The architecture, by the kernel's name for it.
+    /// The architecture by kernel name.
     pub arch: String,
-    /// The package that brings a kernel; `None` where the profile does not know it.
+    /// The package that contains a kernel. `None` if the profile does not specify it.
     pub image: Option<PackageWish>,
-    /// Packages that a further kernel gets, too, if the present one has them.
+    /// Additional packages that a new kernel also gets, if the current one has them.
     pub beside: Vec<PackageWish>,
     /// Packages that keep the machine at the newest kernel of its series.
     pub follow: Vec<PackageWish>,
-    /// Packages with the modules that containers need of a kernel.
+    /// Packages with kernel modules that containers need.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_modules: Vec<PackageWish>,
-    /// Kernels that cannot have a driver module here.
+    /// Kernels without a possible driver module.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedKernel>,
-    /// The ways to a driver module, preferred first.
+    /// The module methods in order of preference.
     pub ways: Vec<ModuleWay>,
 }
 
-/// A way to a driver module: packaged for the kernel, or compiled with the kernel's headers.
+/// A module method: precompiled for the kernel, or compiled with its headers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModuleWay {
@@ -93,14 +92,14 @@ pub struct ModuleWay {
     pub headers: Vec<PackageWish>,
     /// Packages that keep the modules at the newest kernel of a series.
     pub follow: Vec<PackageWish>,
-    /// The DKMS name of the module, where it is compiled.
+    /// The DKMS name of the module, if it is compiled.
     pub dkms: Option<String>,
-    /// The module's file name.
+    /// File name of the module.
     pub module: String,
-    /// The branch of its packages, where it is not known before the package lists are asked.
+    /// The branch of its packages, if it is only known from the package lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
-    /// Packages that are wanted in the version of the build that [`built_for`] finds.
+    /// Packages that must have the version of the build that [`built_for`] finds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
 }
@@ -114,7 +113,7 @@ impl ModuleWay {
 }
 
 impl KernelWish {
-    /// These packages for these kernels; packages that are the same for all kernels once.
+    /// Returns the packages for these kernels. Packages without placeholders are included once.
     #[must_use]
     pub fn packages(
         &self,
@@ -126,7 +125,7 @@ impl KernelWish {
 }
 
 impl KernelWish {
-    /// The first of these kernels that cannot have a module, and why.
+    /// Returns the first of these kernels without a possible module, with the reason.
     #[must_use]
     pub fn refusal<'k>(
         &self,
@@ -138,7 +137,7 @@ impl KernelWish {
         })
     }
 
-    /// Whether the ways are of several branches: then the package lists decide on the branch.
+    /// Returns whether the methods are of several branches, so that the package lists decide.
     #[must_use]
     pub fn is_open(&self) -> bool {
         let mut branches = self.ways.iter().filter_map(|way| way.branch);
@@ -147,8 +146,7 @@ impl KernelWish {
             .is_some_and(|first| branches.any(|one| one != first))
     }
 
-    /// Shell patterns over the names of packages with a driver module for one kernel, which have the
-    /// kernel's version and not the driver's.
+    /// Returns shell patterns for names of module packages with a kernel version instead of a driver version.
     #[must_use]
     pub fn module_patterns(&self) -> Vec<String> {
         (self.ways.iter().flat_map(|way| &way.packages))
@@ -157,7 +155,7 @@ impl KernelWish {
             .collect()
     }
 
-    /// The names of the packages of these kernels themselves.
+    /// Returns the names of the kernel packages of these kernels.
     #[must_use]
     pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {
         let follow = self.ways.iter().flat_map(|way| &way.follow);
@@ -171,12 +169,12 @@ impl KernelWish {
 }
 
 impl ModuleWay {
-    /// What this way needs of each kernel.
+    /// Returns the packages of this method for each kernel.
     pub fn by_kernel(&self) -> impl Iterator<Item = &PackageWish> {
         (self.packages.iter().chain(&self.headers)).filter(|wish| names_kernel(wish))
     }
 
-    /// Wants packages in exactly these versions.
+    /// Sets these packages to exact versions.
     pub fn fix(&mut self, exact: &[PackageWish]) {
         for wish in &mut self.packages {
             let Some(one) = exact.iter().find(|one| one.name == wish.name) else {
@@ -189,18 +187,18 @@ impl ModuleWay {
         }
     }
 
-    /// The packages whose builds are each for one kernel.
+    /// Returns the packages with one build for each kernel.
     pub fn built(&self) -> impl Iterator<Item = &PackageWish> {
         (self.packages.iter()).filter(|wish| built_for(wish).is_some())
     }
 
-    /// What this way needs for all kernels together.
+    /// Returns the packages of this method that are the same for all kernels.
     pub fn common(&self) -> impl Iterator<Item = &PackageWish> {
         (self.packages.iter().chain(&self.headers)).filter(|wish| !names_kernel(wish))
     }
 }
 
-/// Reads `NAME` or `NAME=VERSION`.
+/// Parses `NAME` or `NAME=VERSION`.
 pub(super) fn template(text: &str) -> PackageWish {
     match text.split_once('=') {
         Some((name, version)) => PackageWish {
@@ -214,19 +212,19 @@ pub(super) fn template(text: &str) -> PackageWish {
     }
 }
 
-/// The version of the build that is for a kernel, with the placeholder for it.
+/// Returns the version of the build for a kernel, with the kernel placeholder.
 pub(super) fn for_its_kernel(version: &str) -> String {
     format!("{version}{FOR}{{kernel}}")
 }
 
-/// The pattern over versions and the kernel of a wish for the build for one kernel; `None` for any other
-/// wish.
+/// Returns the version pattern and the kernel of a requirement for the build for one kernel. `None` for any other
+/// requirement.
 #[must_use]
 pub fn built_for(wish: &PackageWish) -> Option<(&str, &str)> {
     wish.version.as_deref()?.split_once(FOR)
 }
 
-/// Whether a package differs from kernel to kernel.
+/// Returns whether a package differs between kernels.
 #[must_use]
 pub fn names_kernel(wish: &PackageWish) -> bool {
     let has = |text: &str| {
@@ -245,7 +243,7 @@ pub fn names_kernel(wish: &PackageWish) -> bool {
     has(&wish.name) || wish.version.as_deref().is_some_and(has)
 }
 
-/// The packages for these kernels, each once.
+/// Returns the packages for these kernels without duplicates.
 pub(super) fn expand(
     templates: &[PackageWish],
     kernels: &[KernelVersion],
@@ -269,14 +267,14 @@ pub(super) fn expand(
     found
 }
 
-/// The package for one kernel.
+/// Returns the package for one kernel.
 #[must_use]
 pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> PackageWish {
     let (major, minor) = kernel.series();
     let whole = kernel.as_str();
-    // RPM's packages have the kernel's release as their version, without the architecture.
+    // RPM kernel packages have the kernel release as their version, without the architecture.
     let version = (whole.split_once(&format!(".{arch}"))).map_or(whole, |(version, _)| version);
-    // They name a variant after a plus sign, and its packages after a dash.
+    // The kernel release has the variant after a plus sign, the packages after a dash.
     let variant = (whole.split_once('+')).map(|(_, variant)| format!("-{variant}"));
     let flavour = kernel.flavour().unwrap_or_default();
     let abi = whole.strip_suffix(flavour).unwrap_or(whole);
@@ -295,7 +293,7 @@ pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> Pac
     }
 }
 
-/// The package where no kernel is known, with a place for what the kernel would fill in.
+/// Returns the package without a known kernel, with a wildcard for the kernel.
 #[must_use]
 pub fn for_any_kernel(wish: &PackageWish) -> PackageWish {
     PackageWish {
@@ -304,7 +302,7 @@ pub fn for_any_kernel(wish: &PackageWish) -> PackageWish {
     }
 }
 
-/// Fills [`SERIES_UNLESS`].
+/// Replaces [`SERIES_UNLESS`].
 fn series_unless(text: &str, series: &str) -> String {
     let filled = (text.split_once(SERIES_UNLESS))
         .and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
@@ -322,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_packages_follow_the_kernel() {
+    fn package_names_follow_the_kernel() {
         for (text, kernel, expected) in [
             (
                 "linux-image-{kernel}",

@@ -1,5 +1,5 @@
-//! The keys of the configuration, derived from its types: for errors about unknown keys, the
-//! environment, the documentation and the schema.
+//! The configuration keys, derived from the types. Used for errors about unknown keys, the environment, the
+//! documentation and the schema.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -19,37 +19,37 @@ use crate::{
     },
 };
 
-/// A part of the tree of keys.
+/// A node of the key tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyNode {
     /// A key with a value.
     Leaf(Secrecy),
     /// A table with these keys.
     Table(BTreeMap<String, KeyNode>),
-    /// A table whose keys are names that the administrator chooses.
+    /// A table with keys that the administrator chooses.
     Map(Box<KeyNode>),
 }
 
-/// What of a key's value is secret.
+/// The secret part of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Secrecy {
-    /// Nothing.
+    /// No part.
     Open,
-    /// The value is an address; its login is.
+    /// The credentials in a URL.
     Login,
-    /// The value names the place of a secret. One that names no place may be the secret, by mistake.
+    /// The value is the location of a secret. An invalid location may be the secret itself, by mistake.
     Place,
     /// The whole value.
     Whole,
 }
 
-/// Stands for a chosen name in a dotted key.
+/// Placeholder for a chosen name in a dotted key.
 pub const ANY: &str = "NAME";
 
-/// The tree of all keys: that of the schema of the configuration.
+/// The tree of all keys, from the configuration schema.
 pub static TREE: LazyLock<KeyNode> = LazyLock::new(|| node(&inlined()));
 
-/// The schema of the configuration, each type where it is used.
+/// Returns the configuration schema with inlined types.
 pub(super) fn inlined() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
@@ -77,7 +77,7 @@ fn node(schema: &Value) -> KeyNode {
     })
 }
 
-/// Every key, dotted.
+/// Returns every dotted key.
 #[must_use]
 pub fn all() -> Vec<String> {
     let mut found = Vec::new();
@@ -97,8 +97,8 @@ fn collect(node: &KeyNode, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// What of a key's value is secret: what the key's type says, else what its name says. A key that
-/// this version does not know may be a secret of another one.
+/// Returns the secret part of a key's value, from its type or otherwise from its name. An unknown key may be a secret
+/// of a different version.
 #[must_use]
 pub fn secrecy(path: &[String]) -> Secrecy {
     let mut node = Some(&*TREE);
@@ -122,7 +122,7 @@ pub fn secrecy(path: &[String]) -> Secrecy {
     }
 }
 
-/// The secret in the value of a key, if there is one. Any address may have a login.
+/// Returns the secret in the value of a key, if any. Any URL may contain credentials.
 #[must_use]
 pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {
@@ -134,7 +134,7 @@ pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     is_secret.then(|| Secret::new(value))
 }
 
-/// Two parts of a dotted key as one.
+/// Joins two parts of a dotted key.
 #[must_use]
 pub fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() {
@@ -144,7 +144,7 @@ pub fn join(prefix: &str, name: &str) -> String {
     }
 }
 
-/// The key that was probably meant: a similar one in the same table, or the same name in another.
+/// Returns the key that was probably meant: a similar one in the same table, or the same name in another table.
 #[must_use]
 pub fn suggestion(
     siblings: &BTreeMap<String, KeyNode>,
@@ -166,7 +166,7 @@ mod tests {
     use super::{KeyNode, Secrecy, TREE, all, secrecy, secret, suggestion};
 
     #[test]
-    fn the_tree_has_the_keys_of_the_types() {
+    fn tree_has_the_keys_of_the_types() {
         let keys = all();
         for key in [
             "profile",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_told_by_their_key() {
+    fn secrets_are_detected_by_key() {
         let path = |key: &str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
         for (key, is) in [
             ("packages.proxy", Secrecy::Login),

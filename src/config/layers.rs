@@ -1,8 +1,8 @@
-//! Layers of configuration: each setting with its place; a later layer overrides an earlier one.
+//! Configuration sources: each setting with its location. A later source overrides an earlier one.
 //!
-//! Later wins: the proxy variables of the environment, `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
-//! their order, the environment, `--set`. All of them override the profile's defaults. A list
-//! replaces the whole list of an earlier layer.
+//! In this order: the proxy variables of the environment, `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by
+//! name, the files of `--config`, the environment, `--set`. All of them override the profile defaults. A list
+//! replaces the whole list of an earlier source.
 
 mod hints;
 
@@ -29,10 +29,10 @@ use crate::{
 
 /// The main file.
 pub const FILE: &str = "/etc/gpu-bootstrap/config.toml";
-/// The folder of drop-ins.
+/// The directory for drop-ins.
 pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
 
-/// Variables of the program that are not settings: the filter of its log.
+/// Our environment variables that are not settings: the log filter.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
 /// Returns the settings in an environment: the variable, the parts of the key, and the value.
@@ -53,8 +53,8 @@ fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec
         .collect()
 }
 
-/// Returns the settings in an environment as [`Layers::set`] takes them. They are kept, because a run that resumes
-/// after a reboot has another environment.
+/// Returns the settings in an environment in the form of [`Layers::set`]. They are stored, because a run that resumes
+/// after a reboot has a different environment.
 #[must_use]
 pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     settings(env)
@@ -63,8 +63,8 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// Returns the secrets that an assignment sets, also those inside an inline table. The assignment may be written as
-/// `--token=X`.
+/// Returns the secrets that an assignment sets, including those in an inline table. The assignment may also have the
+/// form `--token=X`.
 #[must_use]
 pub fn secrets(assignment: &str) -> Vec<Secret> {
     let Some((key, value)) = assignment.split_once('=') else {
@@ -83,7 +83,7 @@ pub fn secrets(assignment: &str) -> Vec<Secret> {
     keys::secret(&path, value).into_iter().collect()
 }
 
-/// Collects the secrets in a value. Each key tells whether its value is a secret.
+/// Collects the secrets in a value. The schema of each key specifies if its value is a secret.
 fn leaves(path: &mut Vec<String>, value: &Value, found: &mut Vec<Secret>) {
     match value {
         Value::Table(table) => {
@@ -103,7 +103,7 @@ fn leaves(path: &mut Vec<String>, value: &Value, found: &mut Vec<Secret>) {
     }
 }
 
-/// Parses text as a TOML value; `None` if it is none.
+/// Parses text as a TOML value. `None` if it is invalid.
 fn typed(text: &str) -> Option<Value> {
     toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
@@ -111,7 +111,7 @@ fn typed(text: &str) -> Option<Value> {
         .and_then(|mut table| table.remove("value"))
 }
 
-/// Returns the parts of the key of an assignment, however it is written.
+/// Returns the parts of the key of an assignment, in any notation.
 #[must_use]
 pub fn path_of(key: &str) -> Vec<String> {
     let key = key.trim().trim_start_matches('-');
@@ -125,21 +125,21 @@ struct PlacedSetting {
     place: Place,
 }
 
-/// All settings of all layers.
+/// All settings of all sources.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Layers {
     settings: BTreeMap<String, PlacedSetting>,
 }
 
-/// A setting and where it comes from, for people.
+/// A setting and its location, for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Provenance {
-    /// The key, dotted.
+    /// The dotted key.
     pub key: String,
     /// The value as TOML, without its secrets.
     pub value: String,
-    /// Where it was written.
+    /// The location.
     pub place: Place,
 }
 
@@ -150,11 +150,11 @@ impl std::fmt::Display for Provenance {
 }
 
 impl Layers {
-    /// Reads all layers of this machine; the files of `--config` from `named`.
+    /// Reads all sources of this machine; `named` contains the files of `--config`.
     ///
     /// # Errors
-    /// A file that cannot be read or is wrong, a file of `--config` that is not there, a wrong
-    /// variable, a wrong `--set`.
+    /// If a file is unreadable or invalid, a file of `--config` does not exist, or a variable or a `--set` is
+    /// invalid.
     pub fn read(
         files: &dyn ReadFiles,
         named: &dyn ReadFiles,
@@ -174,10 +174,9 @@ impl Layers {
                 .filter(|name| name.ends_with(".toml") && !name.starts_with('.'))
                 .map(|name| drop_ins.join(name)),
         );
-        // A link that leads nowhere is an error: without the settings to which it should lead, this machine would be
-        // set up in another way.
+        // A dangling symlink is an error: without its settings, this machine would be set up differently.
         whole(files, drop_ins)?;
-        // All errors are reported at once.
+        // Report all errors at once.
         let mut wrong: Vec<ConfigError> = Vec::new();
         for path in standard {
             whole(files, &path)?;
@@ -199,7 +198,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Adds the proxy settings of the environment, which every other layer overrides.
+    /// Adds the proxy settings of the environment, which every other source overrides.
     fn network(&mut self, env: &[(String, String)]) -> Result<(), ConfigError> {
         for found in network::from_environment(env) {
             self.add(PlacedSetting {
@@ -213,10 +212,10 @@ impl Layers {
         Ok(())
     }
 
-    /// Adds a file as the last layer.
+    /// Adds a file as the last source.
     ///
     /// # Errors
-    /// Wrong syntax, an unknown key, a value that does not fit.
+    /// If the syntax, a key or a value is invalid.
     pub fn file(&mut self, file: &str, text: &str) -> Result<(), ConfigError> {
         let table =
             DeTable::parse(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
@@ -235,15 +234,15 @@ impl Layers {
                 wrong.push((at, error));
             }
         }
-        // Errors are in the order in which a person reads the file.
+        // Sort errors by their position in the file.
         wrong.sort_by(|(one, _), (other, _)| one.cmp(other));
         ConfigError::unless_none(wrong.into_iter().map(|(_, error)| error).collect())
     }
 
-    /// Adds the environment as the last layer.
+    /// Adds the environment as the last source.
     ///
     /// # Errors
-    /// A variable with our prefix that names no key, or whose value does not fit.
+    /// If a variable with our prefix has an unknown key or an invalid value.
     pub fn env(
         &mut self,
         env: impl IntoIterator<Item = (String, String)>,
@@ -255,10 +254,10 @@ impl Layers {
         ConfigError::unless_none(wrong.collect())
     }
 
-    /// Adds `KEY=VALUE` as the last layer.
+    /// Adds `KEY=VALUE` as the last source.
     ///
     /// # Errors
-    /// No `=`, an unknown key, a value that does not fit.
+    /// If there is no `=`, or the key or the value is invalid.
     pub fn set(&mut self, assignment: &str) -> Result<(), ConfigError> {
         let place = |shown: &str| Place::Flag {
             flag: format!("--set {shown}"),
@@ -269,7 +268,7 @@ impl Layers {
                 place: place(assignment),
                 why: "write `KEY=VALUE`, for example `driver.branch=580`".into(),
             })?;
-        // The value is left out: it may be a secret.
+        // Omit the value, because it may be a secret.
         let path = dotted(key).ok_or_else(|| ConfigError::Syntax {
             place: place(key),
             why: "the key is not a dotted TOML key".into(),
@@ -277,33 +276,33 @@ impl Layers {
         self.text(path, value.trim(), place(key.trim()))
     }
 
-    /// Adds a flag that stands for a key as the last layer.
+    /// Adds a flag that sets a key as the last source.
     ///
     /// # Errors
-    /// A value that does not fit.
+    /// If the value is invalid.
     pub fn flag(&mut self, flag: &str, key: &str, value: &str) -> Result<(), ConfigError> {
         let path = key.split('.').map(str::to_owned).collect();
         let flag = flag.to_owned();
         self.text(path, value, Place::Flag { flag })
     }
 
-    /// Adds the settings that name a driver as the last layer. All other settings about the choice of the driver are
-    /// removed.
+    /// Adds the settings that select a driver as the last source, and removes all other settings for the driver
+    /// selection.
     ///
     /// # Errors
-    /// A value that does not fit.
+    /// If a value is invalid.
     pub fn only_driver(&mut self, settings: &[String]) -> Result<(), ConfigError> {
         let choice = ["branch", "version", "flavour", "source", "build", "cuda"];
         let is_choice =
             |key: &str| (key.strip_prefix("driver.")).is_some_and(|key| choice.contains(&key));
         self.settings.retain(|key, _| !is_choice(key));
         for (key, value) in settings.iter().filter_map(|one| one.split_once('=')) {
-            self.flag("the driver before", key, value)?;
+            self.flag("the previous driver", key, value)?;
         }
         Ok(())
     }
 
-    /// Returns the settings after all layers, by key.
+    /// Returns the settings after merging all sources, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {
         let of = |(key, setting): (&String, &PlacedSetting)| Provenance {
@@ -314,7 +313,7 @@ impl Layers {
         self.settings.iter().map(of).collect()
     }
 
-    /// The secrets among the settings.
+    /// Returns the secrets among the settings.
     pub fn secrets(&self) -> impl Iterator<Item = Secret> {
         self.settings.values().flat_map(|setting| {
             let mut found = Vec::new();
@@ -323,26 +322,26 @@ impl Layers {
         })
     }
 
-    /// Returns where a key was set; `None` if it was not.
+    /// Returns the location of a setting. `None` if it is not set.
     #[must_use]
     pub fn place(&self, key: &str) -> Option<&Place> {
         self.settings.get(key).map(|setting| &setting.place)
     }
 
-    /// Returns one configuration from all layers.
+    /// Merges all sources into one configuration.
     ///
     /// # Errors
-    /// None in practice: each setting was checked when it was added.
+    /// None in practice, because each setting was validated when it was added.
     pub fn merged(&self) -> Result<Config, ConfigError> {
         let mut all = Table::new();
         for setting in self.settings.values() {
             insert(&mut all, &setting.path, setting.value.clone());
         }
         Config::deserialize(all).map_err(|error| ConfigError::Value {
-            // Each setting was checked by itself, so no single place can be named.
+            // Each setting was validated individually, so there is no single location.
             place: Box::new(Place::Profile),
             key: "configuration".into(),
-            value: "all layers together".into(),
+            value: "all settings combined".into(),
             why: error.message().to_owned(),
             hint: None,
         })
@@ -362,18 +361,18 @@ impl Layers {
         }
     }
 
-    /// Adds a setting whose value is text. It is read as TOML if that fits the key, else as a string, else as a list
-    /// separated by commas.
+    /// Adds a setting whose value is text. It is parsed as TOML if that is valid for the key, otherwise as a string,
+    /// otherwise as a comma-separated list.
     fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
         check(&path, &place)?;
         if value.is_empty() && fits(&path, &Value::Array(Vec::new())).is_ok() {
-            // Most likely a variable that is not set.
+            // Probably a shell variable that is not set.
             return Err(ConfigError::Value {
                 place: Box::new(place),
                 key: path.join("."),
                 value: "empty".to_owned(),
-                why: "it is a list".into(),
-                hint: Some("write `[]` for a list without entries".into()),
+                why: "the key takes a list".into(),
+                hint: Some("use `[]` for an empty list".into()),
             });
         }
         let text = Value::String(value.to_owned());
@@ -395,7 +394,7 @@ impl Layers {
                 });
             }
         }
-        // If the key wants a list, the error is about the wrong item.
+        // If the key takes a list, report the invalid item.
         let is_list = fits(&path, &Value::Array(Vec::new())).is_ok();
         let value = match typed {
             Some(Value::Array(items)) => Value::Array(items),
@@ -415,11 +414,11 @@ impl Layers {
             Err(why) => Err(ConfigError::Value {
                 hint: hints::for_value(&setting.path, &setting.value, &why),
                 value: shown_in_error(&setting),
-                // The reason would repeat a number, which may be a secret.
+                // The parser message would repeat a number, which may be a secret.
                 why: match keys::secrecy(&setting.path) {
                     keys::Secrecy::Open => why,
                     _ if setting.value.is_str() => why,
-                    _ => "it must be text in quotes".to_owned(),
+                    _ => "must be text in quotes".to_owned(),
                 },
                 place: Box::new(setting.place),
                 key,
@@ -428,7 +427,7 @@ impl Layers {
     }
 }
 
-/// Refuses a link at whose end nothing is.
+/// Rejects a dangling symlink.
 fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
     match files.stat(path)?.map(|stat| stat.kind) {
         Some(FileKind::Link(target)) if files.resolve(path)?.is_none() => {
@@ -441,7 +440,7 @@ fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
     }
 }
 
-/// Collects the settings of a table, each with its place, and what is wrong instead of one.
+/// Collects the settings of a table with their locations, and the errors.
 fn walk(
     table: DeTable<'_>,
     node: &KeyNode,
@@ -462,7 +461,7 @@ fn walk(
                         place: Box::new(at.clone()),
                         key: path.join("."),
                         value: format!("of type {}", other.type_str()),
-                        why: "it is a table of further keys".into(),
+                        why: "the key is a table".into(),
                         hint: None,
                     };
                     found.push((at, Err(error)));
@@ -491,7 +490,7 @@ fn leaf(
     })
 }
 
-/// The node of the last part of a path, given the node of the parts before it.
+/// Returns the node of the last part of a path, given its parent node.
 fn child<'n>(
     node: &'n KeyNode,
     path: &[String],
@@ -527,7 +526,7 @@ fn is_name(name: &str) -> bool {
         && (name.bytes()).all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// Whether a path names a key with a value.
+/// Checks that a path is a key with a value.
 fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
     let mut node = &*TREE;
     for end in 1..=path.len() {
@@ -544,12 +543,12 @@ fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
         place: Box::new(place.clone()),
         key: path.join("."),
         value: "a value".to_owned(),
-        why: "it is a table of further keys".into(),
-        hint: one.map(|key| format!("name one of them, such as `{key}`")),
+        why: "the key is a table".into(),
+        hint: one.map(|key| format!("use one of its keys, such as `{key}`")),
     })
 }
 
-/// Whether a value can be read for its key; the reason if it cannot.
+/// Checks that a value is valid for its key. Returns the reason if it is not.
 fn fits(path: &[String], value: &Value) -> Result<(), String> {
     let mut table = Table::new();
     insert(&mut table, path, value.clone());
@@ -574,11 +573,11 @@ fn insert(table: &mut Table, path: &[String], value: Value) {
     }
 }
 
-/// The parser's words without the names of our types.
+/// Returns the parser message without the names of our types.
 fn for_people(message: &str) -> String {
     let line = message.trim().replace('\n', "; ");
     let expected = line
-        .replace("expected u64", "expected a whole number, not below 0")
+        .replace("expected u64", "expected a whole number of at least 0")
         .replace("expected i32", "expected a whole number")
         .replace("expected a sequence", "expected a list");
     expected
@@ -586,7 +585,7 @@ fn for_people(message: &str) -> String {
         .replace("a integer", "an integer")
 }
 
-/// The parts of a key as TOML reads them, quotes included.
+/// Returns the parts of a key, parsed by TOML rules, including quotes.
 fn dotted(key: &str) -> Option<Vec<String>> {
     if key.contains(['\n', '\r', '=', '#']) {
         return None;
@@ -603,7 +602,7 @@ fn dotted(key: &str) -> Option<Vec<String>> {
     }
 }
 
-/// A value as TOML, without what is secret in it.
+/// Returns a value as TOML, without its secrets.
 fn shown(setting: &PlacedSetting) -> String {
     match keys::secrecy(&setting.path) {
         Secrecy::Whole => "a secret".to_owned(),
@@ -613,7 +612,7 @@ fn shown(setting: &PlacedSetting) -> String {
     }
 }
 
-/// A value that does not fit: what its key marks as secret is not shown at all.
+/// Returns an invalid value for an error message. Secret values are omitted.
 fn shown_in_error(setting: &PlacedSetting) -> String {
     match keys::secrecy(&setting.path) {
         Secrecy::Open => shown(setting),

@@ -1,4 +1,4 @@
-//! From the command line to the desired state: reads profile and configuration, then resolves.
+//! Reads profile and configuration, and resolves them to the desired state.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::{
     tools::kubernetes::kubeconfig,
 };
 
-/// What was asked on the command line and in the environment.
+/// The configuration from the command line and the environment.
 #[derive(Debug, Clone, Default)]
 pub struct Ask {
     pub profile: Option<String>,
@@ -37,36 +37,36 @@ pub struct Ask {
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
-    /// The driver that the machine goes back to, as settings: see [`Layers::only_driver`].
+    /// Settings that select the driver of a rollback, see [`Layers::only_driver`].
     pub driver: Vec<String>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
-    /// The runtimes that earlier runs have prepared.
+    /// The runtimes that earlier runs prepared.
     pub our_runtimes: Vec<RuntimeKind>,
-    /// What the run hides: secrets of the configuration are added.
+    /// The secrets of the run. Those of the configuration are added.
     pub secrets: Secrets,
-    /// Root obeys the files: those that others may write are refused.
+    /// The files control what root does, so files writable by non-root users are rejected.
     pub by_root: bool,
 }
 
-/// What is asked, and of which machine. The engine asks again with the driver before.
+/// A request to resolve, and its machine. A rollback resolves again with the previous driver.
 #[derive(Clone)]
 pub struct Question {
-    /// What was asked.
+    /// The configuration sources.
     pub ask: Ask,
-    /// The files of the machine that is looked at.
+    /// The files of the inspected machine.
     pub files: Arc<dyn Files>,
     /// The files of the machine that runs the command.
     pub named: Arc<dyn Files>,
-    /// What cannot change.
+    /// The facts.
     pub facts: Arc<Facts>,
-    /// What is known about GPUs and drivers.
+    /// The matrix of GPUs and drivers.
     pub matrix: Arc<Matrix>,
 }
 
 impl Question {
-    /// What is wanted.
+    /// Resolves the desired state.
     ///
     /// # Errors
     /// See [`load`].
@@ -75,10 +75,10 @@ impl Question {
         load(files, named, &self.ask, &self.facts, &self.matrix)
     }
 
-    /// What is wanted with the driver that these settings name, above all others.
+    /// Resolves the desired state with the driver in these settings, which override all others.
     ///
     /// # Errors
-    /// A driver that the machine cannot have any more.
+    /// If the machine no longer supports the driver.
     pub fn with_driver(&self, settings: &[String]) -> Result<Resolution, ResolveError> {
         let mut other = self.clone();
         other.ask.driver = settings.to_vec();
@@ -86,16 +86,16 @@ impl Question {
     }
 }
 
-/// The condition of a node whose settings name none. Source: NVIDIA/gpu-operator PR 2573, which reads one of this name.
+/// The default type of the node condition. Source: NVIDIA/gpu-operator PR 2573, which reads it.
 const NODE_CONDITION: &str = "nvidia.com/GPUReady";
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
-/// `files` are the files of the machine that is looked at; `named` are the files of the machine
-/// that runs the command, where paths on its command line lie. They differ with `--root`.
+/// `files` are the files of the inspected machine; `named` are the files of the machine that runs the command, for
+/// paths on its command line. They differ with `--root`.
 ///
 /// # Errors
-/// Configuration that is wrong (exit 3), or a machine that cannot be in the desired state (exit 5).
+/// If the configuration is invalid (exit 3), or the machine does not support the desired state (exit 5).
 pub fn load(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
@@ -130,7 +130,7 @@ pub fn load(
     };
     let backend = choice.profile.manager.backend();
     let mut sources = backend.entries(files).map_err(ConfigError::Sources)?;
-    // What we wrote is not the machine's own configuration.
+    // Entries that we wrote are not the machine's original configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
     let reserved = bus::reserved(files, &facts.gpus).map_err(ConfigError::Files)?;
     let mut resolution = resolve::resolve(Inputs {
@@ -146,13 +146,14 @@ pub fn load(
     if let Some(cluster) = &mut resolution.desired.cluster {
         settle_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
-        // The journal keeps the command for the run that leaves.
+        // The journal stores the command for `uninstall`.
         if let JoinMethod::Command { leave_command, .. } = &cluster.method
             && leave_command.iter().any(|word| ask.secrets.are_in(word))
         {
-            let why = "a secret of the settings, or of a file that they name, stands in it, and the journal keeps the \
-                       command as it is";
-            let hint = "let the command read the value from its environment, which `cluster.environment-file` fills";
+            let why = "contains a secret from the settings or from a configured file, and the journal stores the \
+                       command in plain text";
+            let hint =
+                "let the command read the value from its environment (`cluster.environment-file`)";
             let key = "cluster.leave-command";
             let wrong = ConfigError::Value {
                 place: Box::new(layers.place(key).cloned().unwrap_or(Place::Profile)),
@@ -167,10 +168,10 @@ pub fn load(
     Ok(resolution)
 }
 
-/// Whether the settings say that the machine may be without a GPU: also where nothing can be resolved for it.
+/// Returns whether the machine may be without a GPU. Also works if the desired state cannot be resolved.
 ///
 /// # Errors
-/// Configuration that is wrong.
+/// If the configuration is invalid.
 pub fn is_gpu_optional(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
@@ -180,11 +181,10 @@ pub fn is_gpu_optional(
     Ok(config.is_gpu_optional())
 }
 
-/// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved
-/// for the machine.
+/// Returns the configured node condition for `check` results. Also works if the desired state cannot be resolved.
 ///
 /// # Errors
-/// Configuration that is wrong.
+/// If the configuration is invalid.
 pub fn node_condition(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
@@ -198,7 +198,7 @@ pub fn node_condition(
     })
 }
 
-/// All settings with their places.
+/// Returns all settings with their locations.
 fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Layers, ConfigError> {
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
@@ -206,16 +206,16 @@ fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Lay
     Layers::read(&obeyed, &named, &ask.config, env, &ask.set)
 }
 
-/// Where systemd keeps credentials: what the machine got, and what an administrator stored. Sources: systemd.exec(5),
-/// `ImportCredential=`, and systemd's `docs/CREDENTIALS.md`.
+/// Credential directories of systemd: credentials of the machine, and those stored by an administrator. Sources:
+/// systemd.exec(5), `ImportCredential=`, and `docs/CREDENTIALS.md` of systemd.
 const CREDENTIALS: [&str; 3] = [
     "/run/credentials/@system",
     "/etc/credstore",
     "/run/credstore",
 ];
 
-/// The file of a credential: that of our unit goes before those of the machine. One that is not there stays a name, and
-/// the step `cluster.join` says so.
+/// Resolves a credential to its file. The credential directory of our unit has priority over those of the machine. A
+/// missing credential keeps its name, and the step `cluster.join` reports it.
 fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &mut ClusterWish) {
     let Some(source) = cluster.method.token_source_mut() else {
         return;
@@ -228,15 +228,15 @@ fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &
     let found = (own.into_iter().filter(|folder| folder.starts_with('/')))
         .chain(CREDENTIALS)
         .map(|folder| Utf8Path::new(folder).join(&*name))
-        // Others than root may not look there, and join nothing.
+        // Non-root users cannot look there, and never join a cluster.
         .find(|path| files.exists(path).unwrap_or(false));
     if let Some(path) = found {
         *source = TokenSource::File(path);
     }
 }
 
-/// Learns the secrets in files that the cluster's settings name, so that nothing shows them. A file that cannot be
-/// read has none that anybody could show, and the step `cluster.join` says so.
+/// Registers the secrets in configured files of the cluster settings, so that they are never printed. An unreadable
+/// file cannot leak, and the step `cluster.join` reports it.
 fn learn(files: &dyn ReadFiles, cluster: &ClusterWish, secrets: &Secrets) {
     let access = (cluster.access.iter()).map(|path| (path, SecretKind::Kubeconfig));
     for (path, kind) in cluster.method.secret_files().into_iter().chain(access) {
@@ -246,7 +246,7 @@ fn learn(files: &dyn ReadFiles, cluster: &ClusterWish, secrets: &Secrets) {
     }
 }
 
-/// What is secret in a file. One that is not of its kind is used by nothing, and may be a secret as a whole.
+/// Returns the secrets in a file. An invalid file is not used by any step, and may be a secret as a whole.
 fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
     let all = || vec![Secret::new(text.trim())];
     match kind {
@@ -271,7 +271,7 @@ mod tests {
     };
 
     #[test]
-    fn files_with_secrets_tell_them_by_their_kind() {
+    fn secrets_are_extracted_by_file_kind() {
         for (kind, text, found) in [
             (
                 SecretKind::Token,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_the_journal_keeps_has_no_secret_of_its_environment() {
+    fn leave_command_must_not_contain_secrets() {
         let files = FakeFiles::new();
         files.put_mode("/etc/join.env", "TOKEN=s3cret-1\n", 0o600);
         let leave = |word: &str| {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn startup_taints_are_the_usual_one_or_those_that_the_settings_name() {
+    fn startup_taints_are_default_or_configured() {
         let files = FakeFiles::new();
         let startup = |set: &[&str]| {
             let mut all = vec![
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_and_the_condition_are_there_only_if_a_setting_asks_for_them() {
+    fn metrics_and_condition_require_a_setting() {
         let files = FakeFiles::new();
         let ask = |set: &[&str]| Ask {
             set: set.iter().map(|&one| one.to_owned()).collect(),
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_leads_nowhere_is_no_absence_of_settings() {
+    fn dangling_settings_symlink_is_an_error() {
         let matrix = crate::steps::fixtures::matrix();
         for path in [
             "/etc/gpu-bootstrap/config.toml",
@@ -422,14 +422,14 @@ mod tests {
             let loaded = load(&files, &files, &Ask::default(), &debian(), &matrix).map(|_| ());
             let error = loaded.expect_err("no settings").to_string();
             assert!(
-                error.contains(&format!("`{path}`: it is a link to `/mnt/settings`")),
+                error.contains(&format!("`{path}`: dangling symlink to `/mnt/settings`")),
                 "{error}"
             );
         }
     }
 
     #[test]
-    fn the_lock_of_an_editor_is_no_settings() {
+    fn editor_lock_file_is_ignored() {
         let matrix = crate::steps::fixtures::matrix();
         let files = FakeFiles::new();
         files.put_link(
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_a_file_of_the_unit_or_of_the_debian() {
+    fn credential_file_of_unit_or_machine_is_found() {
         let files = FakeFiles::new();
         let env = [(
             "CREDENTIALS_DIRECTORY".to_owned(),
@@ -477,13 +477,13 @@ mod tests {
             files.put(&path, "K10abc::server:x\n");
             assert_eq!(settled(env), (format!("file:{path}"), true));
         }
-        // As after a reboot, in another unit.
+        // As after a reboot, in a different unit.
         let (source, _) = settled(&[]);
         assert_eq!(source, "file:/run/credentials/@system/join-token");
     }
 
     #[test]
-    fn the_files_of_the_cluster_are_learned() {
+    fn secrets_in_cluster_files_are_registered() {
         let files = FakeFiles::new();
         files.put("/etc/join.env", "TOKEN=abc-123\n");
         files.put(

@@ -1,7 +1,7 @@
-//! Layers of configuration in, one validated [`desired::Desired`] out. All validation is here.
+//! Turns configuration sources into one validated [`desired::Desired`]. All validation is here.
 //!
-//! [`layers`] reads the settings with their places; [`profile`] describes an operating system;
-//! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
+//! [`layers`] reads the settings with their locations, [`profile`] describes an operating system, [`resolve`]
+//! combines both with the facts and the matrix, and [`load`] reads all files and resolves.
 
 mod alternatives;
 pub mod choices;

@@ -1,14 +1,14 @@
-//! The proxy variables of the environment, as settings: one network setting for keys and packages,
-//! also after a reboot, where the environment is another one.
+//! Converts the proxy variables of the environment to settings, for keys and packages, and for runs after a reboot,
+//! which have a different environment.
 
 use super::values::Proxy;
 
-/// The keys that they set.
+/// The keys that are set.
 pub const PROXY: &str = "packages.proxy";
-/// See [`PROXY`].
+/// The no-proxy counterpart of [`PROXY`].
 pub const NO_PROXY: &str = "packages.no-proxy";
 
-/// By precedence: keys and most repositories are reached by https. Programs read them in either case.
+/// In order of precedence: keys and most repositories use HTTPS. Programs read both cases.
 const PROXIES: [&str; 6] = [
     "https_proxy",
     "HTTPS_PROXY",
@@ -27,8 +27,8 @@ pub struct FromEnvironment {
     pub value: String,
 }
 
-/// The settings that the environment has. A proxy that neither the package manager nor this program
-/// can use (SOCKS) is none.
+/// Returns the settings in the environment. A proxy type that neither the package manager nor gpu-bootstrap supports
+/// (SOCKS) is ignored.
 #[must_use]
 pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
     let value = |variable: &str| {
@@ -55,7 +55,7 @@ pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
     proxy.into_iter().chain(direct).collect()
 }
 
-/// The same as `KEY=VALUE`.
+/// Returns the settings as `KEY=VALUE`.
 pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     let env: Vec<(String, String)> = env.into_iter().collect();
     let found = from_environment(&env);
@@ -65,7 +65,7 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// curl and wget take `proxy:3128`, too.
+/// curl and wget also accept `proxy:3128`.
 fn with_scheme(address: &str) -> String {
     if address.contains("://") {
         address.to_owned()
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_proxy_that_can_be_used_counts() {
+    fn first_supported_proxy_is_used() {
         for (env, proxy) in [
             (&[][..], None),
             (&[("http_proxy", "http://a:1")][..], Some("http://a:1")),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_directly_is_a_setting_too() {
+    fn no_proxy_is_a_setting() {
         assert_eq!(
             settings(&[("NO_PROXY", "localhost, .internal,10.0.0.0/8")]),
             [(NO_PROXY, "localhost, .internal,10.0.0.0/8".to_owned())]

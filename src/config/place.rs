@@ -1,17 +1,17 @@
-//! Where a setting was written: file, line and column, a variable or a flag.
+//! The location of a setting: file, line and column, a variable or a flag.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// The prefix of our environment variables; `__` stands for the dot, `_` for the dash.
+/// The prefix of our environment variables. `__` replaces the dot, `_` the dash.
 pub const PREFIX: &str = "GPU_BOOTSTRAP_";
 
-/// Where a setting comes from.
+/// The source location of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "from")]
 pub enum Place {
-    /// A file; lines and columns count from 1, columns in characters.
+    /// A file. Lines and columns start at 1; columns count characters.
     File {
         /// Its path.
         file: String,
@@ -23,10 +23,10 @@ pub enum Place {
         /// Its name.
         variable: String,
     },
-    /// The profile's own default.
+    /// The default in the profile.
     Profile,
     Flag {
-        /// As it was given.
+        /// The flag as it was given.
         flag: String,
     },
 }
@@ -43,7 +43,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The place of a byte in a file.
+    /// Returns the location of a byte in a file.
     #[must_use]
     pub fn in_file(file: &str, text: &str, byte: usize) -> Self {
         let mut end = byte.min(text.len());
@@ -65,13 +65,13 @@ mod tests {
     use super::Place;
 
     #[test]
-    fn places_count_from_one_in_characters() {
+    fn locations_count_characters_from_one() {
         let text = "a = 1\n# ü\nü = 2\n";
         let place = |byte| Place::in_file("f", text, byte).to_string();
         assert_eq!(place(0), "f:1:1");
         assert_eq!(place(6), "f:2:1");
         assert_eq!(place(text.find("ü = 2").unwrap() + 3), "f:3:3");
-        // Within a character, and past the end.
+        // Within a character, and after the end.
         assert_eq!(place(text.find("ü = 2").unwrap() + 1), "f:3:1");
         assert_eq!(place(1000), "f:4:1");
     }

@@ -1,5 +1,5 @@
-//! Profiles: for each operating system what is installed, from where, and under which names.
-//! Profiles are data; the files in `profiles/` are built into the program.
+//! Profiles: the packages for each operating system, their sources and their names. Profiles are data; the files in
+//! `profiles/` are built into the binary.
 
 use std::collections::BTreeMap;
 
@@ -28,10 +28,10 @@ pub use crate::config::rows::{
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
 
-/// The folder for files that replace the built-in profile of their name.
+/// The directory for files that replace the built-in profile of the same name.
 pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
 
-/// A profile as it is written.
+/// A profile file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Profile {
@@ -39,16 +39,16 @@ pub struct Profile {
     pub schema: u32,
     /// Its name.
     pub name: String,
-    /// The `ID`s of `os-release` that it serves.
+    /// The `ID` values of `os-release` that the profile supports.
     pub os_ids: Vec<String>,
-    /// Relatives that it may serve, with a warning: their `ID`, or a name in their `ID_LIKE`.
+    /// Derived distributions that the profile may support, with a warning: their `ID`, or a name in their `ID_LIKE`.
     #[serde(default)]
     pub like: Vec<String>,
     /// The package manager.
     pub manager: Manager,
-    /// Architectures, by the kernel's name for them.
+    /// Architectures by kernel name.
     pub architecture: BTreeMap<String, ArchitectureNames>,
-    /// The package manager's surroundings.
+    /// Package manager defaults.
     pub packages: PackageDefaults,
     /// Kernel modules.
     pub modules: ModuleDefaults,
@@ -56,21 +56,21 @@ pub struct Profile {
     pub persistence: PersistenceDefaults,
     /// The container probe.
     pub validation: ValidationDefaults,
-    /// What is held.
+    /// Held packages.
     pub hold: HoldDefaults,
-    /// Releases served.
+    /// Supported releases.
     pub release: Vec<Release>,
-    /// Releases that are refused for a reason of their own.
+    /// Releases that are rejected for a specific reason.
     #[serde(default)]
     pub refused: Vec<RefusedRelease>,
     /// Repositories.
     pub repository: Vec<RepositoryRow>,
     /// Driver package sets, in order of preference.
     pub driver: Vec<DriverRow>,
-    /// How a kernel is installed, where that is known.
+    /// How to install a kernel, if known.
     #[serde(default)]
     pub kernel: Option<KernelRow>,
-    /// What runs beside the driver where GPUs are behind switches.
+    /// Companion packages of the driver for GPUs behind switches.
     #[serde(default)]
     pub fabric: Vec<FabricRow>,
     /// Runtime package sets.
@@ -79,13 +79,13 @@ pub struct Profile {
     pub toolkit: ToolkitRow,
 }
 
-/// The names of a processor architecture, which the kernel names otherwise.
+/// Names of a CPU architecture that differ from its kernel name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ArchitectureNames {
-    /// By the package manager.
+    /// Name in the package manager.
     pub package: String,
-    /// In NVIDIA's CUDA repositories.
+    /// Name in the CUDA repositories.
     pub cuda: String,
 }
 
@@ -95,10 +95,9 @@ pub struct ArchitectureNames {
 pub struct PackageDefaults {
     /// How long to wait for another package manager.
     pub lock_timeout: TimeLimit,
-    /// Units that start a package manager by themselves.
+    /// Units that start a package manager automatically.
     pub pause_units: Vec<String>,
-    /// Shell patterns over names of packages that are a kernel: none is installed unless the
-    /// administrator does it.
+    /// Shell patterns for names of kernel packages. Only the administrator may install them.
     #[serde(default)]
     pub kernels: Vec<String>,
 }
@@ -107,9 +106,9 @@ pub struct PackageDefaults {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ModuleDefaults {
-    /// In-tree drivers that must not take the GPU.
+    /// In-tree drivers that must not claim the GPU.
     pub deny: Vec<String>,
-    /// What is loaded at boot, in order.
+    /// Modules to load at boot, in order.
     pub load: Vec<String>,
 }
 
@@ -127,17 +126,17 @@ pub struct PersistenceDefaults {
 pub struct ValidationDefaults {
     /// Run a container.
     pub container: bool,
-    /// How long it may take.
+    /// The time limit.
     pub timeout: TimeLimit,
 }
 
-/// What is held.
+/// Held packages.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HoldDefaults {
-    /// Shell patterns over package names: driver, runtime, toolkit.
+    /// Shell patterns for package names: driver, runtime, toolkit.
     pub patterns: Vec<String>,
-    /// Shell patterns over package names: kernels and headers.
+    /// Shell patterns for package names: kernels and headers.
     pub kernel: Vec<String>,
     /// Regular expressions for unattended upgrades: driver, runtime, toolkit.
     pub blacklist: Vec<String>,
@@ -149,50 +148,53 @@ pub struct HoldDefaults {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Release {
-    /// `VERSION_ID`, whole (`24.04`) or its major number (`9`).
+    /// `VERSION_ID`: the full value (`24.04`) or its major number (`9`).
     pub version_id: String,
-    /// The archive's name for it.
+    /// The codename in the archive.
     pub codename: Option<String>,
-    /// Architectures served.
+    /// Supported architectures.
     pub architectures: Vec<String>,
-    /// Where the driver comes from unless told otherwise.
+    /// The default driver source.
     pub driver_source: String,
-    /// Where runtimes come from unless told otherwise.
+    /// The default runtime source.
     pub runtime_source: String,
-    /// Kernel headers and build tools, for modules that are compiled; with placeholders.
+    /// Kernel headers and build tools for DKMS, with placeholders.
     pub headers: Vec<String>,
-    /// The kernel series, if the release has only one. It counts where the kernel of the machine is unknown.
+    /// The kernel series, if the release has only one. Used if the kernel of the machine is unknown.
     pub kernel_series: Option<String>,
-    /// Packages with the modules of each kernel that container runtimes and pod networks need, where its image lacks
-    /// them; with placeholders.
+    /// The release boots with cgroup v1 by default.
+    #[serde(default)]
+    pub cgroup_v1: bool,
+    /// Packages with modules that container runtimes and pod networks need, if the kernel image does not include
+    /// them. With placeholders.
     #[serde(default)]
     pub container_modules: Vec<String>,
-    /// The flavour in the names of packaged modules, where it is not the kernel's own.
+    /// The flavor in the names of module packages, if it differs from the kernel flavor.
     #[serde(default)]
     pub kernel_flavour: Vec<KernelFlavour>,
 }
 
-/// How a kernel's flavour is called in the names of packaged modules.
+/// The name of a kernel flavor in module packages.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelFlavour {
-    /// The flavour at the end of the kernel's release.
+    /// The flavor at the end of the kernel release.
     pub kernel: String,
-    /// The kernel series that this row is about, such as `6.8`; without it every other one.
+    /// The kernel series of this entry, such as `6.8`. Without it, the entry matches every other series.
     pub series: Option<String>,
     /// The flavour in package names.
     pub package: String,
 }
 
-/// A repository, for some releases.
+/// A repository for some releases.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RepositoryRow {
-    /// Our name for it.
+    /// Our name for the repository.
     pub name: String,
-    /// `version-id`s of the releases.
+    /// The `version-id` values of the releases.
     pub releases: Vec<String>,
-    /// Its address, or `distribution` for the archive that the machine already uses.
+    /// Its URL, or `distribution` for the archive that the machine already uses.
     pub url: String,
     /// deb: suites.
     #[serde(default)]
@@ -200,41 +202,40 @@ pub struct RepositoryRow {
     /// deb: components.
     #[serde(default)]
     pub components: Vec<String>,
-    /// Where the key is fetched; `{url}` stands for the address.
+    /// The URL of the key. `{url}` is replaced by the repository URL.
     pub key_url: Option<String>,
-    /// dnf: key files of the distribution whose keys sign here, too; their fingerprints are named like
-    /// all others.
+    /// dnf: key files of the distribution with additional signing keys. Their fingerprints are also listed.
     #[serde(default)]
     pub key_files: Vec<String>,
-    /// Fingerprints of acceptable keys; none where they are not known.
+    /// Fingerprints of accepted keys. Empty if unknown.
     #[serde(default)]
     pub fingerprints: Vec<Fingerprint>,
     /// apt: pin priority.
     pub priority: Option<i32>,
-    /// dnf: what the vendor signs.
+    /// dnf: the parts that the vendor signs.
     #[serde(default)]
     pub signed: Signed,
-    /// Why it cannot be used as it is, where it cannot.
+    /// The reason that the repository is not usable as it is, if any.
     pub refused: Option<String>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "source")]
     pub citation: String,
 }
 
-/// The profile that was chosen, and the doubts about the choice.
+/// The selected profile with warnings about the selection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProfileChoice {
     /// The profile.
     pub profile: Profile,
-    /// Doubts, for people.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
 impl Profile {
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// When it does not parse, or one part refers to another that is not there.
+    /// If it is invalid, or one part references a missing one.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let profile: Self =
             toml::from_str(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
@@ -245,10 +246,10 @@ impl Profile {
         Ok(profile)
     }
 
-    /// One of the built-in profiles.
+    /// Returns a built-in profile.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// If there is none with this name.
     pub fn built_in(name: &str) -> Result<Self, ConfigError> {
         if !built_in_names().any(|known| known == name) {
             return Err(ConfigError::NoSuchProfile {
@@ -259,16 +260,16 @@ impl Profile {
         let file = format!("profiles/{name}.toml (built in)");
         let text = table(&format!("profiles/{name}")).map_err(|why| ConfigError::Profile {
             file: file.clone(),
-            why: format!("{why}; this program is damaged: install it again"),
+            why: format!("{why}; the binary is corrupt, so reinstall it"),
         })?;
         Self::parse(text, &file)
     }
 
-    /// The profile that was asked for by name or path, or else the one for the operating system.
-    /// A file in [`FOLDER`] takes the place of the built-in one of its name.
+    /// Returns the requested profile by name or path, or the one for the operating system. A file in [`FOLDER`]
+    /// replaces the built-in profile with the same name.
     ///
     /// # Errors
-    /// When there is no such profile, it does not parse, or none serves the operating system.
+    /// If the profile does not exist or is invalid, or none supports the operating system.
     pub fn choose(
         asked: Option<&str>,
         os: Option<&Os>,
@@ -290,7 +291,7 @@ impl Profile {
                 warnings: Vec::new(),
             });
         }
-        // A profile for the whole family, by the nearest relative that has one.
+        // A profile for the distribution family, by the nearest relative that has one.
         let relative = std::iter::once(&os.id)
             .chain(&os.id_like)
             .find_map(|family| {
@@ -303,12 +304,12 @@ impl Profile {
                 profile: profile.clone(),
                 warnings: vec![match profile.like.contains(&os.id) {
                     true => format!(
-                        "there is no profile for `{}`; `{}` is used because the two are relatives",
+                        "no profile for `{}`; using `{}` because they are related",
                         os.id, profile.name
                     ),
                     false => format!(
-                        "there is no profile for `{}`; `{}` is used because the system says that \
-                         it is like `{}`",
+                        "no profile for `{}`; using `{}` because `ID_LIKE` of the system \
+                         contains `{}`",
                         os.id,
                         profile.name,
                         os.id_like.join(" ")
@@ -322,7 +323,7 @@ impl Profile {
         }
     }
 
-    /// Whether what was asked for is a path and not a name.
+    /// Returns whether the value is a path instead of a name.
     #[must_use]
     pub fn is_path(asked: &str) -> bool {
         asked.contains('/') || asked.ends_with(".toml")
@@ -342,7 +343,7 @@ impl Profile {
         }
     }
 
-    /// The release that the machine runs.
+    /// Returns the release of the machine.
     #[must_use]
     pub fn release_for(&self, version_id: &str) -> Option<&Release> {
         self.release.iter().find(|release| {
@@ -353,7 +354,7 @@ impl Profile {
         })
     }
 
-    /// What it serves, for people: `debian 12, 13 (x86_64, aarch64)`.
+    /// Describes the supported releases: `debian 12, 13 (x86_64, aarch64)`.
     #[must_use]
     pub fn serves(&self) -> String {
         let releases: Vec<&str> = self
@@ -370,7 +371,7 @@ impl Profile {
         )
     }
 
-    /// The repository of this name for a release.
+    /// Returns the repository with this name for a release.
     #[must_use]
     pub fn repository_for(&self, name: &str, release: &Release) -> Option<&RepositoryRow> {
         self.repository
@@ -378,11 +379,11 @@ impl Profile {
             .find(|row| row.name == name && row.releases.contains(&release.version_id))
     }
 
-    /// Finds a part that refers to something that does not exist, and describes it.
+    /// Returns an error about the first part that references a missing one.
     fn validate(&self) -> Result<(), String> {
         if self.schema != SCHEMA {
             return Err(format!(
-                "`schema = {}` is unknown; this program reads {SCHEMA}",
+                "unsupported `schema = {}`; gpu-bootstrap supports {SCHEMA}",
                 self.schema
             ));
         }
@@ -394,7 +395,7 @@ impl Profile {
             for id in releases {
                 if !self.release.iter().any(|release| release.version_id == *id) {
                     return Err(format!(
-                        "`{name}` names release `{id}`, which is not listed"
+                        "`{name}` references release `{id}`, which is not listed"
                     ));
                 }
             }
@@ -403,7 +404,7 @@ impl Profile {
             for architecture in &release.architectures {
                 if !self.architecture.contains_key(architecture) {
                     return Err(format!(
-                        "release `{}` names architecture `{architecture}`, which is not listed",
+                        "release `{}` references architecture `{architecture}`, which is not listed",
                         release.version_id
                     ));
                 }
@@ -434,7 +435,7 @@ impl Profile {
         for row in &self.repository {
             if row.url != DISTRIBUTION && row.fingerprints.is_empty() && row.refused.is_none() {
                 return Err(format!(
-                    "repository `{}` has no fingerprint and does not say why (`refused`)",
+                    "repository `{}` has no fingerprint and no reason (`refused`)",
                     row.name
                 ));
             }
@@ -442,7 +443,7 @@ impl Profile {
         for row in &self.driver {
             if row.newest.is_some() && row.branches.len() != 1 {
                 return Err(format!(
-                    "driver set `{}` {}: `newest` belongs to a row of one branch",
+                    "driver set `{}` {}: `newest` requires exactly one branch",
                     row.source, row.flavour
                 ));
             }
@@ -457,17 +458,16 @@ impl Profile {
     }
 }
 
-/// Stands for the archive that the machine already uses: as the address of a repository, and as the
-/// source of packages.
+/// The archive that the machine already uses, as the URL of a repository and as a package source.
 pub const DISTRIBUTION: &str = "distribution";
 
-/// The names of the built-in profiles: the files of `profiles/`.
+/// Returns the names of the built-in profiles: the files of `profiles/`.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {
     let files = folder("profiles").into_iter().flatten();
     files.map(|(name, _)| name)
 }
 
-/// An operating system, for people.
+/// Describes an operating system.
 #[must_use]
 pub fn described(os: &Os) -> String {
     match &os.version_id {
@@ -481,7 +481,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_of_the_folder_is_built_in() {
+    fn all_profile_files_are_built_in() {
         let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
         let mut files: Vec<String> = folder
             .read_dir_utf8()
@@ -496,6 +496,29 @@ mod tests {
         assert_eq!(files, names);
         for name in built_in_names() {
             assert_eq!(Profile::built_in(name).unwrap().name, name);
+        }
+    }
+
+    #[test]
+    fn each_branch_of_a_fabric_row_has_a_driver() {
+        for name in built_in_names() {
+            let profile = Profile::built_in(name).unwrap();
+            for fabric in &profile.fabric {
+                for (release, branch) in (fabric.releases.iter())
+                    .flat_map(|release| fabric.branches.iter().map(move |branch| (release, branch)))
+                {
+                    let serves = |driver: &DriverRow| {
+                        driver.source == fabric.source
+                            && driver.releases.contains(release)
+                            && driver.branches.contains(branch)
+                    };
+                    assert!(
+                        profile.driver.iter().any(serves),
+                        "{name} {release}: `{}` has no driver of branch {branch}",
+                        fabric.source
+                    );
+                }
+            }
         }
     }
 }

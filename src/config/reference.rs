@@ -1,5 +1,5 @@
-//! The settings for people: one row for each key. docs/configuration.md, `config --defaults` and the manual page of the
-//! settings file are made from it. The rows themselves are the types of `file.rs`.
+//! The settings reference: one entry for each key. docs/configuration.md, `config --defaults` and the manual page of
+//! the configuration file are generated from it. The entries come from the types of `file.rs`.
 
 use std::sync::LazyLock;
 
@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use super::keys::{ANY, inlined, join};
 
-/// The keyword by which a key's schema says what counts without it, where that is no value.
+/// The schema keyword that describes a default that is not a fixed value.
 const WORDS: &str = "x-default";
 
-/// What people are told of a key.
+/// The documentation of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRow {
-    /// Tables and key with dots between them; `NAME` stands for a name that the administrator chooses.
+    /// Tables and key, separated by dots. `NAME` stands for a name that the administrator chooses.
     pub name: String,
-    /// What counts without the key, in Markdown; `None` where nothing does.
+    /// The default in Markdown. `None` if there is none.
     pub default: Option<String>,
-    /// What the key is for, in Markdown.
+    /// The description in Markdown.
     pub about: String,
 }
 
@@ -46,27 +46,27 @@ fn collect(schema: &Value, name: &str, rows: &mut Vec<KeyRow>) {
     }
 }
 
-/// All rows, in the order in which people read them.
+/// Returns all entries in the order of the documentation.
 #[must_use]
 pub fn rows() -> &'static [KeyRow] {
     &ROWS
 }
 
 impl KeyRow {
-    /// The default as TOML writes it, if it is the same on every machine.
+    /// Returns the default as TOML, if it is the same on every machine.
     #[must_use]
     pub fn value(&self) -> Option<&str> {
         let value = self.default.as_deref()?.strip_prefix('`')?;
         value.strip_suffix('`').filter(|value| !value.contains('`'))
     }
 
-    /// The table that the key is in, which is empty at the top, and the key's own name.
+    /// Returns the table of the key, which is empty at the top level, and the name of the key.
     #[must_use]
     pub fn place(&self) -> (&str, &str) {
         self.name.rsplit_once('.').unwrap_or(("", &self.name))
     }
 
-    /// The row of a table in Markdown.
+    /// Returns the entry as a Markdown table row.
     #[must_use]
     pub fn markdown(&self) -> String {
         let default = (self.default.as_ref()).map_or_else(String::new, |text| format!("{text} "));

@@ -1,5 +1,5 @@
-//! Chooses the repositories to add: those that the chosen packages need, with the settings of the
-//! profile and the configuration, and those that the configuration adds.
+//! Selects the repositories to add: those that the selected packages need, with the settings of the profile and the
+//! configuration, and additional ones from the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,32 +19,31 @@ use crate::{
     tools::packages::{ArchiveError, SourceEntry},
 };
 
-/// What the choice of the repositories depends on.
+/// The inputs of the repository selection.
 pub(super) struct RepositoryInputs<'a> {
     pub profile: &'a Profile,
-    /// Repositories of this release that no profile has.
+    /// Repositories for this release that no profile has.
     pub further: &'a [RepositoryRow],
     pub release: &'a Release,
     pub placeholders: &'a Placeholders,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
     pub layers: &'a Layers,
-    /// `None` where no machine has told them.
+    /// The package sources of the machine. `None` if unknown.
     pub sources: Option<&'a [SourceEntry]>,
 }
 
-/// Packages that are wanted, and the repositories that they need.
+/// Required packages, and the repositories that they need.
 pub(super) struct Needed<'a> {
     pub repositories: &'a [String],
-    /// Names, and patterns of what belongs to them.
+    /// Names, and patterns for related packages.
     pub packages: Vec<String>,
 }
 
 impl RepositoryInputs<'_> {
-    /// Chooses the repositories: the needed ones in the order given, then those that the
-    /// configuration adds.
+    /// Selects the repositories: the needed ones in the given order, then additional ones from the configuration.
     ///
     /// # Errors
-    /// A wrong setting, or a needed repository that cannot be trusted or found.
+    /// If a setting is invalid, or a needed repository is untrusted or missing.
     pub(super) fn choose(&self, needed: &[Needed<'_>]) -> Result<Vec<Repository>, ResolveError> {
         let known: BTreeSet<&str> = (self.profile.repository.iter().chain(self.further))
             .map(|row| row.name.as_str())
@@ -99,8 +98,8 @@ impl RepositoryInputs<'_> {
         Ok(found)
     }
 
-    /// Refuses a name that is most likely meant to be one of the profile's. Settings for several distributions may name
-    /// repositories that this one does not have.
+    /// Rejects a name that is probably a misspelled repository of the profile. Settings for several distributions may
+    /// contain repositories that this one does not have.
     fn likely(&self, name: &str, known: &BTreeSet<&str>) -> Result<(), ConfigError> {
         let prefix = format!("repositories.{name}.");
         let set = self.layers.provenance();
@@ -116,17 +115,18 @@ impl RepositoryInputs<'_> {
         }
     }
 
-    /// Everybody may read a source file, so an address must not hold credentials.
+    /// Source files are world-readable, so a URL must not contain credentials.
     fn no_password(&self, name: &str, config: &RepositoryConfig) -> Result<(), ConfigError> {
         for (key, url) in [("url", &config.url), ("key-url", &config.key_url)] {
             if let Some(url) = url
                 && has_login(url.as_str())
             {
-                let why = "it contains a user or a password, and all users can read the file into \
-                           which it is written"
-                    .to_owned();
+                let why =
+                    "contains a user or a password, but the repository file is readable by all \
+                           users"
+                        .to_owned();
                 let hint = format!(
-                    "remove them, and write them into {}",
+                    "remove them from the URL, and add them to {}",
                     self.profile.manager.backend().commands().credentials
                 );
                 let key = format!("repositories.{name}.{key}");
@@ -136,7 +136,7 @@ impl RepositoryInputs<'_> {
         Ok(())
     }
 
-    /// A repository of the profile; `None` where the machine has it already.
+    /// Returns a repository of the profile. `None` if the machine already has it.
     fn known(
         &self,
         row: &RepositoryRow,
@@ -185,8 +185,9 @@ impl RepositoryInputs<'_> {
             None => prints(&row.fingerprints),
         };
         if repository.fingerprints.is_empty() && config.fingerprints.is_some() {
-            let why = "without a fingerprint every key would be accepted".to_owned();
-            let hint = "name the key's whole fingerprint, or a `keyring` on the machine".to_owned();
+            let why = "without a fingerprint, any key would be accepted".to_owned();
+            let hint =
+                "set the full fingerprint of the key, or a `keyring` on the machine".to_owned();
             return Err(self
                 .layers
                 .wrong(&key("fingerprints"), why, Some(hint))
@@ -200,14 +201,14 @@ impl RepositoryInputs<'_> {
                     row.name, self.profile.name, self.release.version_id
                 ),
                 format!(
-                    "verify its key yourself and set `{}` to the whole fingerprint, or set `{}` to \
+                    "verify its key yourself and set `{}` to the full fingerprint, or set `{}` to \
                      a key file on the machine",
                     key("fingerprints"),
                     key("keyring")
                 ),
             )
             .into()),
-            // An archive of the distribution that was moved elsewhere: the machine's keyrings hold.
+            // A distribution archive at a different URL: the machine's keyrings are used.
             _ if repository.fingerprints.is_empty() && row.url == DISTRIBUTION => {
                 repository.key_url = None;
                 Ok(Some(repository))
@@ -216,7 +217,7 @@ impl RepositoryInputs<'_> {
         }
     }
 
-    /// Further components of the distribution's archive, from the mirror that the machine uses.
+    /// Returns further components of the distribution archive, from the mirror that the machine uses.
     fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
         let Some(sources) = self.sources else {
             return Ok(None);
@@ -237,31 +238,31 @@ impl RepositoryInputs<'_> {
         let key = |name: &str| format!("`repositories.{}.{name}`", wish.name);
         let hint = match error {
             ArchiveError::NoEntry { .. } => format!(
-                "packages of {} are needed: set {} to the URL of the archive",
+                "packages of {} are required: set {} to the URL of the archive",
                 wish.components.join(", "),
                 key("url")
             ),
             ArchiveError::NoKeyFile { .. } => format!(
-                "put the key into a file of its own and name it there and in {}",
+                "move the key to a separate file and configure its path there and in {}",
                 key("keyring")
             ),
         };
         Refusal::new("archive-unknown", error.to_string(), hint)
     }
 
-    /// The refusal of a repository that the profile has for other releases only.
+    /// Rejects a repository that the profile has only for other releases.
     fn elsewhere(&self, name: &str) -> Refusal {
         Refusal::new(
             "repository-not-offered",
             format!(
-                "there is no repository `{name}` for {} {}",
+                "repository `{name}` is not available for {} {}",
                 self.profile.name, self.release.version_id
             ),
-            format!("set `repositories.{name}.url` and its key, or remove it"),
+            format!("set `repositories.{name}.url` and its key, or remove the setting"),
         )
     }
 
-    /// A repository that the configuration adds.
+    /// Returns a repository that the configuration adds.
     fn foreign(
         &self,
         name: &str,
@@ -275,7 +276,7 @@ impl RepositoryInputs<'_> {
         let wrong = |missing: &str| {
             let at = first.map_or_else(|| key(missing), |setting| setting.key.clone());
             let why = format!(
-                "the profile has no repository `{name}`, so `{}` is needed too",
+                "the profile has no repository `{name}`, so `{}` is also required",
                 key(missing)
             );
             let hint = nearest(name, known.iter().copied())
@@ -320,8 +321,8 @@ impl RepositoryInputs<'_> {
     }
 }
 
-/// The packages that a repository's priority is for: those that need it; or, if the configuration
-/// adds it for nothing in particular, all that are wanted.
+/// Returns the packages for the priority of a repository: those that need it, or all required packages if the
+/// configuration adds it for no specific packages.
 fn preferred(name: &str, needed: &[Needed<'_>]) -> Vec<String> {
     let for_it = |one: &&Needed<'_>| one.repositories.iter().any(|other| other == name);
     let any = needed.iter().any(|one| for_it(&one));

@@ -1,5 +1,5 @@
-//! Resolves profile, configuration, facts and matrix to the desired state of the machine. Pure: all
-//! of them were read before.
+//! Resolves profile, configuration, facts and matrix to the desired state of the machine. A pure function: all inputs
+//! were read before.
 
 use std::cell::RefCell;
 
@@ -39,21 +39,21 @@ use crate::{
     tools::packages::SourceEntry,
 };
 
-/// The file for node_exporter, in the folder of its textfile collector.
+/// The metrics file in the directory of the node_exporter textfile collector.
 const METRICS: &str = "gpu_bootstrap.prom";
 
-/// What only flags can say, and no file.
+/// Options that only flags can set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `--image`: this machine becomes an image.
     pub image: bool,
-    /// `--assume-gpu`: the GPUs that the instances of the image will have.
+    /// `--assume-gpu`: the GPUs of the instances that boot the image.
     pub assume_gpus: Vec<PciId>,
     /// `plan --os`: there is no machine, so its kernel and its package sources may be unknown.
     pub trial: bool,
 }
 
-/// Everything that the resolution depends on.
+/// The inputs of the resolution.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
     /// The profile.
@@ -64,7 +64,7 @@ pub struct Inputs<'a> {
     pub facts: &'a Facts,
     /// The compatibility matrix.
     pub matrix: &'a Matrix,
-    /// The machine's own package sources, for further components of its archive.
+    /// The package sources of the machine, for further components of its archive.
     pub sources: &'a [SourceEntry],
     /// GPUs that are reserved for virtual machines.
     pub reserved: &'a [PciAddress],
@@ -73,36 +73,36 @@ pub struct Inputs<'a> {
     pub flags: &'a Flags,
 }
 
-/// The desired state of the machine, and why.
+/// The desired state of the machine with explanations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Resolution {
     /// The desired state.
     pub desired: Desired,
-    /// What people have set, and where; everything else comes from the profile.
+    /// Values that the user set, with locations. Everything else comes from the profile.
     pub provenance: Vec<Provenance>,
-    /// What was chosen where the settings leave it open, for people. The driver has its own reasons.
+    /// Explanations of automatic choices. The driver has separate ones.
     pub reasons: Vec<String>,
-    /// Every doubt about the resolution, those about the driver included, for people.
+    /// Warnings about the resolution, including those about the driver.
     pub warnings: Vec<String>,
 }
 
 /// Resolves the desired state.
 ///
 /// # Errors
-/// A setting that does not fit the profile, or a machine that cannot be in the desired state.
+/// If a setting does not match the profile, or the machine does not support the desired state.
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let profile = &inputs.choice.profile;
     let config = inputs.layers.merged()?;
     let (release, placeholders) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
-    // An error in the settings is reported on every machine, also on one without a GPU, and all of them at once.
+    // All setting errors are reported at once, even on a machine without a GPU.
     let wrong = &mut Vec::new();
     let (kinds, reason) = match &config.runtime.r#use {
         Some(kinds) => (kinds.clone(), None),
         None => {
             let join = config.cluster.join.unwrap_or_default();
-            // A runtime that the profile does not know is left alone.
+            // A runtime that is not in the profile is ignored.
             let is_served = |kind: &RuntimeKind| {
                 let mut rows = profile.runtime.iter();
                 rows.any(|row| row.kind == *kind && row.releases.contains(&release.version_id))
@@ -121,6 +121,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         has_gpu: matches!(gpus, Ok(Some(_))),
         kernel: (placeholders.kernels.last().map(ToString::to_string))
             .or_else(|| release.kernel_series.clone()),
+        // On a machine, the step reads the cgroup version.
+        cgroup_v1: inputs.flags.trial && release.cgroup_v1,
         wrong: RefCell::default(),
     }
     .resolve();
@@ -185,7 +187,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             packages: profile.toolkit.packages.clone(),
         });
     }
-    // Each minor version of Kubernetes has a repository of its own, the same for all profiles.
+    // Each Kubernetes minor version has a separate repository, which is the same for all profiles.
     let kubernetes = cluster::repository(&config.cluster, profile.manager, &release.version_id);
     let named = [cluster::REPOSITORY.to_owned()];
     if let Some(cluster) = &cluster
@@ -212,7 +214,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
-    // Podman needs no such modules, and a node of EKS or of a provider has those of its kernel.
+    // Podman does not need these modules, and kernels on EKS and provider nodes include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
         || (cluster.as_ref()).is_some_and(|cluster| !cluster.method.way().has_kernel_of_provider());
     let container_modules = match runs_containers {
@@ -274,7 +276,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cluster,
         reports: reports(&config),
     };
-    // If only the package lists tell the branch, the wishes name exact versions instead.
+    // If only the package lists contain the branch, the package requirements have exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
         .filter(|_| !desired.kernel.as_ref().is_some_and(KernelWish::is_open))
         .map(|driver| driver.branch);
@@ -287,10 +289,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
-    // The reserved GPUs of a machine that builds an image are not those of its instances.
+    // The reserved GPUs of an image build machine are not those of its instances.
     if !inputs.flags.image && !inputs.reserved.is_empty() {
         warnings.push(format!(
-            "not prepared for containers, because reserved for virtual machines (bound to \
+            "not available to containers because they are reserved for virtual machines (bound to \
              `vfio-pci`): {}",
             addresses(inputs.reserved)
         ));
@@ -298,7 +300,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
     if placeholders.kernels.is_empty() && !inputs.flags.trial {
-        warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
+        warnings.push("the running kernel and the default boot kernel are unknown".into());
     }
     Ok(Resolution {
         desired,
@@ -308,7 +310,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     })
 }
 
-/// Returns the release and the values of placeholders for this machine, or why it is not supported.
+/// Returns the release and the placeholder values for this machine, or the reason that it is not supported.
 fn machine<'p>(
     profile: &'p Profile,
     facts: &Facts,
@@ -356,7 +358,7 @@ fn machine<'p>(
     Ok((release, placeholders))
 }
 
-/// Returns the GPUs that need a driver; `None` if there is none and none is required.
+/// Returns the GPUs that need a driver. `None` if there is none and none is required.
 fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>, Refusal> {
     let Inputs { facts, flags, .. } = inputs;
     if !flags.assume_gpus.is_empty() {
@@ -378,15 +380,15 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
                 slice.name.as_deref().unwrap_or("a GPU"),
                 slice.pci_address
             ),
-            "install the GRID guest driver that matches the hypervisor's vGPU release",
+            "install the GRID guest driver that matches the vGPU release of the hypervisor",
         ));
     }
     if !facts.virtual_functions.is_empty() {
         return Err(Refusal::new(
             "vgpu-host",
-            "the GPUs have virtual functions (SR-IOV), so they are given to virtual machines"
+            "the GPUs have virtual functions (SR-IOV), so they are assigned to virtual machines"
                 .into(),
-            "prepare the virtual machines; to use the GPUs here, turn the virtual functions off \
+            "prepare the virtual machines instead, or disable the virtual functions to use the GPUs on this machine \
              (`/usr/lib/nvidia/sriov-manage -d ALL`)",
         ));
     }
@@ -403,20 +405,20 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
                 "all GPUs are reserved for virtual machines (bound to `vfio-pci`): {}",
                 addresses(inputs.reserved)
             ),
-            "remove the GPUs that containers shall use from the `ids=` of vfio-pci (in \
-             `/etc/modprobe.d`, the kernel's command line, or `driverctl list-overrides`), and \
-             reboot; for a node without GPUs set `gpu = \"optional\"`",
+            "remove the GPUs for containers from the `ids=` option of vfio-pci (in \
+             `/etc/modprobe.d`, the kernel command line, or `driverctl list-overrides`), and \
+             reboot. For a node without GPUs, set `gpu = \"optional\"`",
         ));
     }
-    // With branch and flavour configured, an image can be built without the matrix.
+    // With a configured branch and flavor, an image can be built without the matrix.
     if flags.image && config.driver.branch.is_some() && config.driver.flavour.is_some() {
         return Ok(Some(Vec::new()));
     }
     Err(Refusal::new(
         "no-gpu",
         "no NVIDIA GPU is on the PCI bus".into(),
-        "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its instances with \
-         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `gpu = \"optional\"`",
+        "run `lspci -d 10de:` to list the GPUs. For an image, specify the GPUs of its instances with \
+         `--image --assume-gpu PCI-ID`. For a pool with CPU nodes, set `gpu = \"optional\"`",
     ))
 }
 
@@ -442,7 +444,7 @@ fn runtime_rows<'a>(
             .iter()
             .filter(served)
             .filter(|row| row.kind == kind);
-        // `runtime.source` does not count for those that come from one place alone.
+        // `runtime.source` has no effect on runtimes with only one source.
         let has_sources = kind.runtime().facts().has_sources;
         let row = of_kind
             .clone()
@@ -451,7 +453,7 @@ fn runtime_rows<'a>(
                 let known: Vec<&str> = of_kind.map(|row| row.source.as_str()).collect();
                 if known.is_empty() {
                     let why = format!(
-                        "for {} {} no packages of {} are known",
+                        "no packages of {2} are known for {0} {1}",
                         profile.name,
                         release.version_id,
                         kind.name()
@@ -459,7 +461,7 @@ fn runtime_rows<'a>(
                     return inputs.layers.wrong("runtime.use", why, None);
                 }
                 let why = format!(
-                    "on {} {} this runtime comes from {}",
+                    "on {} {} this runtime is available from {}",
                     profile.name,
                     release.version_id,
                     known.join(" and ")
@@ -475,7 +477,7 @@ fn runtime_rows<'a>(
     Ok(rows)
 }
 
-/// Refuses a runtime without CDI, if that is its only way to give GPUs to containers.
+/// Rejects disabled CDI if a runtime supports GPUs only through CDI.
 fn cdi_reaches(
     inputs: Inputs<'_>,
     kind: RuntimeKind,
@@ -490,8 +492,8 @@ fn cdi_reaches(
         false => "toolkit.enabled",
     };
     let name = kind.name();
-    let why = format!("{name} gives GPUs to containers by CDI alone, which the toolkit describes");
-    let hint = format!("set `{key} = true`, or take {name} out of `runtime.use`");
+    let why = format!("{name} supports GPUs only through CDI, which needs the toolkit");
+    let hint = format!("set `{key} = true`, or remove {name} from `runtime.use`");
     let error = inputs.layers.wrong(key, why, Some(hint));
     Err(error.into())
 }
@@ -537,7 +539,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     }
 }
 
-/// Returns where a timer writes what `check` finds; `None` unless the settings ask for it.
+/// Returns the outputs of the `check` timer. `None` if none is configured.
 fn reports(config: &Config) -> Option<ReportsWish> {
     let folder = config.check.textfile.clone().map(AbsolutePath::into_inner);
     let node_condition = config.check.node_condition.is_some();
@@ -584,8 +586,8 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
     hold
 }
 
-/// Adds to the holds every wanted package that no pattern of the profile names. The packages of the kernel are left
-/// to the setting `hold`.
+/// Adds all required packages that match no pattern of the profile to the holds. Kernel packages depend on the
+/// setting `hold`.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;
@@ -606,7 +608,7 @@ fn patterns(patterns: &[PackagePattern]) -> Vec<String> {
     patterns.iter().map(ToString::to_string).collect()
 }
 
-/// `1.20.0` stands for all its revisions; `1.20.0-1` and `1.20.*` are taken literally.
+/// Converts `1.20.0` to a pattern for all its revisions. `1.20.0-1` and `1.20.*` are unchanged.
 fn toolkit_version(config: &Config) -> Option<String> {
     let version = config.toolkit.version.as_ref()?.as_str();
     if version.contains(['-', '*', '?']) {
@@ -616,7 +618,7 @@ fn toolkit_version(config: &Config) -> Option<String> {
     }
 }
 
-/// Returns the security fixes that an exact version of the toolkit lacks.
+/// Returns the security fixes that an exact toolkit version lacks.
 fn toolkit_lacks(matrix: &Matrix, profile: &Profile, config: &Config) -> Option<String> {
     let version = config.toolkit.version.as_ref()?.as_str();
     let mut names = profile.toolkit.packages.iter();

@@ -1,4 +1,4 @@
-//! Rows of profiles that name packages.
+//! Profile entries with packages.
 
 use serde::Deserialize;
 
@@ -11,30 +11,30 @@ use crate::{
     },
 };
 
-/// A package and what its version follows.
+/// A package with its version constraint.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageRow {
-    /// Its name, with placeholders.
+    /// The name, with placeholders.
     pub name: String,
-    /// What its version follows.
+    /// The version constraint.
     #[serde(default)]
     pub at: At,
 }
 
-/// What the version of a package follows.
+/// How the version of a package is determined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
-    /// The driver's version where one is asked for, else its branch.
+    /// The driver version if requested, otherwise the driver branch.
     #[default]
     Version,
     /// The driver's branch.
     Branch,
-    /// As `version`; and of that version, the build whose files are for the kernel. The name of such a
-    /// package does not name the kernel.
+    /// Like `version`, and of that version the build with files for the kernel. The package name does not contain the
+    /// kernel.
     Kernel,
-    /// Nothing of the driver's.
+    /// Independent of the driver.
     Any,
 }
 
@@ -44,28 +44,28 @@ pub enum At {
 pub struct DriverRow {
     /// `distribution` or `nvidia`.
     pub source: String,
-    /// `version-id`s of the releases.
+    /// The `version-id` values of the releases.
     pub releases: Vec<String>,
-    /// The `ID`s of the systems that it is for; all of the profile where none is named.
+    /// The supported `ID` values of operating systems. Empty for all of the profile.
     #[serde(default)]
     pub os_ids: Vec<String>,
-    /// Architectures; all of the release where none is named.
+    /// Architectures. Empty for all of the release.
     #[serde(default)]
     pub architectures: Vec<String>,
     /// Branches, preferred first.
     pub branches: Vec<Branch>,
-    /// What the release carried when this was read, for a row of one branch.
+    /// The available version when this was recorded, for an entry with one branch.
     pub newest: Option<DriverVersion>,
     /// Kernel module flavour.
     pub flavour: Flavour,
     /// Compiled on the machine or packaged.
     pub build: Build,
-    /// Kernel flavours for which there are packaged modules; any where none is named.
+    /// Kernel flavors with precompiled modules. Empty for any.
     #[serde(default)]
     pub kernel_flavours: Vec<String>,
     /// The DKMS name of the module.
     pub dkms: Option<String>,
-    /// The module's file name.
+    /// File name of the module.
     pub module: String,
     /// dnf: module stream.
     pub stream: Option<String>,
@@ -74,73 +74,73 @@ pub struct DriverRow {
     pub repositories: Vec<String>,
     /// Packages.
     pub packages: Vec<PackageRow>,
-    /// Packages that keep the modules at the newest kernel of a series: as in
+    /// Packages that keep the modules at the newest kernel of a series, as in
     /// [`KernelRow::follow`](crate::config::kernel::KernelRow::follow).
     #[serde(default)]
     pub follow: Vec<String>,
-    /// Patterns over package names whose version is pinned to the branch, where several branches
-    /// share the names.
+    /// Patterns for package names that are pinned to the branch, if several branches share the names.
     #[serde(default)]
     pub pin: Vec<String>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }
 
 impl DriverRow {
-    /// What contradicts `build`.
+    /// Returns the contradiction between `build` and the other keys.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         if self.build.is_compiled() && self.is_rolling() {
-            return Some("`at = \"kernel\"` belongs to `build = \"precompiled\"`");
+            return Some("`at = \"kernel\"` requires `build = \"precompiled\"`");
         }
         (self.build.is_compiled() != self.dkms.is_some())
-            .then_some("`dkms` belongs to `build = \"dkms\"`")
+            .then_some("`dkms` requires `build = \"dkms\"`")
     }
 
-    /// Whether its builds are each for one kernel: which branches there are for a kernel is known only
-    /// when the package lists are asked.
+    /// Returns whether there is one build for each kernel, so that the branches for a kernel are only known from the
+    /// package lists.
     #[must_use]
     pub fn is_rolling(&self) -> bool {
         self.packages.iter().any(|package| package.at == At::Kernel)
     }
 }
 
-/// A release that is not served, for a reason of its own.
+/// A release that is unsupported for a specific reason.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RefusedRelease {
-    /// `VERSION_ID`, whole.
+    /// The full `VERSION_ID`.
     pub version_id: String,
-    /// Why, as the end of a sentence.
+    /// The reason, as the end of a sentence.
     pub why: String,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }
 
-/// What runs beside the driver where GPUs reach others through switches.
+/// Companion software of the driver for GPUs that are connected by switches.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct FabricRow {
-    /// `distribution` or `nvidia`, as the driver's.
+    /// `distribution` or `nvidia`, like the driver source.
     pub source: String,
-    /// `version-id`s of the releases.
+    /// The `version-id` values of the releases.
     pub releases: Vec<String>,
-    /// Architectures; all of the release where none is named.
+    /// Architectures. Empty for all of the release.
     #[serde(default)]
     pub architectures: Vec<String>,
     /// Branches of the driver.
     pub branches: Vec<Branch>,
-    /// The hardware that it is for.
+    /// The hardware that needs it.
     pub needs: Fabric,
-    /// Packages, from the repositories of the driver. Those at the driver's version work with no other.
+    /// Packages from the driver repositories. Packages at the driver version require a driver of exactly that
+    /// version.
     pub packages: Vec<PackageRow>,
-    /// The unit that must run before programs use the GPUs; none where the cluster starts it.
+    /// The unit that must run before programs use the GPUs. `None` if the cluster starts it.
     pub unit: Option<String>,
     /// Kernel modules that must be loaded before the unit starts.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }
@@ -149,23 +149,23 @@ pub struct FabricRow {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RuntimeRow {
-    /// Which runtime.
+    /// The kind of runtime.
     pub kind: RuntimeKind,
     /// `distribution` or `docker`.
     pub source: String,
-    /// `version-id`s of the releases.
+    /// The `version-id` values of the releases.
     pub releases: Vec<String>,
     /// Packages.
     pub packages: Vec<String>,
-    /// Packages any of which means that the runtime is there from elsewhere.
+    /// Packages that indicate that the runtime is installed from another source.
     #[serde(default)]
     pub alternatives: Vec<String>,
-    /// Its unit; none where it has no daemon.
+    /// The systemd unit. `None` without a daemon.
     pub unit: Option<String>,
     /// Repositories needed.
     #[serde(default)]
     pub repositories: Vec<String>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }
@@ -178,7 +178,7 @@ pub struct ToolkitRow {
     pub packages: Vec<String>,
     /// Repositories needed.
     pub repositories: Vec<String>,
-    /// Where this was read and how far it can be trusted.
+    /// The source of this entry and its reliability.
     #[serde(rename = "facts")]
     pub citation: String,
 }

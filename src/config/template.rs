@@ -1,4 +1,4 @@
-//! Placeholders in the names and addresses of profiles.
+//! Placeholders in names and URLs of profiles.
 
 use crate::{
     compat::kernels::Kernels,
@@ -16,14 +16,14 @@ use crate::{
 pub(super) struct Placeholders {
     pub codename: String,
     pub release: String,
-    /// `{version}`: the machine's own `VERSION_ID`, with its minor number.
+    /// `{version}`: the `VERSION_ID` of the machine, including the minor number.
     pub version: String,
     pub arch: String,
     pub package_arch: String,
     pub cuda_arch: String,
-    /// `{kernel}`: each kernel that a module is needed for.
+    /// `{kernel}`: each kernel that needs a module.
     pub kernels: Vec<KernelVersion>,
-    /// `{kernel-flavour}`, of the kernel of the next boot.
+    /// `{kernel-flavour}` of the default boot kernel.
     pub kernel_flavour: Option<String>,
     /// `{compiler}` of the running kernel.
     pub compiler: Option<String>,
@@ -59,7 +59,7 @@ impl Placeholders {
         }
     }
 
-    /// Replaces the placeholders that have one value on this machine.
+    /// Replaces the placeholders with one value on this machine.
     pub(super) fn fill(&self, text: &str) -> String {
         text.replace("{codename}", &self.codename)
             .replace("{release}", &self.release)
@@ -69,8 +69,8 @@ impl Placeholders {
             .replace("{cuda-arch}", &self.cuda_arch)
     }
 
-    /// Replaces the placeholders in the name of a driver package, except those of kernels; `None`
-    /// where a placeholder has no value.
+    /// Replaces the placeholders in the name of a driver package, except kernel placeholders. `None` if a placeholder
+    /// has no value.
     pub(super) fn driver_template(&self, name: &str, branch: Branch) -> Option<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
         match (name.contains("{kernel-flavour}"), &self.kernel_flavour) {
@@ -79,7 +79,7 @@ impl Placeholders {
         }
     }
 
-    /// Packages of a kernel, with its placeholders; without `{compiler}` where the compiler is not known.
+    /// Returns packages of a kernel with kernel placeholders, without `{compiler}` if the compiler is unknown.
     pub(super) fn kernel_templates(&self, names: &[String]) -> Vec<PackageWish> {
         let filled = names.iter().filter_map(|name| {
             let name = self.fill(name);
@@ -91,7 +91,7 @@ impl Placeholders {
         filled.map(|name| template(&name)).collect()
     }
 
-    /// The packages for the kernels that need a module.
+    /// Returns the packages for the kernels that need a module.
     pub(super) fn for_kernels(&self, templates: &[PackageWish]) -> Vec<PackageWish> {
         expand(templates, &self.kernels, &self.arch)
     }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_kernel_has_a_name_on_each_system_and_architecture() {
+    fn newest_kernel_has_a_name_on_each_system() {
         for (name, version, arch, newest) in [
             ("debian", "12", "x86_64", "linux-image-amd64"),
             ("debian", "12", "aarch64", "linux-image-arm64"),
@@ -144,7 +144,7 @@ mod tests {
                 &kernel("6.19.3", "6.19.3", &[]),
                 false,
             );
-            let row = profile.kernel.as_ref().expect("a row about kernels");
+            let row = profile.kernel.as_ref().expect("a kernel entry");
             assert_eq!(placeholders.fill(&row.newest), newest);
         }
     }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_for_each_kernel_once() {
+    fn headers_are_listed_once_per_kernel() {
         let (old, new) = ("6.1.0-40-amd64", "6.1.0-44-amd64");
         let names = ["linux-headers-{kernel}".to_owned()];
         let headers = |kernel, image| {
@@ -187,7 +187,7 @@ mod tests {
             ]
         );
         assert_eq!(headers(kernel(new, new, &[new]), false).len(), 1);
-        // The running kernel was removed, or is the host's.
+        // The running kernel was removed, or belongs to the host.
         assert_eq!(
             headers(kernel("6.12.1-host", new, &[new]), false),
             ["linux-headers-6.1.0-44-amd64"]
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn packaged_modules_are_those_of_exactly_the_kernels_of_the_machine() {
+    fn precompiled_modules_match_the_kernels_exactly() {
         let name = "linux-modules-nvidia-{branch}-server-open-{kernel}";
         let modules = |kernel| {
             let placeholders = placeholders("ubuntu", "24.04", kernel, false);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_can_give_a_series_of_kernels_a_flavour_of_its_own() {
+    fn profile_sets_flavor_for_a_kernel_series() {
         let profile = Profile::built_in("ubuntu").unwrap();
         let mut release = profile.release_for("24.04").unwrap().clone();
         let row = |series: Option<&str>, package: &str| crate::config::profile::KernelFlavour {
@@ -247,9 +247,9 @@ mod tests {
         }
     }
 
-    /// Without the minor number EPEL is the one for CentOS Stream.
+    /// Without the minor number, the EPEL URL is for CentOS Stream.
     #[test]
-    fn the_minor_release_is_in_the_address_of_epel() {
+    fn epel_url_contains_the_minor_release() {
         let profile = Profile::built_in("almalinux").unwrap();
         for (version, expected) in [("10.1", "/epel/10.1/"), ("10", "/epel/10/")] {
             let release = profile.release_for(version).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_amazons_kernels_have_the_series_in_their_names() {
+    fn amazon_kernel_headers_contain_the_series() {
         let profile = Profile::built_in("amzn").unwrap();
         let names = &profile.release_for("2023").unwrap().headers;
         for (running, prefix) in [
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_rpm_have_the_kernels_version_and_not_its_name() {
+    fn rpm_headers_use_the_kernel_version() {
         let (old, new) = (
             "4.18.0-553.el8_10.x86_64",
             "4.18.0-553.5.1.el8_10.x86_64+rt",
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn compilers_are_named_where_known() {
+    fn known_compilers_are_listed() {
         let names = ["linux-headers-{kernel}".to_owned(), "{compiler}".to_owned()];
         let mut kernel = kernel("6.8.0-60-generic", "6.8.0-60-generic", &[]);
         let known = headers_of(

@@ -1,4 +1,4 @@
-//! The container probe that the settings ask for.
+//! Resolves the settings of the container validation.
 
 use crate::{
     compat::{cuda_image::ImageFor, matrix::Matrix},
@@ -14,13 +14,13 @@ use crate::{
     model::gpu::GpuIdentity,
 };
 
-/// As `validation.image`: NVIDIA's own image.
+/// Value of `validation.image` for the NVIDIA base image.
 const CUDA: &str = "cuda";
 
 /// Resolves `[validation]`.
 ///
 /// # Errors
-/// A text that names no image, and a driver for which there is no image.
+/// If the image name is invalid, or there is no image for the driver.
 pub(super) fn validation(
     (profile, layers, config): (&Profile, &Layers, &Config),
     (matrix, facts): (&Matrix, &Facts),
@@ -29,8 +29,8 @@ pub(super) fn validation(
     let (own, default) = (&config.validation, &profile.validation);
     let name = own.image.as_ref().map(|image| image.as_str());
     if name.is_some_and(is_no_name) {
-        let why = "this is not the name of an image".to_owned();
-        let hint = "write `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, without `https://`";
+        let why = "not an image name".to_owned();
+        let hint = "use `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, without `https://`";
         return Err(layers
             .wrong("validation.image", why, Some(hint.to_owned()))
             .into());
@@ -50,12 +50,12 @@ pub(super) fn validation(
     })
 }
 
-/// Whether a text cannot name an image: an address, or an option of a runtime's client.
+/// Returns whether a text cannot be an image name: a URL, or an option of a client.
 fn is_no_name(text: &str) -> bool {
     text.starts_with('-') || text.contains("://") || text.contains(char::is_whitespace)
 }
 
-/// NVIDIA's base image for the driver.
+/// Returns the NVIDIA base image for the driver.
 fn cuda(
     matrix: &Matrix,
     profile: &Profile,
@@ -82,9 +82,9 @@ fn cuda(
         Refusal::new(
             "no-cuda-image",
             format!(
-                "no image of NVIDIA is known for driver {branch}{runs} and the GPUs of this machine"
+                "no NVIDIA image is known for driver {branch}{runs} and the GPUs of this machine"
             ),
-            "name an image with `validation.image = \"REGISTRY/NAME:TAG\"`, or remove the setting: \
+            "set `validation.image = \"REGISTRY/NAME:TAG\"`, or remove the setting, because \
              the built-in image needs no registry",
         )
     })

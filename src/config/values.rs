@@ -1,4 +1,4 @@
-//! Values of settings. Each is validated when it is read, so that an error has its place.
+//! Value types of settings. Each value is validated when it is parsed, so that an error has a location.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,17 +18,17 @@ use crate::{
     tools::oci::Address,
 };
 
-/// The keyword by which a key's schema says that its value is secret. Everything that leaves the
-/// process hides such values, see [`crate::model::secret`].
+/// The schema keyword for secret values. They are removed from everything that leaves the process, see
+/// [`crate::model::secret`].
 pub(super) const SECRET: &str = "x-secret";
 
-/// For [`SECRET`]: only the login of the address is.
+/// For [`SECRET`]: only the credentials in the URL are secret.
 pub(super) const LOGIN: &str = "login";
 
-/// For [`SECRET`]: the value names the place of a secret. One that names no place may be the secret.
+/// For [`SECRET`]: the value is the location of a secret. An invalid location may be the secret itself.
 pub(super) const PLACE: &str = "place";
 
-/// Why a value is not acceptable.
+/// The reason that a value is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {what}")]
 pub struct ValueError {
@@ -45,7 +45,7 @@ impl ValueError {
     }
 }
 
-/// Text that passed a test, with the forms it has in files and messages.
+/// Validated text with its representations in files and messages.
 macro_rules! checked_text {
     ($(#[$doc:meta])* $name:ident, $test:expr, $what:literal, $pattern:literal) => {
         $(#[$doc])*
@@ -53,7 +53,7 @@ macro_rules! checked_text {
         pub struct $name(String);
 
         impl $name {
-            /// The text.
+            /// Returns the text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -84,17 +84,17 @@ macro_rules! checked_text {
 }
 
 checked_text!(
-    /// An HTTP or HTTPS address.
+    /// An HTTP or HTTPS URL.
     Url,
     |text| (text.strip_prefix("http://"))
         .or_else(|| text.strip_prefix("https://"))
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && plain(text)),
-    "an address that starts with `http://` or `https://` and has no spaces",
+    "a URL that starts with `http://` or `https://` and has no spaces",
     "^https?://[^/\\s][^\\s]*$"
 );
 
 checked_text!(
-    /// A word that goes into a line of a configuration file: no spaces, no control characters.
+    /// A word for a line of a configuration file: no spaces or control characters.
     Word,
     |text| !text.is_empty() && plain(text),
     "a word without spaces and control characters",
@@ -124,53 +124,53 @@ checked_text!(
 );
 
 checked_text!(
-    /// The digest of a cluster's certificate authority: of its public key, as kubeadm prints it.
+    /// The digest of the public key of a cluster CA, as printed by kubeadm.
     CaHash,
     |text| (text.strip_prefix("sha256:")).is_some_and(|digest| digest.len() == 64
         && digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))),
-    "`sha256:` and 64 hexadecimal digits in small letters",
+    "`sha256:` and 64 lower-case hexadecimal digits",
     "^sha256:[0-9a-f]{64}$"
 );
 
 checked_text!(
-    /// A folder, an address or a repository of a registry that has archives of kernel modules. It stands in a file that the shell of DKMS reads, and that
-    /// everybody may read: so it has no login, no query and no character that a shell knows.
+    /// A directory, a URL or a registry repository with archives of kernel modules. It is stored in a world-readable
+    /// file that the shell of DKMS reads, so it has no credentials, no query and no shell metacharacters.
     ModuleSource,
     |text| {
         let is_address = text.parse::<Url>().is_ok() || Address::parse(text).is_some();
         let safe = |c: char| c.is_ascii_alphanumeric() || "/.:_~%+,=-[]".contains(c);
         (is_address || from_root(text)) && text.chars().all(safe)
     },
-    "a folder, an address that starts with `https://` or `http://`, without a login and without `?`, `*` and spaces, or \
-     `oci://REGISTRY/REPOSITORY` in small letters and without a tag",
+    "a directory, a URL that starts with `https://` or `http://` without credentials, `?`, `*` and spaces, or \
+        `oci://REGISTRY/REPOSITORY` in lower case without a tag",
     "^((https?|oci):/)?/[A-Za-z0-9/.:_~%+,=\\[\\]-]+$"
 );
 
 checked_text!(
-    /// Where archives of kernel modules go: a folder, or a repository of a registry.
+    /// The target for archives of kernel modules: a directory or a registry repository.
     ModuleTarget,
     |text| from_root(text) || Address::parse(text).is_some(),
-    "a folder, or `oci://REGISTRY/REPOSITORY` in small letters and without a tag",
+    "a directory, or `oci://REGISTRY/REPOSITORY` in lower case without a tag",
     "^(oci:/)?/[^\\s]+$"
 );
 
 checked_text!(
-    /// A public key of minisign's, in the one line that `minisign -G` prints.
+    /// A minisign public key, in the one-line form that `minisign -G` prints.
     MinisignKey,
     |text| minisign_verify::PublicKey::from_base64(text).is_ok(),
-    "a public key of minisign's, such as the second line of `minisign.pub`",
+    "a minisign public key, such as the second line of `minisign.pub`",
     "^[A-Za-z0-9+/]{56}$"
 );
 
 checked_text!(
-    /// The type of a condition of a node.
+    /// The type of a node condition.
     ConditionType,
     |text| check_key(text).is_ok() && !OF_KUBELETS.contains(&text),
-    "a type of a condition such as `nvidia.com/GPUReady`, and none of the kubelet's own",
+    "a condition type such as `nvidia.com/GPUReady` that the kubelet does not use",
     "^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 );
 
-/// The conditions that kubelets write, and the one of network add-ons. Source: Kubernetes, "Node Status".
+/// The condition types of kubelets and network plugins. Source: Kubernetes, "Node Status".
 const OF_KUBELETS: [&str; 5] = [
     "Ready",
     "MemoryPressure",
@@ -179,26 +179,26 @@ const OF_KUBELETS: [&str; 5] = [
     "NetworkUnavailable",
 ];
 
-/// Whether text is a path from the root without `..`.
+/// Returns whether text is an absolute path without `..`.
 fn from_root(text: &str) -> bool {
     let climbs = text.split('/').any(|part| part == "..");
-    // DKMS reads such paths as a shell does.
+    // DKMS expands these paths like a shell.
     text.starts_with('/') && text.len() > 1 && !climbs && plain(text) && !text.contains('$')
 }
 
-/// Whether text can stand in a line of a configuration file without changing its meaning.
+/// Returns whether text is safe in a line of a configuration file.
 fn plain(text: &str) -> bool {
     !text
         .chars()
         .any(|c| c.is_whitespace() || c.is_control() || "\"'\\`".contains(c))
 }
 
-/// A time limit: whole seconds, at least one.
+/// A time limit in whole seconds, at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimit(u64);
 
 impl TimeLimit {
-    /// In seconds.
+    /// Returns the seconds.
     #[must_use]
     pub fn seconds(self) -> u64 {
         self.0
@@ -209,7 +209,7 @@ impl FromStr for TimeLimit {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let what = "a time of at least a second with its unit, such as `90s`, `30m` or `1h30m`";
+        let what = "a duration of at least one second with a unit, such as `90s`, `30m` or `1h30m`";
         let duration = text.parse::<SignedDuration>();
         let seconds = duration
             .ok()
@@ -226,7 +226,7 @@ impl fmt::Display for TimeLimit {
 
 as_text!(
     TimeLimit,
-    "a time with its unit, such as `90s`, `30m` or `1h30m`",
+    "a duration with a unit, such as `90s`, `30m` or `1h30m`",
     "^[0-9]"
 );
 
@@ -244,9 +244,9 @@ impl Moment {
 impl FromStr for Moment {
     type Err = ValueError;
 
-    /// A day begins at midnight, UTC.
+    /// A date means midnight UTC.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let what = "a day or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`";
+        let what = "a date or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`";
         let day = format!("{text}T00:00:00Z");
         (text.parse().or_else(|_| day.parse()))
             .map(Self)
@@ -262,7 +262,7 @@ impl fmt::Display for Moment {
 
 as_text!(
     Moment,
-    "a day or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`",
+    "a date or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`",
     "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 );
 
@@ -275,7 +275,7 @@ impl Size {
         Self(count * 1_000_000)
     }
 
-    /// In bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.0
@@ -287,7 +287,7 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         (text.parse::<ByteSize>().map(|size| Self(size.0)))
-            .map_err(|_| ValueError::new(text, "a size with its unit, such as `6GB` or `512MiB`"))
+            .map_err(|_| ValueError::new(text, "a size with a unit, such as `6GB` or `512MiB`"))
     }
 }
 
@@ -304,17 +304,17 @@ impl fmt::Display for Size {
 
 as_text!(
     Size,
-    "a size with its unit, such as `6GB` or `512MiB`",
+    "a size with a unit, such as `6GB` or `512MiB`",
     "^[0-9]"
 );
 
-/// The fingerprint of an OpenPGP key: 40 hexadecimal digits in upper case; or `sha256:` and the digest of
-/// a key file, for a key of which the vendor publishes nothing else.
+/// The fingerprint of an OpenPGP key: 40 upper-case hexadecimal digits. Alternatively `sha256:` and the digest of a
+/// key file, for vendors that publish no fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(String);
 
 impl Fingerprint {
-    /// The digits, in upper case and without spaces.
+    /// Returns the digits in upper case without spaces.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -324,7 +324,7 @@ impl Fingerprint {
 impl FromStr for Fingerprint {
     type Err = ValueError;
 
-    /// Takes the form that `gpg` prints too, in groups of four.
+    /// Also accepts the `gpg` format in groups of four.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some(digest) = text.strip_prefix(KEY_FILE) {
             let is_digest = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
@@ -333,7 +333,7 @@ impl FromStr for Fingerprint {
             } else {
                 Err(ValueError::new(
                     text,
-                    "`sha256:` and the 64 hexadecimal digits of a key file's digest",
+                    "`sha256:` and the 64 hexadecimal digits of the key file digest",
                 ))
             };
         }
@@ -343,7 +343,7 @@ impl FromStr for Fingerprint {
         } else {
             Err(ValueError::new(
                 text,
-                "a whole key fingerprint of 40 hexadecimal digits (a short key id can be forged)",
+                "a full key fingerprint of 40 hexadecimal digits (short key IDs can be forged)",
             ))
         }
     }
@@ -357,23 +357,23 @@ impl fmt::Display for Fingerprint {
 
 as_text!(
     Fingerprint,
-    "Fingerprint of an OpenPGP key, 40 hexadecimal digits, perhaps in groups; or `sha256:` and the \
-     digest of the armoured key file without its headers `Version:`",
+    "Fingerprint of an OpenPGP key, 40 hexadecimal digits, optionally in groups. Alternatively `sha256:` and the \
+     digest of the armored key file without its `Version:` headers",
     "^(([0-9A-Fa-f] *){40}|sha256:[0-9A-Fa-f]{64})$"
 );
 
-/// A path from the root, without `..`.
+/// An absolute path without `..`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AbsolutePath(Utf8PathBuf);
 
 impl AbsolutePath {
-    /// The path.
+    /// Returns the path.
     #[must_use]
     pub fn into_inner(self) -> Utf8PathBuf {
         self.0
     }
 
-    /// The path, borrowed.
+    /// A reference to the path.
     #[must_use]
     pub fn as_path(&self) -> &Utf8Path {
         &self.0
@@ -401,20 +401,20 @@ impl fmt::Display for AbsolutePath {
     }
 }
 
-as_text!(AbsolutePath, "Path from the root", "^/[^\\s$]+$");
+as_text!(AbsolutePath, "Absolute path", "^/[^\\s$]+$");
 
-/// A proxy: its address may hold a login, which neither messages nor `Debug` show.
+/// A proxy. Its URL may contain credentials, which are hidden in messages and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy(Url);
 
 impl Proxy {
-    /// Whether a text is an address that can be used as a proxy.
+    /// Returns whether a text is a URL of a supported proxy.
     #[must_use]
     pub fn is_one(text: &str) -> bool {
         text.parse::<Url>().is_ok()
     }
 
-    /// The whole address, with what is secret in it.
+    /// Returns the whole URL with its credentials.
     #[must_use]
     pub fn expose(&self) -> &str {
         self.0.as_str()
@@ -431,7 +431,7 @@ impl<'de> Deserialize<'de> for Proxy {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         text.parse().map(Self).map_err(|_: ValueError| {
-            de::Error::custom("not an address that starts with `http://` or `https://`")
+            de::Error::custom("not a URL that starts with `http://` or `https://`")
         })
     }
 }
@@ -448,7 +448,7 @@ impl JsonSchema for Proxy {
     }
 }
 
-/// A driver branch, which people write as a number or as text.
+/// A driver branch, written as a number or as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BranchKey(pub Branch);
 
@@ -498,26 +498,26 @@ impl JsonSchema for BranchKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuNeed {
-    /// A machine without one is refused.
+    /// A machine without a GPU is rejected.
     Required,
-    /// A machine without one gets all but the driver and what needs it.
+    /// A machine without a GPU is set up without the driver and everything that depends on it.
     Optional,
 }
 
-/// Which packages stay at their versions.
+/// Which packages are held at their versions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Holding {
-    /// None.
+    /// No package.
     None,
-    /// The driver, container runtimes, the container toolkit, and what makes the machine a node.
+    /// The driver, container runtimes, the container toolkit, and Kubernetes packages.
     Driver,
     /// Also kernels and their headers.
     #[default]
     DriverAndKernel,
 }
 
-/// How the kernel module comes to the machine.
+/// The install method of the kernel module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Build {
@@ -531,7 +531,7 @@ impl Build {
     /// The setting that compiles the module, for hints.
     pub const COMPILE: &str = "set `driver.build = \"dkms\"`";
 
-    /// The value for a module that is compiled on the machine, or for one that is not.
+    /// Returns `Dkms` for a module that is compiled on the machine.
     #[must_use]
     pub const fn of(is_compiled: bool) -> Self {
         match is_compiled {
@@ -546,7 +546,7 @@ impl Build {
         matches!(self, Self::Dkms)
     }
 
-    /// What it means, for people.
+    /// A human-readable description.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_sizes_are_written_with_their_units() {
+    fn durations_and_sizes_require_units() {
         for (text, seconds) in [
             ("90s", 90),
             ("30m", 1800),

@@ -1,4 +1,4 @@
-//! `dkms`: modules compiled on the machine.
+//! Commands and files of `dkms`, which compiles modules on the machine.
 
 use std::time::Duration;
 
@@ -12,55 +12,75 @@ use crate::{
     tools::kmod,
 };
 
-/// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
+/// Compiling the NVIDIA module takes 80 to 275 s. The rest is a reserve for slow machines.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// A file that names the key which signs modules, and its certificate. It is read after
+/// A DKMS configuration file with the paths of the module signing key and its certificate. DKMS reads it after
 /// `/etc/dkms/framework.conf` (github:dell/dkms, `read_framework_conf` of `dkms.in`).
 pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 
-/// The first version that reads [`SIGNING`] (the same, at its tags).
+/// The first DKMS version that reads [`SIGNING`] (checked in the same repository, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
 
 /// The unit that builds modules for a new kernel at boot.
 pub const UNIT: &str = "dkms.service";
 
-/// Returns a process of the machine that runs DKMS, unless that only queries its status.
+/// Returns a running DKMS process, except one that only queries the status. DKMS has no lock.
 ///
 /// # Errors
 /// If processes cannot be listed, or one cannot be inspected by root.
 pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Process>, FilesError> {
-    // A script: `/bin/bash /usr/sbin/dkms install ...`. Some setuid programs become root with any arguments.
-    let works = |process: &Process| {
-        let mut words = process.command.as_deref().unwrap_or_default().split(' ');
-        let mut first = words.by_ref().take(3);
-        let is_dkms = first.any(|word| Utf8Path::new(word).file_name() == Some("dkms"));
-        process.uid == Some(0) && is_dkms && words.next() != Some("status")
-    };
-    for process in system.processes()?.into_iter().filter(works) {
-        let exe = link_of(files, process.pid, &format!("/proc/{}/exe", process.pid))?;
-        let is_script = (exe.as_ref().and_then(|exe| exe.file_name()))
-            .is_some_and(|name| matches!(name, "bash" | "dkms"));
-        if is_script && is_in_own_namespaces(files, process.pid)? {
+    for process in system.processes()? {
+        let pid = process.pid;
+        let is_dkms = process.uid == Some(0)
+            && match runs_dkms(&process) {
+                // Setuid programs such as `sudo` also run as root with these arguments.
+                true => is_interpreter(link_of(files, pid, &format!("/proc/{pid}/exe"))?),
+                // The compiler of a DKMS that was killed.
+                false => {
+                    process.is_called("make")
+                        && link_of(files, pid, &format!("/proc/{pid}/cwd"))?
+                            .is_some_and(|folder| folder.starts_with(TREE))
+                }
+            };
+        if is_dkms && is_in_own_namespaces(files, pid)? {
             return Ok(Some(process));
         }
     }
     Ok(None)
 }
 
-/// Returns the file that DKMS reads after the `dkms.conf` of a module (dkms(8), "dkms.conf overriding").
+/// Whether the command line is that of the script, `/bin/bash /usr/sbin/dkms install ...`, and not of a query.
+fn runs_dkms(process: &Process) -> bool {
+    let mut words = process.command.as_deref().unwrap_or_default().split(' ');
+    let mut first = words.by_ref().take(3);
+    first.any(|word| Utf8Path::new(word).file_name() == Some("dkms"))
+        && words.next() != Some("status")
+}
+
+/// Whether an executable can run the script. The kernel appends ` (deleted)` if an upgrade has replaced the file.
+fn is_interpreter(exe: Option<Utf8PathBuf>) -> bool {
+    let name = exe.as_ref().and_then(|exe| exe.file_name());
+    name.is_some_and(|name| {
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        matches!(name, "bash" | "dash" | "sh" | "busybox" | "dkms")
+    })
+}
+
+/// Returns the file that DKMS reads after a module's `dkms.conf` (dkms(8), "dkms.conf overriding").
 #[must_use]
 pub fn override_path(module: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/dkms/{module}.conf"))
 }
 
-/// Returns the text for [`override_path`] by which a program brings the built modules, and DKMS compiles only where the program
-/// fails. The program gets the module's version, the kernel, and `NAME=FILE` for each file that a build makes, in whose folder it
-/// runs. Path and words have no character that a shell knows.
+/// Returns the content of [`override_path`], which makes DKMS call a program that provides the built modules, and compile only
+/// if the program fails. Its arguments are the module version, the kernel, and `NAME=FILE` for each file of a build. It runs in
+/// the build directory. The path and the arguments contain no shell metacharacters.
 ///
-/// DKMS puts `-j` and the kernel into a command that begins with `make` (github:dell/dkms, `actual_build`), so the
-/// command that stands behind ours gets them here. For a kernel of clang's it appends words to the command, which would not
-/// reach the compiler: such a kernel is left alone, as is a `dkms.conf` with a command for each kernel, or without names.
+/// DKMS adds `-j` and the kernel to a command that starts with `make` (github:dell/dkms, `actual_build`), so the fallback
+/// command gets them here. For a kernel that was built with clang, DKMS appends arguments to the command, and they would not
+/// reach the compiler. Such kernels are therefore skipped, and so is a `dkms.conf` without names or with one command per
+/// kernel.
 #[must_use]
 pub fn override_text(program: &Utf8Path, words: &[String]) -> String {
     let words = words.join(" ");
@@ -81,17 +101,17 @@ fi
     )
 }
 
-/// The line of an override that names the program.
+/// Prefix of the line with the program in an override.
 const PROGRAM: &str = "gpu_bootstrap=";
 
-/// Returns the program of a text that [`override_text`] has made.
+/// Returns the program in a text that was generated by [`override_text`].
 #[must_use]
 pub fn program_of_override(text: &str) -> Option<&Utf8Path> {
     let line = text.lines().find_map(|line| line.strip_prefix(PROGRAM))?;
     Some(Utf8Path::new(line))
 }
 
-/// A build that has succeeded.
+/// A successful build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DkmsBuild {
     pub module: String,
@@ -111,23 +131,23 @@ impl DkmsBuild {
         folder_of(module, version, kernel).join(architecture)
     }
 
-    /// Where its modules are, under the names that they have on the machine.
+    /// The directory of its modules, which have their installed names.
     #[must_use]
     pub fn modules(&self) -> Utf8PathBuf {
         self.folder().join("module")
     }
 
-    /// What the compiler, or what stands before it, has said.
+    /// The output of the compiler and of the commands that run before it.
     #[must_use]
     pub fn log(&self) -> Utf8PathBuf {
         self.folder().join("log/make.log")
     }
 }
 
-/// Returns all builds of modules in [`TREE`], which has keys, links and the version of its format beside them.
+/// Returns all module builds in [`TREE`]. The directory also contains keys, symlinks and a format version.
 ///
 /// # Errors
-/// A folder cannot be read.
+/// If a directory cannot be read.
 pub fn builds(files: &dyn ReadFiles) -> Result<Vec<DkmsBuild>, FilesError> {
     let mut found = Vec::new();
     let tree = Utf8Path::new(TREE);
@@ -155,7 +175,7 @@ pub fn builds(files: &dyn ReadFiles) -> Result<Vec<DkmsBuild>, FilesError> {
 
 fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
     let mut found = Vec::new();
-    // What DKMS 3.2 is about to build has a dot in front.
+    // DKMS 3.2 uses names with a leading dot for builds that have not started.
     for name in files
         .list(folder)?
         .into_iter()
@@ -169,67 +189,66 @@ fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, File
     Ok(found)
 }
 
-/// While it exists, the scripts of Debian's and Ubuntu's packages of modules and headers build nothing (`common.postinst` and
-/// `dkms_autoinstaller` of DKMS 2.8.7 to 3.2.2).
+/// While this file exists, the scripts of Debian and Ubuntu module and header packages do not build modules (`common.postinst`
+/// and `dkms_autoinstaller` of DKMS 2.8.7 to 3.2.2).
 pub const NO_AUTOINSTALL: &str = "/etc/dkms/no-autoinstall";
 
-/// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
+/// The build directory of DKMS: `MODULE/VERSION`, with a symlink `source` in each.
 pub const TREE: &str = "/var/lib/dkms";
 
-/// Where DKMS keeps what it has built for a kernel, in a folder for each architecture.
+/// Returns the build directory for a kernel. It has a subdirectory for each architecture.
 #[must_use]
 pub fn folder_of(module: &str, version: &str, kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{TREE}/{module}/{version}/{kernel}"))
 }
 
-/// Where packages put the source of modules: `MODULE-VERSION`, with a `dkms.conf` in each.
+/// The directory into which packages install module sources: `MODULE-VERSION`, with a `dkms.conf` in each.
 pub const SOURCES: &str = "/usr/src";
 
-/// Whether DKMS knows any module.
+/// Whether any module is registered in DKMS.
 ///
 /// # Errors
-/// A folder cannot be read.
+/// If a directory cannot be read.
 pub fn is_used(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     Ok(!folders(files, Utf8Path::new(TREE))?.is_empty())
 }
 
-/// Whether the source of a module is there, in any version.
+/// Whether the source of a module is installed, in any version.
 ///
 /// # Errors
-/// The folder cannot be read.
+/// If the directory cannot be read.
 pub fn has_source(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
     let sources = files.list(Utf8Path::new(SOURCES))?;
     Ok((sources.iter()).any(|folder| version_in(folder, module).is_some()))
 }
 
-/// The version that the name of a folder of [`SOURCES`] has for a module.
+/// Returns the version in the name of a directory in [`SOURCES`], if it belongs to this module.
 #[must_use]
 pub fn version_in<'n>(folder: &'n str, module: &str) -> Option<&'n str> {
     let version = folder.strip_prefix(module)?.strip_prefix('-')?;
-    // The source of `nvidia-fs` is none of `nvidia`.
+    // The source `nvidia-fs` does not belong to `nvidia`.
     (version.starts_with(|first: char| first.is_ascii_digit())).then_some(version)
 }
 
 /// One line of `dkms status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DkmsStatus {
-    /// The module.
     pub module: String,
     pub version: String,
-    /// For which kernel, where it is built for one.
+    /// The kernel, if the module was built for one.
     pub kernel: Option<String>,
-    /// `added`, `built`, `installed`, with what follows it.
+    /// `added`, `built` or `installed`, with the text after it.
     pub state: String,
 }
 
-/// Asks for the builds of a module.
+/// Queries the builds of a module.
 #[must_use]
 pub fn status(module: &str) -> Query {
     Query::new("dkms", ["status", "-m", module])
 }
 
-/// Reads the answer to [`status`], in the forms of dkms 2 (`name, version, kernel, arch: state`)
-/// and 3 (`name/version, kernel, arch: state`).
+/// Parses the output of [`status`], in the format of dkms 2 (`name, version, kernel, arch: state`) and 3 (`name/version,
+/// kernel, arch: state`).
 #[must_use]
 pub fn parse_status(text: &str) -> Vec<DkmsStatus> {
     text.lines()
@@ -252,24 +271,24 @@ pub fn parse_status(text: &str) -> Vec<DkmsStatus> {
         .collect()
 }
 
-/// For the environment of `dkms install`: the kernel's build adds `KCFLAGS` behind its own options (Documentation/kbuild/kbuild.rst),
-/// DKMS keeps it, and nothing of it stays on the machine. Distributions compile with debug information, which takes a seventh of the
-/// time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
+/// An environment variable for `dkms install`. The kernel build appends `KCFLAGS` to its own options
+/// (Documentation/kbuild/kbuild.rst), and DKMS passes it on but does not store it. Distributions compile with debug
+/// information, which takes a seventh of the build time, and DKMS strips it afterwards (`actual_build` of `dkms.in`).
 pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
 
-/// Whether the build of a kernel's modules reads their debug information: for their type information (BTF), where the headers have
-/// `vmlinux` (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal), and for the versions of the symbols that they export, where
-/// `gendwarfksyms` makes them (`process_module` of scripts/gendwarfksyms/gendwarfksyms.c ends without it). Kernels with
-/// Rust and versions of symbols have that since Linux 6.14.
+/// Whether a module build for this kernel reads debug information. It does so for type information (BTF) if the headers contain
+/// `vmlinux` (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal), and for symbol versions if they are generated by
+/// `gendwarfksyms` (`process_module` of scripts/gendwarfksyms/gendwarfksyms.c fails without it). Kernels with Rust and symbol
+/// versions use the latter since Linux 6.14.
 ///
 /// # Errors
-/// A folder or the kernel's configuration cannot be read.
+/// If a directory or the kernel configuration cannot be read.
 pub fn needs_debug_information(files: &dyn ReadFiles, kernel: &str) -> Result<bool, FilesError> {
     let headers = kmod::folder_of(kernel).join("build");
     if files.exists(&headers.join("vmlinux"))? {
         return Ok(true);
     }
-    // The file that the build itself reads.
+    // The build itself reads this file.
     let settings = files.read_lossy(&headers.join("include/config/auto.conf"))?;
     Ok(settings.is_some_and(|text| text.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y")))
 }
@@ -284,7 +303,7 @@ pub fn install(module: &str, version: &str, kernel: &str) -> Cmd {
     .deadline(DEADLINE)
 }
 
-/// Removes a module from a kernel.
+/// Removes a module for a kernel.
 #[must_use]
 pub fn remove(module: &str, version: &str, kernel: &str) -> Cmd {
     Cmd::new(
@@ -294,13 +313,13 @@ pub fn remove(module: &str, version: &str, kernel: &str) -> Cmd {
     .deadline(Duration::from_secs(300))
 }
 
-/// The compiler's log of a build.
+/// Returns the path of the compiler log of a build.
 #[must_use]
 pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{TREE}/{module}/{version}/build/make.log"))
 }
 
-/// The names that packages give NVIDIA's driver in [`TREE`]: NVIDIA's, those of Ubuntu's server branches, and Debian's.
+/// The names of NVIDIA driver packages in [`TREE`]: from NVIDIA, from Ubuntu server branches, and from Debian.
 const DRIVERS: [&str; 5] = [
     "nvidia",
     "nvidia-srv",
@@ -309,16 +328,16 @@ const DRIVERS: [&str; 5] = [
     "nvidia-open",
 ];
 
-/// The logs of builds of NVIDIA's driver that failed, with the version of each.
+/// Returns the logs of failed NVIDIA driver builds, with the driver versions.
 ///
 /// # Errors
-/// A folder cannot be read.
+/// If a directory cannot be read.
 pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, FilesError> {
     let mut found = Vec::new();
     for module in DRIVERS {
         for version in files.list(&Utf8Path::new(TREE).join(module))? {
             let log = log_path(module, &version);
-            // DKMS moves it away when it has built.
+            // DKMS moves the log away after a successful build.
             if files.exists(&log)? {
                 found.push((version, log));
             }
@@ -327,7 +346,7 @@ pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, Files
     Ok(found)
 }
 
-/// Whether this version of DKMS ends at a module of [`TREE`] without a source (dkms-project/dkms issue 352): those before 3.1.
+/// Whether this DKMS version (before 3.1) aborts at a module in [`TREE`] without a source (dkms-project/dkms issue 352).
 #[must_use]
 pub fn ends_at_module_without_source(version: &str) -> bool {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());
@@ -335,12 +354,12 @@ pub fn ends_at_module_without_source(version: &str) -> bool {
     (number(), number()) < (Some(3), Some(1))
 }
 
-/// The first module of [`TREE`] whose source is gone, as `MODULE/VERSION`, where NVIDIA's driver has one. DKMS before 3.1
-/// ends there, and builds none of the others ("Could not locate dkms.conf file": `is_module_built` and `autoinstall` of DKMS
-/// 2.8.7 and 3.0.11); later ones leave it out.
+/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`, if the NVIDIA driver has a
+/// source. DKMS before 3.1 aborts at such a module and does not build the remaining ones ("Could not locate dkms.conf file":
+/// `is_module_built` and `autoinstall` of DKMS 2.8.7 and 3.0.11). Later versions skip it.
 ///
 /// # Errors
-/// A folder cannot be read.
+/// If a directory cannot be read.
 pub fn without_source(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
     let (mut gone, mut buildable) = (None, false);
     for module in folders(files, Utf8Path::new(TREE))? {
@@ -359,14 +378,14 @@ pub fn without_source(files: &dyn ReadFiles) -> Result<Option<String>, FilesErro
     Ok(gone.filter(|_| buildable))
 }
 
-/// The kernel for which a log says that it is: `DKMS make.log for nvidia-580.95.05 for kernel 6.8.0-1029-aws (x86_64)`.
+/// Returns the kernel in the first line of a log: `DKMS make.log for nvidia-580.95.05 for kernel 6.8.0-1029-aws (x86_64)`.
 #[must_use]
 pub fn kernel_of_log(log: &str) -> Option<&str> {
     let (_, rest) = log.lines().next()?.rsplit_once(" for kernel ")?;
     rest.split_whitespace().next()
 }
 
-/// What makes a build fail, by words of its log: the reason, and what helps.
+/// Known causes of failed builds: text in the log, cause, remedy.
 ///
 /// Sources: aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 30 and pop-os/pop issue 3117;
 /// amazonlinux/amazon-linux-2023 issue 1054; GoogleCloudPlatform/compute-gpu-installation issue 33;
@@ -375,34 +394,33 @@ const FAILURES: [(&str, &str, &str); 4] = [
     (
         "unrecognized command-line option",
         "the compiler is older than the one that built the kernel",
-        "install the compiler that `/proc/version` names (on Ubuntu 22.04 with a kernel of 6.5 or newer `gcc-12`)",
+        "install the compiler in `/proc/version` (on Ubuntu 22.04 with kernel 6.5 or newer, `gcc-12`)",
     ),
     (
         "No space left on device",
         "the disk was full",
-        "make room on the disk, or take a larger one",
+        "free disk space or enlarge the disk",
     ),
     (
         "GPL-incompatible module nvidia.ko",
-        "the kernel gives symbols that it uses to GPL modules alone",
-        "install a newer driver, or one with the open kernel modules",
+        "the driver module uses kernel symbols that are exported only to GPL modules",
+        "install a newer driver or the open kernel modules",
     ),
     (
         "/build: No such file or directory",
-        "the headers of the kernel are not there",
-        "install the headers of the kernel",
+        "the kernel headers are missing",
+        "install the kernel headers",
     ),
 ];
 
-/// Why a build failed, and what helps, where its log has words that tell.
+/// Returns the cause of a failed build and its remedy, if the log contains a known error.
 #[must_use]
 pub fn failure(log: &str) -> Option<(&'static str, &'static str)> {
     let &(_, why, remedy) = (FAILURES.iter()).find(|(words, ..)| log.contains(words))?;
     Some((why, remedy))
 }
 
-/// The line of a build's log that says why it failed: the first one of the compiler or of make that names
-/// an error, else the last one.
+/// Returns the line of a build log with the error: the first error of the compiler or of make, otherwise the last line.
 #[must_use]
 pub fn telling_line(log: &str) -> Option<&str> {
     let lines = || (log.lines().map(str::trim)).filter(|line| !line.is_empty());
@@ -415,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_tells_why_a_build_failed_and_for_which_kernel() {
+    fn build_log_shows_the_cause_and_the_kernel() {
         let log = "DKMS make.log for nvidia-560.35.05 for kernel 6.8.0-1029-aws (x86_64)\ngcc: error: unrecognized \
                    command-line option \u{2018}-ftrivial-auto-var-init=zero\u{2019}\n";
         assert_eq!(kernel_of_log(log), Some("6.8.0-1029-aws"));
@@ -425,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_information_is_made_where_the_build_reads_it() {
+    fn debug_information_is_kept_if_the_build_reads_it() {
         for (file, text, needed) in rows! {
             "include/config/auto.conf", "CONFIG_MODVERSIONS=y\nCONFIG_GENKSYMS=y\n", false;
             "include/config/auto.conf", "CONFIG_RUST=y\nCONFIG_GENDWARFKSYMS=y\nCONFIG_MODVERSIONS=y\n", true;
@@ -441,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_without_source_keeps_dkms_from_building_the_driver() {
+    fn missing_source_blocks_builds_before_dkms_3_1() {
         // negativo17/nvidia-driver issue 56, pop-os/pop issue 3426.
         let files = crate::host::fake::FakeFiles::new();
         files.put("/var/lib/dkms/mok.pub", "");
@@ -473,8 +491,8 @@ mod tests {
         assert_eq!(without_source(&files).unwrap(), None);
     }
 
-    /// Runs what DKMS makes of a `dkms.conf` and the override, in both of its ways: it reads each file in a shell of its own,
-    /// and reads what that shell says of the variables again.
+    /// Runs a `dkms.conf` and the override like DKMS does, in both of its modes. DKMS reads each file in a separate shell, and
+    /// then evaluates the variables that this shell prints.
     fn built(conf: &str, program: &str) -> (bool, String) {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
@@ -525,11 +543,11 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
                          BUILT_MODULE_NAME[1]=\"nvidia-uvm\"\nBUILT_MODULE_LOCATION[1]=\"sub\"\n";
 
     #[test]
-    fn dkms_asks_before_it_compiles_and_compiles_as_before_where_nothing_is_brought() {
+    fn dkms_queries_the_program_and_compiles_if_it_fails() {
         let asked = "asked modules take --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
                      nvidia-uvm=sub/nvidia-uvm.ko\n";
         for (make, made) in rows! {
-            // As Debian, NVIDIA and others write it.
+            // The forms in packages from Debian, NVIDIA and other distributions.
             "unset ARCH; env NV_VERBOSE=1 make ${parallel_jobs+-j$parallel_jobs} modules",
                 "made -j4 modules\n";
             "'make' -j4 NV_EXCLUDE_BUILD_MODULES='' modules",
@@ -549,7 +567,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
     }
 
     #[test]
-    fn dkms_asks_nobody_where_it_would_lose_something() {
+    fn unsupported_dkms_conf_compiles_as_before() {
         let make = "MAKE[0]=\"make M=. modules\"";
         let made = (
             true,
@@ -557,7 +575,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
         );
         for conf in [
             format!("{NAMES}{make}\nMAKE_MATCH[0]=\"^6\""),
-            // It takes the name of the package.
+            // Without names in `dkms.conf`, DKMS uses the package name.
             make.to_owned(),
             format!("{NAMES}{make} # clang"),
         ] {
@@ -566,7 +584,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
     }
 
     #[test]
-    fn both_forms_of_status() {
+    fn both_status_formats_are_parsed() {
         let text = "nvidia-current/535.261.03, 6.1.0-44-amd64, x86_64: installed\n\
                     nvidia-current, 470.1, 5.4.0-1, x86_64: installed (WARNING! Diff)\n\
                     nvidia-current/550.163.01: added\nnonsense\n";
@@ -583,7 +601,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
     }
 
     #[test]
-    fn the_line_that_names_the_error_is_told() {
+    fn error_line_of_log_is_selected() {
         let log = "DKMS make.log for nvidia-580.178.04\n  CC a.o\na.c:3:1: error: unknown type\n\
                    make[2]: *** [Makefile:1: a.o] Error 1\n";
         assert_eq!(telling_line(log), Some("a.c:3:1: error: unknown type"));

@@ -1,5 +1,5 @@
-//! What the answer of a step means during `install`: it ends, its changes are decided, or it is tried
-//! again.
+//! Handles step assessments during `install`: the step finishes, its changes are decided, or it is
+//! retried.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Applying<'_> {
-    /// What a fresh assessment means before anything was applied for the step.
+    /// Handles an assessment before anything is applied for the step.
     pub(super) fn decide(&mut self, at: usize) {
         let now = self.session.tools.events.elapsed();
         self.jobs[at].since.get_or_insert(now);
@@ -28,7 +28,7 @@ impl Applying<'_> {
         match answer {
             Ok(Assessment::Satisfied { .. }) => end.outcome = self.jobs[at].as_wanted(),
             Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
-                end = End::bug("the step is not satisfied, but names no change");
+                end = End::bug("the step is not satisfied, but returned no change");
             }
             Ok(Assessment::Needs { changes, .. }) => {
                 let mut changes = changes.clone();
@@ -65,7 +65,7 @@ impl Applying<'_> {
                 if awaits {
                     end.outcome = Outcome::AwaitingBoot;
                 } else {
-                    let bug = format!("the step still cannot be assessed, {}", end.why);
+                    let bug = format!("the step still cannot be assessed: {}", end.why);
                     end = End::bug(&bug);
                 }
             }
@@ -78,7 +78,7 @@ impl Applying<'_> {
         }
     }
 
-    /// What an assessment means once all changes of the step are applied.
+    /// Handles an assessment after all changes of the step are applied.
     pub(super) fn verify(&mut self, at: usize, answer: Assessed) {
         let before = match &self.jobs[at].answer {
             Some(Ok(Assessment::Needs { why, .. })) => why.clone(),
@@ -118,7 +118,7 @@ impl Applying<'_> {
             }
             Err(error) => {
                 let mut end = End::could_not_look(&error);
-                end.why = format!("its changes are applied, but verifying {}", end.why);
+                end.why = format!("the changes are applied, but verification {}", end.why);
                 self.fail(at, end);
             }
         }
@@ -127,11 +127,11 @@ impl Applying<'_> {
     fn not_verified(&mut self, at: usize, before: &str, now: &str) {
         let mut end = End::new(
             Outcome::Failed,
-            "its changes are applied, but the state is not as wanted".to_owned(),
+            "the changes are applied, but the state is still wrong".to_owned(),
         )
         .hint(Some(
-            "run `gpu-bootstrap install` again, which makes what is still missing or names what \
-             prevents it"
+            "run `gpu-bootstrap install` again: it applies the missing changes or reports the \
+             cause"
                 .to_owned(),
         ));
         end.causes = vec![format!("before: {before}"), format!("now: {now}")];
@@ -139,19 +139,20 @@ impl Applying<'_> {
         self.fail(at, end);
     }
 
-    /// A step cannot go on before a reboot.
+    /// Ends a step that cannot continue before a reboot.
     pub(super) fn reboot(&mut self, at: usize, why: String) {
         if self.session.inner.image() {
-            // The first boot of the image takes the place of that reboot. Other steps go on.
+            // The first boot of the image replaces that reboot. Other steps continue.
             self.end(at, End::new(Outcome::AwaitingBoot, why));
         } else if self.reboots.since >= MOST_REBOOTS {
             let mut end = End::new(
                 Outcome::Failed,
-                format!("{MOST_REBOOTS} reboots have not helped: {why}"),
+                format!("no success after {MOST_REBOOTS} reboots: {why}"),
             )
             .hint(Some(
-                "run `journalctl -b` and `lsmod` to find what comes back at boot, then run \
-                 `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
+                "run `journalctl -b` and `lsmod` to find the module or unit that reappears at \
+                 boot, then run `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets \
+                 the count"
                     .to_owned(),
             ));
             end.reason = Some("reboot-loop");
@@ -160,13 +161,13 @@ impl Applying<'_> {
             let mut end = End::new(
                 Outcome::Failed,
                 format!(
-                    "{MOST_REBOOTS_IN_ALL} reboots for drivers that failed validation have not \
-                     helped: {why}"
+                    "no success after {MOST_REBOOTS_IN_ALL} reboots, including reboots for drivers \
+                     that failed validation: {why}"
                 ),
             )
             .hint(Some(
-                "run `gpu-bootstrap install` with the settings of the driver that works: a run that \
-                 ends well resets the count, as does `gpu-bootstrap uninstall`"
+                "run `gpu-bootstrap install` with the settings of a working driver: a successful \
+                 run resets the count, and so does `gpu-bootstrap uninstall`"
                     .to_owned(),
             ));
             end.reason = Some("reboot-loop");
@@ -177,8 +178,8 @@ impl Applying<'_> {
         }
     }
 
-    /// Tries a step again after a pause; `limit` bounds how long all attempts may take. Returns
-    /// whether there is time for that.
+    /// Retries a step after a pause. `limit` is the maximum duration of all attempts. Returns
+    /// whether there is enough time left.
     pub(super) fn again(&mut self, at: usize, message: &str, limit: Option<Duration>) -> bool {
         let tools = &self.session.tools;
         let job = &mut self.jobs[at];
@@ -210,7 +211,8 @@ impl Applying<'_> {
     }
 }
 
-/// Whether a step is only uncertain because the lists count as old again: another step has failed with packages meanwhile.
+/// Whether the only missing change is new package lists, because another step has had a package
+/// failure in the meantime.
 fn lacks_lists_alone(changes: &[Change]) -> bool {
     changes.contains(&Change::RefreshRepositories)
         && (changes.iter())

@@ -1,5 +1,5 @@
-//! The scheduler: one loop starts the work that may start and handles the work that has ended. One
-//! task makes all decisions; each assessment and each change runs in a task of its own.
+//! The scheduler: one loop that starts work and handles finished work. One task makes all
+//! decisions, and each assessment and each change runs in a separate task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,25 +32,25 @@ pub(super) struct Applying<'s> {
     pub(super) reboots: Reboots,
     pub(super) jobs: Vec<Job>,
     tasks: JoinSet<Done>,
-    /// The step that each task works for.
+    /// The steps that each task works for.
     workers: HashMap<TaskId, Worker>,
-    /// Incremented whenever a change starts or ends. An assessment with a lower number is out of
-    /// date, and so is what was read for it.
+    /// Incremented whenever a change starts or finishes. An assessment with a lower number is
+    /// outdated, and so is the state that it was based on.
     epoch: u64,
     /// The package lists were refreshed after the last repository was added.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
     pub(super) retry_policy: RetryPolicy,
-    /// Ends the pauses before further attempts.
+    /// Cancels the pauses before retries.
     pub(super) pauses: CancellationToken,
 }
 
-/// How often the machine was rebooted since the last run that ended well.
+/// The number of reboots since the last successful run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboots {
-    /// Counted from the last driver that failed validation, if that was later.
+    /// Counted since the last driver that failed validation.
     pub(super) since: u32,
-    /// Counted with the reboots for drivers that failed.
+    /// Including reboots for drivers that failed validation.
     pub(super) in_all: u32,
 }
 
@@ -59,12 +59,12 @@ struct Worker {
     locks: BTreeSet<Lock>,
 }
 
-/// Why nothing new starts.
+/// The reason no new work starts.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stop {
-    /// A step failed, or is blocked.
+    /// A step failed or is blocked.
     Step(String),
-    /// The user asked to stop.
+    /// The user requested a stop.
     Cancelled(Exit),
     /// A reboot is due.
     Reboot(String),
@@ -96,7 +96,7 @@ impl<'s> Applying<'s> {
         reboots: Reboots,
         jobs: Vec<Job>,
     ) -> Self {
-        // What could not be looked at before is tried once more.
+        // Retry everything that could not be read before.
         session.inner.begin_epoch();
         session.inner.state().note_lists(false);
         Self {
@@ -158,7 +158,7 @@ impl<'s> Applying<'s> {
         self.give_up_the_rest();
     }
 
-    /// Starts and ends what can be started and ended. Returns whether any step changed its state.
+    /// Starts and finishes work. Returns whether a step changed its state.
     fn advance(&mut self) -> bool {
         let mut moved = false;
         for at in self.session.inner.graph.order.clone() {
@@ -210,12 +210,12 @@ impl<'s> Applying<'s> {
         }
         match job.pending().first() {
             None => {
-                // An assessment changes nothing, so it may start even when no change may.
+                // An assessment changes nothing, so it may start even if changes may not.
                 self.assess(at);
                 true
             }
             Some(_) if self.stop.is_some() => false,
-            // The next assessment says whether the changes before this reboot call for it.
+            // The next assessment decides whether the applied changes require this reboot.
             Some(Change::Reboot { .. }) if job.applied > 0 => {
                 let applied = job.applied;
                 self.jobs[at].changes.truncate(applied);
@@ -233,7 +233,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Assesses a step again: to decide, or to verify its changes after they were applied.
+    /// Assesses a step again, to decide or to verify its applied changes.
     fn assess(&mut self, at: usize) {
         let job = &mut self.jobs[at];
         let now = self.session.tools.events.elapsed();
@@ -249,7 +249,7 @@ impl<'s> Applying<'s> {
         });
     }
 
-    /// Applies the changes of a step up to its end, a gate or a reboot, holding its locks.
+    /// Applies the changes of a step up to the next gate or reboot, while holding its locks.
     fn apply_changes(&mut self, at: usize) -> bool {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
@@ -293,7 +293,7 @@ impl<'s> Applying<'s> {
         true
     }
 
-    /// Opens the gate when every step that can reach it waits there.
+    /// Opens the gate if every step that can reach it is waiting there.
     fn advance_packages(&mut self) -> bool {
         let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
             return false;
@@ -305,7 +305,7 @@ impl<'s> Applying<'s> {
             return true;
         }
         let mut locks = BTreeSet::from([Lock::Packages]);
-        // New lists concern the package manager alone, and not what the steps change with them.
+        // A refresh of the lists only needs the package manager, not the other locks of the steps.
         if shared.change != Change::RefreshRepositories {
             for at in &shared.steps {
                 locks.extend(self.jobs[*at].locks.iter().copied());
@@ -406,13 +406,13 @@ impl<'s> Applying<'s> {
                     }
                     job.applied += count;
                     if refreshed {
-                        // What was decided by older lists is decided anew.
+                        // Decide again with the new package lists.
                         job.begin_again();
                     }
                 }
                 self.session.inner.state().note_lists(self.lists_are_new);
                 if let Some((summary, failure)) = failed
-                    // A change that had only waited did not fail: it was not run.
+                    // A change that was stopped while waiting did not run, so it did not fail.
                     && failure.reason != STOPPED
                 {
                     for at in steps {
@@ -423,7 +423,7 @@ impl<'s> Applying<'s> {
                             continue;
                         }
                         let message = format!("failed to {summary}: {}", one_line(&failure));
-                        // The lists may be older than what made the attempt fail.
+                        // Outdated lists may be the cause of the failure.
                         let job = &self.jobs[at];
                         if failure.passes
                             && (job.changes.get(job.applied)).is_some_and(needs_package_lock)
@@ -439,7 +439,7 @@ impl<'s> Applying<'s> {
             }
             Done::Paused { at } => {
                 self.jobs[at].busy = false;
-                // What was read before the pause is out of date.
+                // State that was read before the pause is outdated.
                 self.next_epoch();
             }
         }
@@ -461,14 +461,14 @@ impl<'s> Applying<'s> {
     }
 
     fn crashed(&mut self, error: &tokio::task::JoinError) {
-        tracing::error!(%error, "a task of the engine ended with a panic");
+        tracing::error!(%error, "a task of the engine panicked");
         let Some(worker) = self.workers.remove(&error.id()) else {
             return;
         };
         self.next_epoch();
         for at in worker.steps {
             self.jobs[at].busy = false;
-            self.fail(at, End::bug("its work ended with a panic"));
+            self.fail(at, End::bug("its task panicked"));
         }
     }
 
@@ -476,7 +476,7 @@ impl<'s> Applying<'s> {
         let now = self.session.tools.events.elapsed();
         let job = &mut self.jobs[at];
         if !job.undone.is_empty() && had_nothing_to_do(end.outcome) {
-            end.why = format!("what no setting wants any more is undone; {}", end.why);
+            end.why = format!("obsolete changes are undone; {}", end.why);
             end.outcome = Outcome::Changed;
         }
         if let Some(since) = job.since.take() {
@@ -488,7 +488,8 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Nothing runs and nothing can start: every step without an outcome is not-run.
+    /// Marks every step without an outcome as not-run. Called when no work is running and none can
+    /// start.
     fn give_up_the_rest(&mut self) {
         let because = match &self.stop {
             Some(Stop::Step(why)) => why.clone(),
@@ -497,11 +498,11 @@ impl<'s> Applying<'s> {
                 "stopped by SIGHUP".to_owned()
             }
             Some(Stop::Cancelled(_)) => "stopped by SIGTERM".to_owned(),
-            Some(Stop::Reboot(why)) => format!("a reboot comes first: {why}"),
+            Some(Stop::Reboot(why)) => format!("reboot required first: {why}"),
             Some(Stop::Deadline(after)) => {
                 format!("the deadline of {} s has passed", after.as_secs())
             }
-            None => "no step can start, which is a bug".to_owned(),
+            None => "no step can start (this is a bug)".to_owned(),
         };
         for at in self.session.inner.graph.order.clone() {
             let job = &self.jobs[at];

@@ -1,4 +1,4 @@
-//! Stopping at a safe point: the running change finishes, nothing new starts, and every wait for
+//! Stops a run at a safe point: the running change finishes, no new work starts, and every wait for
 //! other programs ends.
 
 use std::{
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::Exit;
 
-/// A request to stop. Clones share it.
+/// A request to stop. Clones share the same request.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
     token: CancellationToken,
@@ -23,20 +23,20 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// A request that nobody has made yet.
+    /// Creates a token that is not cancelled.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Asks to stop; the first reason is kept.
+    /// Requests a stop. The first exit status is kept.
     pub fn cancel(&self, by: Exit) {
         self.by.get_or_init(|| by);
         self.token.cancel();
     }
 
-    /// Asks to stop as the terminal is gone. Only the terminal goes away, not the machine: what can
-    /// go on without it, does.
+    /// Requests a stop because the terminal was closed. The machine keeps running, so work that
+    /// needs no terminal continues.
     pub fn hang_up(&self) {
         if self.exit().is_none() {
             self.hung_up.store(true, Ordering::SeqCst);
@@ -44,37 +44,37 @@ impl Cancel {
         self.cancel(Exit::Terminated);
     }
 
-    /// Whether it was a hang-up that stopped the run.
+    /// Whether the run was stopped because the terminal was closed.
     #[must_use]
     pub fn hung_up(&self) -> bool {
         self.hung_up.load(Ordering::SeqCst)
     }
 
-    /// The exit status, once somebody has asked to stop.
+    /// The exit status, if a stop was requested.
     #[must_use]
     pub fn exit(&self) -> Option<Exit> {
         self.by.get().copied()
     }
 
-    /// A token for code that waits for other programs. It is cancelled when somebody asks to stop.
+    /// A token for code that waits for other programs. It is cancelled when a stop is requested.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    /// Waits until somebody asks to stop. Returns the exit status.
+    /// Waits until a stop is requested. Returns the exit status.
     pub async fn cancelled(&self) -> Exit {
         self.token.cancelled().await;
-        // The reason is set before the token.
+        // The exit status is set before the token is cancelled.
         self.exit().unwrap_or(Exit::Terminated)
     }
 
-    /// Stops at the first SIGINT, SIGTERM or SIGHUP. Further signals have no effect: a running package
-    /// manager is never interrupted. SIGHUP stays ignored where it was, as `nohup` wants it. The task
-    /// lives as long as the runtime.
+    /// Stops at the first SIGINT, SIGTERM or SIGHUP. Further signals have no effect, because a
+    /// running package manager must not be interrupted. SIGHUP stays ignored if the parent ignored
+    /// it, as `nohup` does. The task lives as long as the runtime.
     ///
     /// # Errors
-    /// When the operating system refuses the handlers.
+    /// If the operating system rejects the handlers.
     pub fn on_signals(&self) -> io::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -106,8 +106,8 @@ async fn next(signal: &mut Option<Signal>) -> Option<()> {
     }
 }
 
-/// Whether the process ignores SIGHUP, by `SigIgn` of proc_pid_status(5): a mask in hexadecimal
-/// digits, whose lowest bit is signal 1.
+/// Whether the process ignores SIGHUP, according to `SigIgn` in proc_pid_status(5): a hexadecimal
+/// mask whose lowest bit is signal 1.
 fn ignores_hang_up(status: &str) -> bool {
     status
         .lines()
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_up_ends_a_run_as_sigterm_does() {
+    fn hang_up_ends_a_run_like_sigterm() {
         let cancel = Cancel::new();
         cancel.hang_up();
         assert_eq!(
             (cancel.exit(), cancel.hung_up()),
             (Some(Exit::Terminated), true)
         );
-        // A machine that goes down ends the session of its users, too.
+        // A shutdown also ends the sessions of logged-in users.
         let cancel = Cancel::new();
         cancel.cancel(Exit::Terminated);
         cancel.hang_up();

@@ -1,4 +1,4 @@
-//! Why a run did not begin, or could not be recorded.
+//! Errors that prevent a run from starting or from being recorded.
 
 use super::graph::GraphError;
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
     journal::{Awaited, JournalError},
 };
 
-/// The most reboots without a complete run. After that, another reboot will not help.
+/// The maximum number of reboots without a complete run. Another reboot will not help.
 pub(super) const MOST_REBOOTS: u32 = 3;
 
-/// The most of them if drivers have failed validations in between. Beyond it no run reboots for another
-/// driver; the rollback has its own three.
+/// The maximum number of reboots if drivers failed validation in between. After that, no run
+/// reboots for another driver. A rollback has its own limit of three.
 pub(super) const MOST_REBOOTS_IN_ALL: u32 = 6;
 
-/// Why a run did not begin, or could not be recorded. What goes wrong within a step is in the
+/// An error that prevents a run from starting or from being recorded. Errors of steps are in the
 /// report of the run.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -26,35 +26,36 @@ pub enum EngineError {
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
-    /// The end of the run cannot be recorded. Its changes are recorded, and stay.
+    /// The end of the run could not be recorded. Its changes are recorded and stay applied.
     #[error("record the end of the run")]
     Unfinished(#[source] JournalError),
-    /// The reboot that is awaited has not happened.
-    #[error("start the run: a reboot has been awaited since {} ({})", .awaited.since, .awaited.why)]
+    /// The pending reboot has not happened yet.
+    #[error("start the run: a reboot is pending since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
-        /// Which.
+        /// The pending reboot.
         awaited: Awaited,
-        /// How many were awaited since the last complete run.
+        /// The number of requested reboots since the last complete run.
         reboots: u32,
     },
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Problem(#[from] Problem),
 }
 
-/// The error where `check` or `explain` was asked for a finding that does not exist; `nearest` is the most similar one.
+/// The error if a finding passed to `check` or `explain` does not exist. `nearest` is the most
+/// similar ID.
 pub fn no_finding(name: &str, nearest: Option<&str>) -> Problem {
     let hint = nearest.map_or_else(
-        || "run `gpu-bootstrap explain` for all names".to_owned(),
+        || "run `gpu-bootstrap explain` to list all IDs".to_owned(),
         |nearest| format!("did you mean `{nearest}`?"),
     );
-    let what = format!("find `{name}`: no finding has this name");
+    let what = format!("find `{name}`: no such finding");
     Problem::new("no-finding", what)
         .exiting(Exit::Usage)
         .advice(hint)
 }
 
-/// The error where the run lock cannot be tried.
+/// The error if the run lock cannot be opened.
 pub(super) fn not_locked(error: FilesError) -> Problem {
     let (mut exit, mut reason, mut hint) = (Exit::Internal, "run-lock", error.hint());
     if error.disk().is_some() {
@@ -64,7 +65,7 @@ pub(super) fn not_locked(error: FilesError) -> Problem {
     }
     Problem {
         hint,
-        ..Problem::new(reason, "take the run lock")
+        ..Problem::new(reason, "acquire the run lock")
             .exiting(exit)
             .caused_by(error)
     }
@@ -75,7 +76,7 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Exit::Internal,
             Self::Journal(error) => error.exit(),
-            // Only a run that changed nothing may say "nothing was changed".
+            // Only a run that changed nothing may report "nothing was changed".
             Self::Unfinished(error) => match error.exit() {
                 Exit::Blocked => Exit::StepFailed,
                 other => other,
@@ -101,12 +102,11 @@ impl Report for EngineError {
             Self::Problem(problem) => problem.hint.clone(),
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
-                    "the machine reboots automatically in a moment ({reboots} of {MOST_REBOOTS}); \
-                     if it does not, run `gpu-bootstrap install --reboot`"
+                    "the machine reboots automatically in a moment (reboot {reboots} of \
+                     {MOST_REBOOTS}); if it does not, run `gpu-bootstrap install --reboot`"
                 )
             } else {
-                "reboot, then run `gpu-bootstrap install` again; with `--reboot` the program does \
-                 both"
+                "reboot, then run `gpu-bootstrap install` again, or let `--reboot` do both"
                     .to_owned()
             }),
         }
@@ -121,7 +121,7 @@ mod tests {
     use crate::host::files::{FullFilesystem, Limit, Room};
 
     #[test]
-    fn a_lock_that_only_root_may_take_is_no_bug() {
+    fn lock_denied_to_non_root_is_not_a_bug() {
         let lock = |kind, disk| {
             not_locked(FilesError::Io {
                 verb: "lock",

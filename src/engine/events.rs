@@ -1,6 +1,6 @@
-//! From the engine to the subscribers: one ordered queue and one thread that empties it. The engine
-//! never waits for a subscriber. Where a subscriber is slow, progress and output are coalesced. All
-//! other events are kept, however long the queue gets.
+//! Passes events from the engine to the subscribers: one ordered queue, and one thread that
+//! delivers from it. The engine never waits for a subscriber. If a subscriber is slow, progress and
+//! output events are merged. All other events are kept, even if the queue grows.
 
 use std::{
     borrow::Cow,
@@ -18,13 +18,13 @@ use crate::{
     model::{id::StepId, secret::Secrets},
 };
 
-/// How many lines of output may wait before the oldest of them is dropped.
+/// The maximum number of queued output lines. After that, the oldest line is dropped.
 const WAITING_OUTPUT: usize = 512;
 
 /// How long the end of a run waits for slow subscribers.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// Where events are put. Clones share the queue.
+/// The sending side of the event stream. Clones share the queue.
 #[derive(Clone)]
 pub struct Events {
     shared: Arc<EventsState>,
@@ -38,7 +38,7 @@ struct EventsState {
     stream: Arc<Stream>,
 }
 
-/// What waits for the subscribers.
+/// The queued events.
 #[derive(Default)]
 struct Stream {
     queue: Mutex<Queue>,
@@ -50,23 +50,23 @@ struct Queue {
     next: u64,
     waiting: VecDeque<Envelope>,
     outputs: usize,
-    /// What the report must repeat.
+    /// Notes that the report must repeat.
     notes: Vec<String>,
     closed: bool,
-    /// The thread has delivered all events and ended.
+    /// The thread has delivered all events and exited.
     done: bool,
 }
 
-/// The thread that hands events to subscribers.
+/// The thread that passes events to the subscribers.
 pub struct Reporter {
     stream: Arc<Stream>,
     thread: JoinHandle<()>,
 }
 
-/// Starts a stream for a run. No event gets to a subscriber with one of the secrets in it.
+/// Starts the stream of a run. Secrets are hidden in all events before a subscriber receives them.
 ///
 /// # Errors
-/// When the operating system cannot start a thread.
+/// If the operating system cannot start a thread.
 pub fn start(
     run: &str,
     clock: Arc<dyn Clock>,
@@ -96,7 +96,8 @@ impl Events {
         }
     }
 
-    /// The events of another run, for the same subscribers; they count from 0 again.
+    /// Returns the event stream of another run with the same subscribers. Its events are numbered
+    /// from 0.
     #[must_use]
     pub fn of_next(&self, run: &str) -> Self {
         let EventsState {
@@ -109,25 +110,24 @@ impl Events {
         Self::new(run, clock.clone(), secrets.clone(), Arc::clone(stream))
     }
 
-    /// The run's id.
     #[must_use]
     pub fn run(&self) -> &str {
         &self.shared.run
     }
 
-    /// What the run hides.
+    /// The secrets that the run hides.
     #[must_use]
     pub fn secrets(&self) -> &Secrets {
         &self.shared.secrets
     }
 
-    /// Time since the stream began.
+    /// The time since the stream began.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.shared.elapsed()
     }
 
-    /// Takes what changes have noted for the report since the last call.
+    /// Returns the notes that changes added for the report since the last call.
     pub(super) fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.stream.queue().notes)
     }
@@ -139,7 +139,7 @@ impl Events {
 }
 
 impl Reporter {
-    /// Ends the stream. All events are delivered first, unless a subscriber hangs.
+    /// Ends the stream after delivering all events, unless a subscriber hangs.
     pub fn finish(self) {
         let deadline = Instant::now() + LAST_WAIT;
         let mut queue = self.stream.queue();
@@ -148,7 +148,7 @@ impl Reporter {
         while !queue.done {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::warn!("a subscriber of events hangs; its remaining events are lost");
+                tracing::warn!("an event subscriber hangs; its remaining events are lost");
                 return;
             }
             queue = self
@@ -160,7 +160,7 @@ impl Reporter {
         }
         drop(queue);
         if self.thread.join().is_err() {
-            tracing::warn!("the thread that distributes events ended with a panic");
+            tracing::warn!("the thread that delivers events panicked");
         }
     }
 }
@@ -221,11 +221,11 @@ impl EventsState {
 
 impl Stream {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // The queue is consistent between statements, so a panic while it is locked does no harm.
+        // The queue is consistent between statements, so a panic while it is locked is harmless.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next event, or `None` at the end of the stream.
+    /// Returns the next event, or `None` at the end of the stream.
     fn take(&self) -> Option<Envelope> {
         let mut queue = self.queue();
         loop {
@@ -246,7 +246,7 @@ impl Stream {
     }
 }
 
-/// The event with the secrets in its texts hidden.
+/// Hides the secrets in the texts of an event.
 fn without_secrets(mut event: Event, secrets: &Secrets) -> Event {
     for text in event.texts_mut() {
         if let Cow::Owned(hidden) = secrets.hide(text) {
@@ -267,11 +267,11 @@ fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
                     continue;
                 }
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "it panicked".to_owned(),
+                Err(_) => "panicked".to_owned(),
             };
-            tracing::warn!(subscriber = name, %broken, "a subscriber of events was dropped");
+            tracing::warn!(subscriber = name, %broken, "an event subscriber was removed");
             // The thread outlives a run that is followed by another one.
-            let message = format!("no more events are written to {name}: {broken}");
+            let message = format!("no further events are written to {name}: {broken}");
             shared.put(&envelope.run, Event::Note { message });
         }
         subscribers = kept;
@@ -281,7 +281,7 @@ fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
     shared.stream.changed.notify_all();
 }
 
-/// Passes on what a change says while it is applied.
+/// Forwards the output of a change while it is applied.
 pub(super) struct EventSink<'a> {
     pub(super) events: &'a Events,
     pub(super) steps: &'a [StepId],
@@ -315,7 +315,7 @@ impl Sink for EventSink<'_> {
     fn note(&self, message: &str) {
         {
             let notes = &mut self.events.shared.stream.queue().notes;
-            // A build and the package transaction beside it can see the same.
+            // A build and a parallel package transaction may report the same note.
             if notes.iter().any(|note| note == message) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! What a command does after it has printed the report of a run: it reboots, hands the run over, or publishes modules.
+//! Actions after the report of a run is printed: reboot, hand the run over, or publish modules.
 
 use super::{
     RunReport, Session,
@@ -25,7 +25,7 @@ impl Session {
         report: &RunReport,
         say: &mut (dyn FnMut(Message<'_>) + Send),
     ) -> Result<Exit, Problem> {
-        // A rollback is a separate run, with its own id and driver.
+        // A rollback is a separate run with its own ID and driver.
         let session = self.inner.rollback.get().map_or(self, |session| &**session);
         let is_due = report.reboot.as_ref().is_some_and(|one| one.automatic);
         let manager = session
@@ -53,14 +53,15 @@ impl Session {
             }
         }
         match rebooted {
-            // The reason was printed.
+            // The reason was already printed.
             Err(stopped) if stopped.reason == REBOOT_STOPPED => Ok(stopped.exit),
             rebooted => rebooted.map(|()| report.exit),
         }
     }
 
-    /// Publishes the modules that were compiled here, on a machine that has passed validation with them. A failure costs
-    /// other machines the time of a compilation, and this one nothing.
+    /// Publishes the modules that were compiled here, after they passed validation on this machine.
+    /// A failure does not affect this machine, but other machines have to compile the modules
+    /// themselves.
     async fn publish(&self, say: &mut (dyn FnMut(Message<'_>) + Send)) {
         let desired = self.inner.desired.as_ref().filter(|desired| !desired.image);
         let driver = desired.and_then(|desired| desired.driver.as_ref());
@@ -70,13 +71,13 @@ impl Session {
         let state = self.inner.state();
         let published = tokio::select! {
             published = modules::publish(&self.tools.host, state.facts(), driver, wish) => published,
-            _ = self.tools.cancel.cancelled() => Err("it was stopped by a signal".to_owned()),
+            _ = self.tools.cancel.cancelled() => Err("stopped by a signal".to_owned()),
         };
         match published {
             Ok(None) => {}
             Ok(Some(what)) => say(Message::Note(&format!("published {what}"))),
             Err(why) => say(Message::Warning(&format!(
-                "the modules that were compiled here are not published to `{}`: {why}",
+                "the modules compiled on this machine were not published to `{}`: {why}",
                 wish.to
             ))),
         }

@@ -1,10 +1,12 @@
-//! Which package work is done together, and when: a pure function of the state of the steps.
+//! Decides which package changes are merged into one transaction, and when it runs. A pure function
+//! of the step states.
 //!
-//! A step whose next change refreshes repositories or installs packages waits at a gate. It opens
-//! when no other step with the package lock can reach it any more. Then all waiting steps share
-//! one refresh or one transaction. What a long step needs gets a transaction before that one, so that
-//! the long step goes on beside it. So do packages from which a module is compiled, together with
-//! those that the compiler needs: their steps hold the lock of modules, too.
+//! A step whose next change refreshes repositories or installs packages waits at a gate. The gate
+//! opens when no other step with the package lock can still reach it. All waiting steps then share
+//! one refresh or one transaction. The packages of a long step are installed in an earlier
+//! transaction, so that the long step runs in parallel with the next one. Packages from which a
+//! module is compiled are also installed first, together with the packages of the compiler, because
+//! the steps of both hold the modules lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +16,7 @@ use crate::{
     config::desired::PackageWish,
 };
 
-/// What a step waits for.
+/// The kind of package work that a step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gate {
     /// The package lists are refreshed.
@@ -23,7 +25,7 @@ pub(super) enum Gate {
     Install,
 }
 
-/// The gate at which a step waits with this change; `None` where it does not wait.
+/// Returns the gate at which a step waits with this change, or `None` if it does not wait.
 pub(super) const fn gate(change: &Change) -> Option<Gate> {
     match change {
         Change::RefreshRepositories => Some(Gate::Refresh),
@@ -40,7 +42,7 @@ pub(super) struct PackageWork {
     pub(super) change: Change,
 }
 
-/// The package work that can start now.
+/// Returns the package work that can start now.
 pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
     let waiting: Vec<(usize, Gate)> = jobs
         .iter()
@@ -100,13 +102,13 @@ const fn compiles(change: &Change) -> bool {
     matches!(change, Change::BuildModule { .. })
 }
 
-/// Whether a step has finished its package work: the rest of its changes compiles modules.
+/// Whether a step has finished its package work and only compiles modules.
 pub(super) fn only_compiles(job: &Job) -> bool {
     let left = job.pending();
     job.decided && !left.is_empty() && left.iter().all(compiles)
 }
 
-/// One transaction for as many steps as have no conflict. The other steps get the next one.
+/// Merges the steps without conflicts into one transaction. The other steps get the next one.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> PackageWork {
     let mut steps = Vec::new();
     let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();

@@ -1,30 +1,30 @@
-//! The order of steps, from what each names in `after`.
+//! Orders the steps by their `after` lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{model::id::StepId, step::Step};
 
-/// Why a list of steps cannot be ordered.
+/// An error in the list of steps.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// Two steps have the same name.
-    #[error("put the steps in order: `{id}` occurs twice")]
+    /// Two steps have the same ID.
+    #[error("order the steps: `{id}` occurs twice")]
     Twice {
-        /// The name.
+        /// The duplicate ID.
         id: StepId,
     },
-    /// A step names another in `after` that does not exist.
-    #[error("put the steps in order: `{id}` comes after `{unknown}`, which does not exist")]
+    /// The `after` list of a step contains an unknown ID.
+    #[error("order the steps: `{id}` comes after `{unknown}`, which does not exist")]
     Unknown {
         /// The step.
         id: StepId,
-        /// The name in `after`.
+        /// The unknown ID.
         unknown: StepId,
     },
     /// Steps that wait for each other.
-    #[error("put the steps in order: {} wait for each other", names(.ids))]
+    #[error("order the steps: {} wait for each other", names(.ids))]
     Cycle {
-        /// All steps on and after the cycle.
+        /// All steps in and after the cycle.
         ids: Vec<StepId>,
     },
 }
@@ -37,16 +37,16 @@ fn names(ids: &[StepId]) -> String {
 /// The order, by index into the list of steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Graph {
-    /// For each step those it names in `after`.
+    /// For each step, the steps in its `after` list.
     pub up: Vec<Vec<usize>>,
-    /// For each step all that come after it, directly or not.
+    /// For each step, all steps that come after it, directly or indirectly.
     pub below: Vec<BTreeSet<usize>>,
-    /// Every step after those that it names, otherwise in the order of the list.
+    /// All steps in order: each one after the steps in its `after` list, otherwise in list order.
     pub order: Vec<usize>,
 }
 
 impl Graph {
-    /// Puts steps in order.
+    /// Orders the steps.
     ///
     /// # Errors
     /// See [`GraphError`].
@@ -89,7 +89,7 @@ impl Graph {
         Ok(Self { up, below, order })
     }
 
-    /// The order of a part of the steps; edges through the others are kept.
+    /// Returns the order of a subset of the steps. Dependencies through removed steps are kept.
     #[must_use]
     pub fn only(&self, keep: &[bool]) -> Self {
         let kept: Vec<usize> = (0..keep.len()).filter(|at| keep[*at]).collect();

@@ -1,13 +1,16 @@
-//! Machines whose boots end early, because a module or the firmware of a GPU takes the kernel down.
+//! Handles boot loops, if a driver module or the firmware of a GPU crashes the kernel.
 //!
-//! While a run continues by itself, neither udev nor `modules-load.d` loads the driver's modules: the run does, after it has
-//! recorded its start and with it the boot. After several boots without progress the modules are denied altogether, and the
-//! run gives up: the machine stays reachable, and `status` says why.
+//! During an unattended run, neither udev nor `modules-load.d` loads the driver modules. The run
+//! loads them itself, after it has recorded its start and the boot ID. After several boots without
+//! progress, the modules are denied and the run gives up, so that the machine stays reachable.
+//! `status` shows the reason.
 //!
-//! Runs that started without an administrator, after a reboot, from a DaemonSet or from a startup script, then exit at once
-//! and change nothing. Only a run without `--reboot` and `--unattended` lets the modules be loaded again.
+//! Runs that were not started by an administrator (after a reboot, from a DaemonSet or from a
+//! startup script) then exit immediately without changing anything. Only a run without `--reboot`
+//! and `--unattended` allows the modules again.
 //!
-//! If the journal is lost or damaged, no run can end this: then the resume unit removes the denial, and itself.
+//! If the journal is lost or damaged, no run can remove the denial, so the resume unit removes it
+//! together with itself.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -27,31 +30,34 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// The most boots in a row without progress.
+/// The maximum number of consecutive boots without progress.
 pub(super) const MOST_BOOTS: usize = 3;
 
-/// The same with those that ended in the middle of package work: a power cut there costs no
-/// progress that the next boot would not make up for.
+/// The same limit including boots that were interrupted during package work. A power loss during
+/// package work does not lose progress, because the next boot repeats it.
 const MOST_BOOTS_WITH_PACKAGES: usize = 8;
 
-/// The name of its changes in the journal.
+/// The step ID of these changes in the journal.
 const GUARD: StepId = StepId::new("boot-guard");
 
-/// How an administrator ends the state after a run gave up.
-const REMEDY: &str = "the driver's modules stay denied, and runs with `--reboot` or `--unattended` change nothing; once the \
-                      cause is fixed, run `gpu-bootstrap install` without these options";
+/// The remedy after a run gave up.
+const REMEDY: &str = "the driver modules stay denied, and runs with `--reboot` or `--unattended` \
+                      change nothing; after fixing the cause, run `gpu-bootstrap install` without \
+                      these options";
 
-/// Whether the run may have started without an administrator. `--unattended` starts a unit with `--reboot`.
+/// Whether the run may have started without an administrator. `--unattended` starts a unit with
+/// `--reboot`.
 pub(super) const fn is_automatic(options: &Options) -> bool {
     options.resumed || options.request.reboot
 }
 
-/// Why an earlier run gave up, if it also finished: after a power loss in between, the next run gives up again.
+/// The reason an earlier run gave up, if that run also finished. If a power loss prevented it from
+/// finishing, the next run gives up again.
 pub(super) fn gave_up(receipt: &Receipt) -> Option<&str> {
     (receipt.gave_up.as_deref()).filter(|_| receipt.unfinished.is_empty())
 }
 
-/// How many boots before this one made no progress, if they are too many.
+/// Returns the number of earlier boots without progress if it exceeds the limit.
 pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize> {
     let before =
         || (receipt.unfinished.iter()).filter(|boot| Some(boot.boot_id.as_str()) != boot_id);
@@ -60,20 +66,19 @@ pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize
         .then(|| before().count())
 }
 
-/// What people are told of a file that [`release`] has removed.
+/// The note for a file that [`release`] has removed.
 pub(super) fn told(path: &Utf8PathBuf) -> String {
-    format!(
-        "removed `{path}`, which an earlier run of this program has left and of which no record is there any more"
-    )
+    format!("removed `{path}`: created by an earlier gpu-bootstrap run, but not in the journal")
 }
 
-/// Removes what keeps the driver from being loaded and is not in the journal, with the resume unit.
+/// Removes the resume unit, and the files that prevent the driver from being loaded and are not in
+/// the journal.
 pub(super) fn release(
     files: &dyn Files,
     standing: &[Standing],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut removed = units::release(files, resume::UNIT, standing)?;
-    // With it, no later kernel would get a module.
+    // While this file exists, new kernels do not get a module.
     let flag = Utf8Path::new(dkms::NO_AUTOINSTALL);
     if (files.read(flag)?).is_some_and(|found| found.starts_with(HEADER.as_bytes())) {
         files.remove(flag)?;
@@ -82,11 +87,12 @@ pub(super) fn release(
     Ok(removed)
 }
 
-/// Removes what a run would have removed at its end, if `asked`, the request to resume, shows that no run can go on with this
-/// journal: the resume unit, and the file that keeps the driver from being loaded. Returns what people are told.
+/// Cleans up if `asked` (the request to resume) shows that no run can continue with this journal.
+/// Removes the resume unit and the file that prevents the driver from being loaded, as a run does
+/// when it finishes. Returns the notes for the user.
 ///
 /// # Errors
-/// When a file cannot be read or removed.
+/// If a file cannot be read or removed.
 pub fn release_lost(
     host: &Host,
     asked: &Result<Option<Request>, EngineError>,
@@ -108,12 +114,15 @@ pub fn release_lost(
         .map_err(|error| EngineError::Journal(JournalError::from(error)))?;
     let mut notes: Vec<String> = removed.iter().map(told).collect();
     if !notes.is_empty() {
-        notes.push("`modprobe nvidia`, or the next boot, loads the driver again".to_owned());
+        notes.push(
+            "run `modprobe nvidia` to load the driver now; otherwise it is loaded at the next boot"
+                .to_owned(),
+        );
     }
     Ok(notes)
 }
 
-/// Makes sure that nothing loads the modules.
+/// Prevents all loading of the driver modules.
 async fn deny(ledger: &Ledger) -> Result<(), Problem> {
     let standing = ledger.journal.receipt().standing;
     let modules = modules(&standing);
@@ -127,20 +136,20 @@ fn is_denial(standing: &Standing) -> bool {
     standing.steps == [GUARD]
 }
 
-/// Lets the modules be loaded again, for a run that an administrator started after one that gave up. Returns a note for each
-/// change that could not be reverted.
+/// Allows the modules again, for a run that an administrator started after an earlier run gave up.
+/// Returns a note for each change that could not be reverted.
 pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
     let mut notes = Vec::new();
     for standing in ledger.journal.receipt().standing {
         if is_denial(&standing) {
             let left = revert(ledger, standing).await?;
-            notes.extend(left.map(|left| format!("the modules stay denied: {left}")));
+            notes.extend(left.map(|left| format!("the modules are still denied: {left}")));
         }
     }
     Ok(notes)
 }
 
-/// Undoes a change. Returns what stays, and why.
+/// Undoes a change. Returns the part that could not be undone, with the reason.
 async fn revert(ledger: &Ledger, standing: Standing) -> Result<Option<String>, EngineError> {
     let undo = standing.undo.clone();
     let reverted = ledger.revert(&[standing], &undo).await;
@@ -151,7 +160,7 @@ async fn revert(ledger: &Ledger, standing: Standing) -> Result<Option<String>, E
 }
 
 impl Session {
-    /// Gives up: no boot continues the run, and no boot loads the modules.
+    /// Gives up: later boots neither continue the run nor load the modules.
     pub(super) async fn give_up(
         &self,
         ledger: &Ledger,
@@ -159,20 +168,20 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<(), EngineError> {
         let why = format!(
-            "{boots} boots in a row ended before the run did; the last of them may have crashed \
-             when the driver was loaded (`journalctl --boot=-1`)"
+            "{boots} consecutive boots ended before the run finished, the last one possibly in a \
+             crash when the driver was loaded (`journalctl --boot=-1`)"
         );
         ledger.journal.append(Record::GaveUp { why: why.clone() })?;
         if let Err(failure) = deny(ledger).await {
             self.tools
-                .note(notes, format!("the modules are not denied: {failure}"));
+                .note(notes, format!("failed to deny the modules: {failure}"));
         }
         let autoload = |one: &Standing| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
         for standing in ledger.journal.receipt().standing {
             if autoload(&standing) {
-                // The modules are not loaded now, so there is nothing to unload.
+                // The modules are not loaded, so there is nothing to unload.
                 if let Some(left) = revert(ledger, standing).await? {
-                    let note = format!("each boot still loads the modules: {left}");
+                    let note = format!("the modules are still loaded at each boot: {left}");
                     self.tools.note(notes, note);
                 }
             }
@@ -190,7 +199,7 @@ impl Session {
         self.tools.note(notes, REMEDY.to_owned());
     }
 
-    /// The modules of the wanted driver.
+    /// The modules of the configured driver.
     pub(super) fn driver_modules(&self) -> &[String] {
         (self.inner.desired.as_ref())
             .and_then(|desired| desired.driver.as_ref())

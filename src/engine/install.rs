@@ -1,4 +1,4 @@
-//! `install`: assess all steps, and start changes only if nothing blocks the run.
+//! `install`: assesses all steps, and starts changes only if no step blocks the run.
 
 use super::{
     EngineError, Session,
@@ -19,17 +19,17 @@ use crate::{
 };
 
 impl Session {
-    /// Brings the machine to the desired state, or says why it cannot. Each change is recorded
-    /// before and after. A change that was interrupted earlier is completed.
+    /// Brings the machine to the desired state, or reports why this is not possible. Each change is
+    /// recorded before and after it is applied. A change that was interrupted earlier is completed.
     ///
-    /// A driver that fails validation is replaced by the one before, by the same call; so is one that an earlier run has
-    /// begun to replace.
+    /// If a driver fails validation, the same call rolls back to the previous driver. It also
+    /// continues a rollback that an earlier run started.
     ///
-    /// The caller tells the report, and then calls [`Session::follow`].
+    /// The caller prints the report and then calls [`Session::follow`].
     ///
     /// # Errors
-    /// When the run cannot begin (another one is under way, a reboot comes first) or cannot be
-    /// recorded. What goes wrong within steps is in the report.
+    /// If the run cannot start (another run is in progress, or a reboot is pending) or cannot be
+    /// recorded. Errors of steps are in the report.
     pub async fn install(&self) -> Result<RunReport, EngineError> {
         if let Some(back) = self.driver_before().await? {
             return self.roll_back(back).await;
@@ -41,13 +41,12 @@ impl Session {
         }
     }
 
-    /// Runs the session of a rollback, and keeps it for [`Session::follow`].
+    /// Runs the session of a rollback and keeps it for [`Session::follow`].
     pub(super) async fn roll_back(&self, session: Self) -> Result<RunReport, EngineError> {
         let session = self.inner.rollback.get_or_init(|| Box::new(session));
         session.attempt().await
     }
 
-    /// One run.
     async fn attempt(&self) -> Result<RunReport, EngineError> {
         let lock = self.tools.lock()?;
         self.tools.resume_paused().await;
@@ -75,8 +74,7 @@ impl Session {
             verbs: self.tools.verbs.clone(),
             events: self.tools.events.clone(),
         };
-        // Nothing is written to an untouched machine before it is known that nothing blocks the
-        // run.
+        // Write nothing to an untouched machine before it is clear that the run is not blocked.
         let known = !history.lines.is_empty();
         let first = history.lines.len() as u64;
         if known {
@@ -86,8 +84,7 @@ impl Session {
             before.going_back = None;
         }
         if let Some(GoingBack { from, to, why }) = &before.going_back {
-            let note =
-                format!("driver {from} has failed validation ({why}): this run goes back to {to}");
+            let note = format!("driver {from} failed validation ({why}): rolling back to {to}");
             self.tools.note(&mut notes, note);
         }
         if let Some(note) = self.inner.note.get() {
@@ -95,7 +92,7 @@ impl Session {
         }
         let reboots = Reboots {
             since: before.reboots,
-            // Reboots of earlier runs do not count against the limit of a rollback.
+            // Reboots of earlier runs do not count towards the limit of a rollback.
             in_all: match before.going_back {
                 Some(_) => 0,
                 None => before.reboots_in_all,
@@ -108,7 +105,7 @@ impl Session {
         if is_automatic {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
-                let why = format!("{boots} boots in a row ended before the run did");
+                let why = format!("{boots} consecutive boots ended before the run finished");
                 if !self.turn_back_because(&ledger, why, &mut notes).await? {
                     self.give_up(&ledger, boots, &mut notes).await?;
                 }
@@ -139,8 +136,7 @@ impl Session {
             self.emit_ends(&jobs);
             (jobs, exit, None)
         } else {
-            // Once somebody has asked to stop, nothing is changed, and nothing at the next boot
-            // either.
+            // After a stop request, nothing is changed, not even at the next boot.
             let mut armed = false;
             if self.tools.cancel.exit().is_none() {
                 if !known {
@@ -151,7 +147,7 @@ impl Session {
             jobs.iter_mut().for_each(|job| job.ended = None);
             let mut undone = self.undo_left_over(&ledger, &mut jobs, &mut notes).await?;
             if undone.any {
-                // What was seen before the undo is out of date.
+                // State that was read before the undo is outdated.
                 jobs.iter_mut().for_each(|job| job.answer = None);
             }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
@@ -190,7 +186,7 @@ impl Session {
             }
         };
         if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().going_back.is_none() {
-            // The next boot must not try the driver again that has failed.
+            // The next boot must not try the failed driver again.
             notes.extend(resume::dismiss(&ledger).await?);
         }
         notes.extend(self.tools.events.take_notes());
@@ -206,7 +202,8 @@ impl Session {
         {
             finish(&ledger.journal, exit, report.summary())?;
         }
-        // An earlier run that ended before a module was compiled has left units paused.
+        // An earlier run that was interrupted before it compiled a module may have left units
+        // paused.
         self.tools.resume_paused().await;
         self.tools.finished(&report);
         drop(lock);
@@ -233,7 +230,8 @@ impl Session {
         }
     }
 
-    /// A reboot that was recorded, and has not happened. It is asked for again where nobody has to do it.
+    /// Handles a recorded reboot that has not happened. It is requested again if the reboot is
+    /// automatic.
     fn reboot_first(&self, journal: &Journal) -> Result<Option<RunReport>, EngineError> {
         let receipt = journal.receipt();
         let now = &self.tools.options.boot_id;
@@ -243,7 +241,7 @@ impl Session {
                 if automatic && self.tools.options.request.reboot =>
             {
                 let mut notes = Vec::new();
-                let note = "the reboot that the last run asked for has not happened";
+                let note = "the reboot requested by the last run has not happened";
                 self.tools.note(&mut notes, note.to_owned());
                 let reboot = Some(Reboot { why, automatic });
                 Ok(Some(self.report(Exit::RebootRequired, &[], notes, reboot)))
@@ -255,14 +253,14 @@ impl Session {
         }
     }
 
-    /// Reports what the journal says about earlier runs, before any step is assessed.
+    /// Reports information about earlier runs from the journal, before any step is assessed.
     fn look_back(&self, journal: &Journal, history: &History, notes: &mut Vec<String>) {
         if let Some(torn) = &history.torn {
             self.tools.note(
                 notes,
                 format!(
-                    "the last line of the journal ({}) is incomplete, as after a power cut; its \
-                     {} bytes are dropped",
+                    "the last line of the journal ({}) is incomplete, probably because of a power \
+                     loss; its {} bytes are dropped",
                     torn.line, torn.bytes
                 ),
             );
@@ -274,8 +272,8 @@ impl Session {
             self.tools.note(
                 notes,
                 format!(
-                    "this is a clone: the journal was written on instance `{before}`, this is \
-                     `{now}`"
+                    "this is a clone: the journal was written on instance `{before}`, the current \
+                     instance is `{now}`"
                 ),
             );
         }
@@ -285,7 +283,7 @@ impl Session {
         let files = &*self.tools.host.files;
         let (request, copies) =
             lasting::request(files, &self.tools.options.request).map_err(JournalError::from)?;
-        // The journal is written first: it tells `uninstall` what to remove.
+        // The journal is written first, because `uninstall` reads from it which files to remove.
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
             mode: Mode::Install.word().to_owned(),
@@ -301,8 +299,8 @@ impl Session {
         Ok(())
     }
 
-    /// With `--reboot` nobody is there to continue after a power cut, either. So the resume unit is
-    /// installed before the first change. Returns whether this run installed it.
+    /// Installs the resume unit before the first change if the run uses `--reboot`, because no user
+    /// is present to continue after a power loss. Returns whether this run installed it.
     async fn survive_power_cuts(
         &self,
         ledger: &Ledger,
@@ -334,7 +332,7 @@ impl Session {
         if automatic
             && let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await
         {
-            // A reboot after which nothing continues would be worse than asking the user to reboot.
+            // A reboot without a continuation is worse than asking the user to reboot.
             automatic = false;
             self.tools.note(notes, note);
         }
@@ -356,8 +354,8 @@ impl Session {
         })
     }
 
-    /// The resume unit stays while a step awaits a boot, and is removed when all is done. The first
-    /// boot of an image must finish the work, so there the unit must be in place.
+    /// Keeps the resume unit while a step waits for a boot, and removes it when all steps are done.
+    /// The first boot of an image must finish the work, so the unit must be in place there.
     async fn keep_or_dismiss_resume(
         &self,
         ledger: &Ledger,
@@ -380,9 +378,9 @@ impl Session {
         Ok(Exit::Ok)
     }
 
-    /// A run that failed leaves the unit for the next boot, with two exceptions: a run that changed
-    /// nothing, and a run that a person stopped. SIGTERM does not count as a person: a machine
-    /// sends it when it shuts down.
+    /// After a failed run, the unit stays for the next boot, except if the run changed nothing or
+    /// was stopped with Ctrl-C. SIGTERM does not count as a stop by the user, because it is also
+    /// sent at shutdown.
     async fn disarm(
         &self,
         ledger: &Ledger,
@@ -417,7 +415,7 @@ impl Session {
     }
 }
 
-/// Ends a run in the journal and writes the receipt anew.
+/// Ends a run in the journal and rewrites the receipt.
 pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<(), EngineError> {
     journal
         .append(Record::RunFinished {
@@ -428,7 +426,7 @@ pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<
         .map_err(EngineError::Unfinished)
 }
 
-/// Whether the assessments already rule out any change.
+/// The exit status if the assessments already rule out any change.
 fn refusal(jobs: &[Job]) -> Option<Exit> {
     let any = |outcome| {
         jobs.iter()
@@ -444,7 +442,7 @@ fn refusal(jobs: &[Job]) -> Option<Exit> {
     }
 }
 
-/// Marks every step that would have changed something as not-run, with the reason.
+/// Marks every step with pending changes as not-run, with the reason.
 fn nothing_changes(jobs: &mut [Job]) {
     let culprit = jobs.iter().find(|job| {
         job.ended
@@ -465,7 +463,7 @@ fn nothing_changes(jobs: &mut [Job]) {
     }
 }
 
-/// What was applied for a step.
+/// The changes that were applied for a step.
 fn done(job: &Job) -> Vec<ChangeReport> {
     job.done()
         .map(|change| ChangeReport {
@@ -477,8 +475,8 @@ fn done(job: &Job) -> Vec<ChangeReport> {
         .collect()
 }
 
-/// Whether a run changed anything since its `first` record. A package transaction that failed may
-/// have installed some of its packages. Any other change that failed did nothing.
+/// Whether a run changed anything since its `first` record. A failed package transaction may have
+/// installed some of its packages. Any other failed change did nothing.
 fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
     let brought = |standing: &Standing| {
         standing.intent >= first && matches!(standing.undo, Undo::Packages { .. })
@@ -491,7 +489,7 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
     let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
     if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
         return match end.exit {
-            // Only a run that changed nothing may say "nothing was changed".
+            // Only a run that changed nothing may report "nothing was changed".
             Some(Exit::Blocked) if changed => Exit::StepFailed,
             Some(exit) => exit,
             None => Exit::StepFailed,

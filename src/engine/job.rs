@@ -16,45 +16,46 @@ use crate::{
     step::{Assessment, Step, StepError},
 };
 
-/// A step's answer.
+/// The result of assessing a step.
 pub(super) type Assessed = Result<Assessment, StepError>;
 
 /// The state of one step during a run.
 pub(super) struct Job {
     pub(super) id: StepId,
     pub(super) locks: Vec<Lock>,
-    /// What it needs is installed before other packages.
+    /// Its packages are installed before other packages.
     pub(super) long: bool,
     /// The last assessment.
     pub(super) answer: Option<Assessed>,
-    /// The number of changes started or ended when that assessment was made.
+    /// The number of changes started or finished when that assessment was made.
     pub(super) answered_at: u64,
     /// The changes to apply, in order.
     pub(super) changes: Vec<Change>,
-    /// How many of them are applied.
+    /// The number of applied changes.
     pub(super) applied: usize,
-    /// What was applied before it was tried again.
+    /// The changes that were applied before a retry.
     pub(super) earlier: Vec<Change>,
-    /// Its attempts that ended with something that passes.
+    /// The attempts that failed with a transient error.
     pub(super) retries: Retries,
-    /// A task works for it now.
+    /// A task is working on this step.
     pub(super) busy: bool,
     /// Its changes are decided.
     pub(super) decided: bool,
-    /// When the current phase of applying began.
+    /// Start of the current apply phase.
     pub(super) since: Option<Duration>,
     /// Time spent in earlier phases.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
-    /// A file that its changes rewrite was changed after it was read. It is assessed again once.
+    /// A file that its changes rewrite was modified after it was read. The step is assessed again
+    /// once.
     pub(super) is_outdated: bool,
-    /// Its changes that stand although the step is no longer wanted.
+    /// Its obsolete changes.
     pub(super) left_over: Vec<Standing>,
-    /// Those of them that were undone in this run.
+    /// The obsolete changes that were undone in this run.
     pub(super) undone: Vec<ChangeReport>,
 }
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct End {
     pub(super) outcome: Outcome,
@@ -62,7 +63,7 @@ pub(super) struct End {
     pub(super) causes: Vec<String>,
     pub(super) hint: Option<String>,
     pub(super) reason: Option<&'static str>,
-    /// The exit status that a failure means.
+    /// The exit status for a failure.
     pub(super) exit: Option<Exit>,
 }
 
@@ -112,7 +113,7 @@ impl End {
             outcome: Outcome::Failed,
             why: what.to_owned(),
             causes: Vec::new(),
-            hint: Some("this is a bug; please report it with the events of the run".to_owned()),
+            hint: Some("this is a bug: please report it with the events of the run".to_owned()),
             reason: Some("bug"),
             exit: Some(Exit::Internal),
         }
@@ -142,7 +143,7 @@ impl Job {
         }
     }
 
-    /// Whether it has not ended, and will change something as far as is known.
+    /// Whether the step is not finished and has pending changes, if known.
     pub(super) fn will_change(&self) -> bool {
         let expects = match &self.answer {
             Some(Ok(Assessment::Needs { changes, .. })) => !changes.is_empty(),
@@ -152,20 +153,20 @@ impl Job {
         self.ended.is_none() && expects
     }
 
-    /// The changes that are still to be applied.
+    /// The changes that are not yet applied.
     pub(super) fn pending(&self) -> &[Change] {
         &self.changes[self.applied.min(self.changes.len())..]
     }
 
-    /// What was applied for it.
+    /// The changes that were applied for this step.
     pub(super) fn done(&self) -> impl Iterator<Item = &Change> {
         let now = &self.changes[..self.applied.min(self.changes.len())];
         self.earlier.iter().chain(now)
     }
 
-    /// How it ends if the machine is as wanted.
+    /// The outcome if the machine has the desired state.
     pub(super) fn as_wanted(&self) -> Outcome {
-        // New lists alone leave the machine as it was.
+        // A refresh of the package lists does not count as a change.
         if self
             .done()
             .any(|change| *change != Change::RefreshRepositories)
@@ -176,7 +177,7 @@ impl Job {
         }
     }
 
-    /// Takes back what was decided, to assess it anew.
+    /// Discards the decision, to assess the step again.
     pub(super) fn begin_again(&mut self) {
         self.earlier = self.done().cloned().collect();
         self.changes = Vec::new();
@@ -185,15 +186,16 @@ impl Job {
         self.answer = None;
     }
 
-    /// Whether the node was admitted before, and only its admission is missing now. That is no failure: an API
-    /// server or a kubelet may be away for a moment, and the admission waits for both.
+    /// Whether the node was already admitted and only its admission is missing now. This is not a
+    /// failure: the API server or the kubelet may be unavailable for a moment, and the admission
+    /// waits for both.
     pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
         let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
         matches!(missing, [change] if is_admission(change))
             && self.done().filter(|change| is_admission(change)).count() == 1
     }
 
-    /// The event for its answer.
+    /// The event for an assessment.
     pub(super) fn answer_event(&self, answer: &Assessed) -> Event {
         let (why, changes) = match answer {
             Ok(
@@ -219,14 +221,14 @@ impl Job {
         }
     }
 
-    /// The reason why steps that depend on it are not run.
+    /// The reason dependent steps are not run.
     pub(super) fn not_because_of(&self) -> String {
         match self.ended.as_ref().map(|end| (end.outcome, &end.why)) {
             Some((Outcome::Blocked, _)) => format!("`{}` is blocked", self.id),
             Some((Outcome::Failed, _)) => format!("`{}` failed", self.id),
-            // The root cause is passed on, because it is what the reader needs.
+            // Pass on the root cause, because this is the relevant information.
             Some((Outcome::NotRun, why)) => why.clone(),
-            _ => format!("`{}` has not ended", self.id),
+            _ => format!("`{}` has not finished", self.id),
         }
     }
 
@@ -245,7 +247,7 @@ impl Job {
         let end = self
             .ended
             .clone()
-            .unwrap_or_else(|| End::bug("the step has no end"));
+            .unwrap_or_else(|| End::bug("the step has no outcome"));
         StepReport {
             id: self.id.clone(),
             title: findings::title(&self.id).to_owned(),
@@ -260,7 +262,7 @@ impl Job {
     }
 }
 
-/// Whether a step ended without anything to do.
+/// Whether a step finished without changes.
 pub(super) const fn had_nothing_to_do(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Satisfied | Outcome::NotApplicable)
 }

@@ -1,6 +1,6 @@
-//! What the run after a reboot needs must survive the reboot: this program and the files of its
-//! command line. What lies in a place that a boot empties, and a program that others may write, is
-//! copied into the state folder.
+//! Keeps the files that the run after a reboot needs: the gpu-bootstrap binary and the files of its
+//! command line. Files in a location that is emptied at boot, and a binary that is writable by
+//! non-root users, are copied to the state directory.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -11,21 +11,23 @@ use crate::{
     tools::mounts,
 };
 
-/// This program, whatever its path is called by now.
+/// The running binary, even if it was moved or replaced.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// The folder of copies; `uninstall` removes it with the state folder.
+/// The directory for copies. `uninstall` removes it with the state directory.
 fn folder() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("kept")
 }
 
-/// Where systemd may execute a program of ours on Enterprise Linux: SELinux' policy refuses one below `/var/lib`
-/// (`init_t` may not execute `var_lib_t`). Here the label is `usr_t`, from which it starts `unconfined_service_t`
-/// (`corecmd_bin_domtrans` in selinux-policy, branches c9s and c10s). Debian and Ubuntu have no such folder, and no such
+/// A directory from which systemd may execute our binary on Enterprise Linux. The SELinux policy
+/// rejects binaries in `/var/lib` (`init_t` may not execute `var_lib_t`). Here the label is
+/// `usr_t`, and the binary runs as `unconfined_service_t` (`corecmd_bin_domtrans` in
+/// selinux-policy, branches c9s and c10s). Debian and Ubuntu have neither this directory nor this
 /// policy.
 const LIBEXEC: &str = "/usr/local/libexec";
 
-/// The copy of this program there. It is a name of its own, so that no program of an administrator's is meant.
+/// The copy of the binary in that directory. The unusual name avoids a conflict with files of the
+/// administrator.
 const IN_LIBEXEC: &str = "/usr/local/libexec/gpu-bootstrap-resume";
 
 fn program_copy(files: &dyn Files) -> Result<Utf8PathBuf, FilesError> {
@@ -40,7 +42,7 @@ fn program_copy(files: &dyn Files) -> Result<Utf8PathBuf, FilesError> {
     }
 }
 
-/// Removes the copy that is not in the state folder.
+/// Removes the copy outside the state directory.
 pub(super) fn forget_program(files: &dyn Files) -> Result<(), FilesError> {
     match files.stat(IN_LIBEXEC.into())? {
         Some(_) => files.remove(IN_LIBEXEC.into()),
@@ -48,8 +50,8 @@ pub(super) fn forget_program(files: &dyn Files) -> Result<(), FilesError> {
     }
 }
 
-/// The program for the resume unit: this one, or its copy where its path does not stay or others than
-/// root may write it. Root executes it at boot.
+/// Returns the binary for the resume unit: the current one, or a copy if its path does not survive
+/// a reboot or is writable by non-root users. Root executes it at boot.
 pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
     if mounts::stays(exe, &mounts::list(files)?) {
         match refuse_foreign(files, exe) {
@@ -59,7 +61,8 @@ pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, 
         }
     }
     let copy = program_copy(files)?;
-    // Never by its path: since it was started, others may have put another program there.
+    // Do not read it by path, because the file may have been replaced since this process was
+    // started.
     let ourselves = Utf8Path::new(OURSELVES);
     let content = files.read(ourselves)?.ok_or_else(|| FilesError::Io {
         verb: "read",
@@ -83,7 +86,7 @@ pub(super) struct Copy {
     to: Utf8PathBuf,
 }
 
-/// The request with paths that stay, and the copies that it needs.
+/// Returns the request with paths that survive a reboot, and the required copies.
 pub(super) fn request(
     files: &dyn ReadFiles,
     request: &Request,
@@ -112,11 +115,11 @@ pub(super) fn request(
     Ok((lasting, copies))
 }
 
-/// Makes the copies, for root alone: a configuration may hold a secret.
+/// Copies the files, readable only by root, because a configuration may contain a secret.
 pub(super) fn copy(files: &dyn Files, copies: &[Copy]) -> Result<(), FilesError> {
     for Copy { from, to } in copies {
         let Some(content) = files.read(from)? else {
-            // It was read a moment ago. The run after the reboot will name the missing copy.
+            // It existed a moment ago. The run after the reboot will report the missing copy.
             continue;
         };
         files.create_folder(&folder(), 0o700)?;
@@ -131,7 +134,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn the_program_is_copied_once_and_only_if_it_must_be() {
+    fn binary_is_copied_once_and_only_if_necessary() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put("/tmp/gb", "another program");
@@ -146,16 +149,16 @@ mod tests {
         let made = files.mutations();
         program(&files, Utf8Path::new("/tmp/gb")).unwrap();
         assert_eq!(files.mutations(), made);
-        // It was replaced while it runs.
+        // Replaced while it is running.
         files.put("/proc/self/exe", "the old program");
         let copy = program(&files, Utf8Path::new("/opt/gb (deleted)")).unwrap();
         assert_eq!(files.text(copy.as_str()), "the old program");
-        // The copy itself stays.
+        // The copy itself is not copied again.
         assert_eq!(program(&files, &copy).unwrap(), copy);
     }
 
     #[test]
-    fn a_program_that_others_may_write_is_copied_from_memory() {
+    fn binary_writable_by_other_users_is_copied_from_memory() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         let exe = "/home/local/gb";
@@ -168,9 +171,9 @@ mod tests {
         assert_eq!(files.text(copy.as_str()), "the program");
     }
 
-    /// SELinux lets systemd execute nothing below `/var/lib`.
+    /// SELinux does not allow systemd to execute files in `/var/lib`.
     #[test]
-    fn on_enterprise_linux_the_copy_is_where_systemd_may_execute_it() {
+    fn copy_is_executable_by_systemd_on_enterprise_linux() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put_folder("/usr/local/libexec", 0o755);
@@ -182,7 +185,7 @@ mod tests {
         forget_program(&files).unwrap();
         assert!(!files.exists(&copy).unwrap());
         assert!(files.exists(LIBEXEC.into()).unwrap());
-        // Others may write there.
+        // The directory is writable by a group.
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put_folder("/usr/local/libexec", 0o2775);
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_cannot_be_read_is_an_error_and_never_an_empty_copy() {
+    fn unreadable_binary_is_an_error() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put("/tmp/gb", "the program");
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_the_command_line_are_copied_and_the_copies_stay() {
+    fn command_line_files_are_copied() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put("/tmp/node.toml", "[runtime]\n");

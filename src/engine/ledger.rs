@@ -1,4 +1,4 @@
-//! Write-ahead recording. The engine changes a machine only through this module.
+//! The write-ahead log. The engine changes a machine only through this module.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,7 +23,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Applies a change: captures the undo, syncs the intent, applies, syncs the end.
+    /// Applies a change: captures the undo, syncs the intent, applies the change, syncs the end.
     pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Problem> {
         let began = self.events.elapsed();
         let summary = change.summary();
@@ -52,8 +52,8 @@ impl Ledger {
                 Ok(())
             }
             Err(failure) => {
-                // What it did before it failed must be undone by `uninstall`. Where that cannot be
-                // determined the intent stays open, and the next run determines it.
+                // `uninstall` must revert whatever was applied before the failure. If that is
+                // unknown, leave the intent open so that the next run reconciles it.
                 if let Some(undo) = self.exact(&summary, &undo, &sink).await {
                     self.journal.append(Record::Failed {
                         intent,
@@ -67,7 +67,7 @@ impl Ledger {
         }
     }
 
-    /// Ends the intents that an earlier run left open because it was interrupted.
+    /// Closes the intents that an interrupted run left open.
     pub(super) async fn reconcile(&self) -> Result<Vec<String>, JournalError> {
         let mut notes = Vec::new();
         for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
@@ -83,13 +83,12 @@ impl Ledger {
                         undo,
                     })?;
                     notes.push(format!(
-                        "an earlier run was interrupted during: {summary}; the state is read \
-                         again"
+                        "an earlier run was interrupted during: {summary}; its state is read again"
                     ));
                 }
                 Err(failure) => notes.push(format!(
-                    "an earlier run was interrupted during: {summary}; its effects are not known \
-                     yet: {}",
+                    "an earlier run was interrupted during: {summary}; its effects are still \
+                     unknown: {}",
                     one_line(&failure)
                 )),
             }
@@ -97,8 +96,8 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes changes that stand; several at once where their undos were merged into `undo`.
-    /// Records nothing where the undo had only waited when somebody asked to stop.
+    /// Undoes applied changes, several at once if their undos were merged into `undo`. Records
+    /// nothing if a stop was requested while the undo was still waiting.
     pub(super) async fn revert(
         &self,
         standing: &[Standing],
@@ -111,7 +110,7 @@ impl Ledger {
         Ok(reverted)
     }
 
-    /// Undoes a part of a change, without a journal record.
+    /// Undoes a part of a change without a journal record.
     pub(super) async fn undo(&self, standing: &[Standing], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(standing);
         let sink = EventSink {
@@ -132,8 +131,8 @@ impl Ledger {
         }
     }
 
-    /// Undoes the part of a change that is no longer wanted, without a journal record. The error is
-    /// what stays; it is `None` if the undo had only waited when a signal came.
+    /// Undoes the obsolete part of a change without a journal record. The error is the remaining
+    /// part, or `None` if a signal arrived while the undo was waiting.
     pub(super) async fn withdraw(
         &self,
         standing: &Standing,
@@ -151,7 +150,7 @@ impl Ledger {
         })
     }
 
-    /// Records how undoing ended.
+    /// Records the result of an undo.
     pub(super) fn reverted(
         &self,
         standing: &[Standing],
@@ -182,7 +181,7 @@ impl Ledger {
             Ok(undo) => Some(undo),
             Err(failure) => {
                 sink.note(&format!(
-                    "the effects of the failed change ({summary}) are not known yet: {}",
+                    "the effects of the failed change ({summary}) are still unknown: {}",
                     one_line(&failure)
                 ));
                 None
@@ -191,7 +190,7 @@ impl Ledger {
     }
 }
 
-/// The steps for which changes were made, each once.
+/// Returns the steps of the changes without duplicates.
 pub(super) fn steps_of(standing: &[Standing]) -> Vec<StepId> {
     let mut steps: Vec<StepId> = Vec::new();
     for step in standing.iter().flat_map(|standing| &standing.steps) {

@@ -1,8 +1,9 @@
-//! What is left over: changes that stand in the journal and that no setting wants any more. `check`
-//! reports them, `plan` shows them, `install` undoes them.
+//! Obsolete changes: applied by an earlier run, but no longer configured. `check` reports them,
+//! `plan` lists them, `install` reverts them.
 //!
-//! A change is left over if none of its steps wants it. A package transaction that several steps
-//! share is left over in part: packages that are wanted now stay, with all that they need.
+//! A change is obsolete if it is not configured for any of its steps. A package transaction that is
+//! shared by several steps can be obsolete in part: packages that are still configured stay, with
+//! all their dependencies.
 
 use std::collections::BTreeSet;
 
@@ -25,22 +26,23 @@ use crate::{
     step::Assessment,
 };
 
-/// The verb of a change that is undone, in plans.
+/// The change kind of an undo in plans.
 const UNDO: &str = "undo";
 
-/// The result of undoing what is left over.
+/// The result of undoing obsolete changes.
 #[derive(Debug, Default)]
 pub(super) struct Undone {
     /// Whether the machine was changed.
     pub(super) any: bool,
-    /// What stays, and why.
+    /// The changes that stay, with the reason.
     pub(super) left: Vec<String>,
-    /// Package work waits until the packages of the other steps are as wanted.
+    /// Package work waits until the packages of the other steps are installed.
     postponed: bool,
 }
 
-/// The standing changes that are left over, newest first. `wants` says whether a step wants a change; a
-/// step that is not in the list (of another version of this program, or the resume unit) does.
+/// Returns the obsolete applied changes, newest first. `wants` returns whether a change is still
+/// configured for a step. Changes of an unknown step (of another gpu-bootstrap version, or the
+/// resume unit) are kept.
 fn left_over(standing: &[Standing], wants: &dyn Fn(&StepId, &Change) -> bool) -> Vec<Standing> {
     standing
         .iter()
@@ -67,16 +69,16 @@ fn is_transaction(standing: &Standing) -> bool {
     )
 }
 
-/// Whether its undo comes after that of files and units. Packages are removed when those of all steps are as
-/// wanted: before, it is not known which ones are needed.
+/// Whether it is undone after files and units. Packages are removed only after the packages of all
+/// steps are installed, because it is not known earlier which packages are needed.
 fn is_late(standing: &Standing) -> bool {
     is_transaction(standing) || matches!(standing.change, Change::AddRepository { .. })
 }
 
-/// In words, as `undo: write /etc/cdi/nvidia.yaml`.
+/// Describes the undo, for example `undo: write /etc/cdi/nvidia.yaml`.
 fn summary(standing: &Standing) -> String {
     let rest = if is_transaction(standing) {
-        "; what is still wanted or needed stays"
+        " (configured packages and their dependencies stay)"
     } else {
         ""
     };
@@ -92,18 +94,18 @@ fn report(standing: &Standing) -> ChangeReport {
 }
 
 impl Job {
-    /// Why the step is not as wanted, if all that it has to do is to undo.
+    /// The reason the step is not satisfied, if it only has to undo obsolete changes.
     pub(super) fn why_left_over(&self) -> Option<String> {
         let count = match self.left_over.len() {
             _ if !self.is_idle() => return None,
             0 => return None,
-            1 => "1 change of it stands".to_owned(),
-            more => format!("{more} changes of it stand"),
+            1 => "1 obsolete change is".to_owned(),
+            more => format!("{more} obsolete changes are"),
         };
-        Some(format!("{count} that no setting wants any more"))
+        Some(format!("{count} still applied"))
     }
 
-    /// The undos of the changes that are left over.
+    /// The undos of the obsolete changes.
     pub(super) fn undos(&self) -> Vec<ChangeReport> {
         self.left_over.iter().map(report).collect()
     }
@@ -120,8 +122,8 @@ impl Job {
 }
 
 impl Session {
-    /// Finds what is left over where the journal is only read. A journal that cannot be read stops
-    /// neither `check` nor `plan`: only root may read it.
+    /// Finds obsolete changes in a read-only run. An unreadable journal stops neither `check` nor
+    /// `plan`, because only root may read it.
     pub(super) fn read_left_over(&self, jobs: &mut [Job], notes: &mut Vec<String>) {
         if self.inner.desired.is_none() {
             return;
@@ -135,17 +137,16 @@ impl Session {
             Err(error) => self.tools.note(
                 notes,
                 format!(
-                    "whether settings that were taken back have left something is not known: \
-                     failed to {}",
+                    "failed to {} (obsolete changes are unknown)",
                     one_line(&error)
                 ),
             ),
         }
     }
 
-    /// Finds what is left over, for each step.
+    /// Finds the obsolete changes of each step.
     pub(super) fn find_left_over(&self, jobs: &mut [Job], standing: &[Standing]) {
-        // Where nothing can be wanted, nobody knows what is still wanted.
+        // Without a desired state it is unknown which changes are obsolete.
         let Some(desired) = &self.inner.desired else {
             return;
         };
@@ -164,14 +165,15 @@ impl Session {
         }
     }
 
-    /// Whether a step wants a change of an earlier run.
+    /// Whether a change of an earlier run is still configured for a step.
     fn is_wanted(&self, id: &StepId, change: &Change, desired: &Desired) -> bool {
         let step = self.inner.steps.iter().find(|step| step.id() == *id);
         step.is_none_or(|step| step.wants(change, desired))
     }
 
-    /// Returns the step because of which no part of a shared transaction is withdrawn now. It still wants the
-    /// transaction, but without a GPU the desired state does not name its packages.
+    /// Returns the step that prevents a shared transaction from being reduced now. The transaction
+    /// is still configured for it, but without a GPU the desired state does not contain its
+    /// packages.
     fn waits_for_hardware(&self, standing: &Standing, jobs: &[Job]) -> Option<StepId> {
         let desired = self.inner.desired.as_ref()?;
         if desired.driver.is_some() || !is_transaction(standing) {
@@ -187,8 +189,9 @@ impl Session {
         standing.steps.iter().find(|id| needs_it(id)).cloned()
     }
 
-    /// Keeps what is left over of a container runtime as long as it runs containers: only consent stops them, and a
-    /// setting that is taken back is no consent. Returns what stays, and why.
+    /// Keeps the obsolete changes of a container runtime while containers are running. Only
+    /// explicit consent stops containers, and removing a setting is not consent. Returns the kept
+    /// changes with the reason.
     pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
         let desired = self.inner.desired.as_ref();
         if desired.is_some_and(|desired| desired.runtime_restart == Restart::Always) {
@@ -206,16 +209,19 @@ impl Session {
             let running = daemon.configured().running(self.inner.host.reader()).await;
             let why = match running.map_err(|error| one_line(&error)) {
                 Ok(containers) if containers.is_empty() => continue,
-                Ok(containers) => format!("{name} runs the containers {}", containers.join(", ")),
-                // A daemon that does not run tells nothing, and stops with nothing.
+                Ok(containers) => {
+                    format!("{name} is running the containers {}", containers.join(", "))
+                }
+                // A daemon that is not running has no containers.
                 Err(_) if !self.may_run(&unit).await => continue,
-                Err(why) => format!("{name} does not tell which containers it runs ({why})"),
+                Err(why) => format!("the running containers of {name} are unknown ({why})"),
             };
             for job in jobs.iter_mut() {
                 job.left_over.retain(|one| !all.contains(one));
             }
             kept.push(format!(
-                "what `{step}` has installed stays: {why}; stop them, then run `gpu-bootstrap install` again"
+                "the changes of `{step}` stay: {why}; stop the containers, then run `gpu-bootstrap \
+                install` again"
             ));
         }
         kept
@@ -226,7 +232,8 @@ impl Session {
         state.is_ok_and(|unit| unit.is_some_and(|unit| unit.is_active()))
     }
 
-    /// Tells what [`Session::waits_for_hardware`] keeps although a step does not want it any more.
+    /// Adds a note for each obsolete change that is kept because of
+    /// [`Session::waits_for_hardware`].
     fn name_postponed(&self, jobs: &[Job], standing: &[Standing], notes: &mut Vec<String>) {
         let Some(desired) = &self.inner.desired else {
             return;
@@ -238,18 +245,17 @@ impl Session {
                 self.tools.note(
                     notes,
                     format!(
-                        "left over: {what}: a part of it is not wanted any more, but stays until \
-                         the machine has a GPU again: without one it is not known which packages \
-                         `{step}` needs"
+                        "obsolete: {what}: parts of it stay until the machine has a GPU again, \
+                         because the packages for `{step}` are unknown without a GPU"
                     ),
                 );
             }
         }
     }
 
-    /// Undoes what is left over before anything is applied: files and units, newest first, because
-    /// they need their packages. Then repositories, and packages if those of all other steps are as
-    /// wanted; otherwise [`Session::undo_the_rest`] removes them at the end.
+    /// Undoes obsolete changes before anything is applied. Files and units are undone first, newest
+    /// first, because they need their packages. Then repositories and packages, if the packages of
+    /// all other steps are installed. Otherwise [`Session::undo_the_rest`] removes them at the end.
     pub(super) async fn undo_left_over(
         &self,
         ledger: &Ledger,
@@ -264,7 +270,7 @@ impl Session {
         let is_busy = |job: &Job| job.locks.contains(&Lock::Packages) && !job.is_idle();
         undone.postponed = !found(jobs, is_late).is_empty() && jobs.iter().any(is_busy);
         if undone.postponed {
-            // What is installed now must not come from a repository that no setting wants.
+            // Packages must not be installed from a repository that is no longer configured.
             let is_repository = |one: &Standing| is_late(one) && !is_transaction(one);
             let repositories = found(jobs, is_repository);
             self.undo_whole(ledger, repositories, jobs, &mut undone)
@@ -273,12 +279,12 @@ impl Session {
             self.undo_late(ledger, jobs, &mut undone).await?;
         }
         for left in &undone.left {
-            self.tools.note(notes, format!("left over: {left}"));
+            self.tools.note(notes, format!("obsolete: {left}"));
         }
         Ok(undone)
     }
 
-    /// Undoes what was postponed, after everything was applied.
+    /// Undoes the postponed changes, after everything was applied.
     pub(super) async fn undo_the_rest(
         &self,
         ledger: &Ledger,
@@ -295,12 +301,13 @@ impl Session {
         undone.left.extend(kept);
         self.undo_late(ledger, jobs, undone).await?;
         for left in &undone.left[known..] {
-            self.tools.note(notes, format!("left over: {left}"));
+            self.tools.note(notes, format!("obsolete: {left}"));
         }
         Ok(())
     }
 
-    /// Transactions before repositories: a package that a transaction had removed is installed again.
+    /// Undoes transactions before repositories, because packages that a transaction removed are
+    /// installed again.
     async fn undo_late(
         &self,
         ledger: &Ledger,
@@ -328,7 +335,7 @@ impl Session {
         self.undo_whole(ledger, repositories, jobs, undone).await
     }
 
-    /// Undoes whole changes, as `uninstall` does.
+    /// Undoes entire changes, like `uninstall`.
     async fn undo_whole(
         &self,
         ledger: &Ledger,
@@ -356,9 +363,9 @@ impl Session {
         Ok(())
     }
 
-    /// Undoes the part of a transaction that is left over. Returns how that ended (`None` if a signal came while it
-    /// waited), and whether the transaction is no longer left over. What stays of it then, such as an account in
-    /// use, is undone by `uninstall`.
+    /// Undoes the obsolete part of a transaction. Returns the result (`None` if a signal arrived
+    /// while it was waiting), and whether the transaction is no longer obsolete. Anything that
+    /// stays, such as an account in use, is undone by `uninstall`.
     async fn withdraw(
         &self,
         ledger: &Ledger,
@@ -373,7 +380,7 @@ impl Session {
             .flat_map(|(_, packages)| packages)
             .map(|wish| wish.name.clone())
             .collect();
-        // A kernel that can be booted stays.
+        // A bootable kernel stays.
         let kernels = state.bootable_kernels().0;
         wanted.extend(
             (desired.and_then(|desired| desired.kernel.as_ref()))
@@ -433,7 +440,7 @@ impl Session {
 }
 
 impl Undone {
-    /// Returns `exit`, but not `Ok` if a part of what is no longer wanted stays.
+    /// Returns `exit`, but `Partial` instead of `Ok` if an obsolete change stays.
     pub(super) fn exit(&self, exit: Exit) -> Exit {
         if exit == Exit::Ok && !self.left.is_empty() {
             Exit::Partial
@@ -443,7 +450,7 @@ impl Undone {
     }
 }
 
-/// The changes that are left over in any step and of a kind, newest first.
+/// Returns the matching obsolete changes of all steps, newest first.
 fn found(jobs: &[Job], is_one: impl Fn(&Standing) -> bool) -> Vec<Standing> {
     let mut all: Vec<Standing> = Vec::new();
     for standing in jobs.iter().flat_map(|job| &job.left_over) {
@@ -455,7 +462,7 @@ fn found(jobs: &[Job], is_one: impl Fn(&Standing) -> bool) -> Vec<Standing> {
     all
 }
 
-/// Notes with its steps that a change was undone.
+/// Records in the steps of a change that it was undone.
 fn is_undone(jobs: &mut [Job], standing: &Standing) {
     for job in jobs {
         if job.left_over.contains(standing) {
@@ -494,8 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_transaction_is_left_over_with_its_first_unwanted_step_and_other_changes_with_the_last()
-     {
+    fn shared_transaction_is_obsolete_with_first_unconfigured_step() {
         let all = [
             standing(7, &["resume"], unit()),
             standing(6, &[], packages()),
@@ -511,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_was_cut_off_is_not_left_over() {
+    fn interrupted_change_is_not_obsolete() {
         let mut open = standing(1, &["docker"], unit());
         open.open = true;
         assert!(left_over(&[open], &|_, _| false).is_empty());

@@ -1,8 +1,8 @@
-//! One loop for `check`, `plan` and `install`: assess, and then tell, or apply and verify. The
-//! undo of `install` is `uninstall`: the journal read backwards.
+//! One loop for `check`, `plan` and `install`: assess all steps, then report, or apply and verify.
+//! `uninstall` reverts `install` by reading the journal backwards.
 //!
-//! [`survey`] looks at every step, [`apply`] schedules the changes, [`gate`] merges the package
-//! work of several steps, [`ledger`] writes ahead, [`resume`] goes on after a reboot.
+//! [`survey`] assesses every step, [`apply`] schedules the changes, [`gate`] merges the package
+//! work of several steps, [`ledger`] is the write-ahead log, [`resume`] continues after a reboot.
 
 mod answers;
 mod apply;
@@ -93,90 +93,89 @@ use errors::not_locked;
 use graph::Graph;
 use job::Assessed;
 
-/// Everything that a run works with, whatever it is for.
+/// The environment of a run.
 #[derive(Clone)]
 pub struct Tools {
     /// The machine.
     pub host: Host,
     /// Applies and undoes changes.
     pub verbs: Arc<dyn Verbs>,
-    /// Where events go.
+    /// The event stream.
     pub events: Events,
-    /// Whether somebody has asked to stop.
+    /// The stop request.
     pub cancel: Cancel,
-    /// The rest.
+    /// The options of the run.
     pub options: Options,
 }
 
-/// What was asked for, and who asks.
+/// The request and its origin.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Version of this program.
+    /// The gpu-bootstrap version.
     pub version: String,
-    /// This program, absolute: the resume unit starts it.
+    /// Absolute path of the gpu-bootstrap binary. The resume unit starts it.
     pub exe: Utf8PathBuf,
-    /// The request, to be repeated after a reboot.
+    /// The request, which is repeated after a reboot.
     pub request: Request,
-    /// How packages are changed: `uninstall` reads it in the journal.
+    /// The package policy. `uninstall` reads it from the journal.
     pub policy: Option<Policy>,
-    /// From the facts.
     pub instance_id: Option<String>,
-    /// From the facts.
     pub boot_id: Option<String>,
-    /// How long `install` tries again what passes by itself. After it, nothing new starts. `None`:
-    /// it tries nothing again, and takes its time.
+    /// How long `install` retries transient failures. After that, no new work starts. `None`: no
+    /// retries and no time limit.
     pub deadline: Option<Duration>,
-    /// The resume unit started this run.
+    /// The run was started by the resume unit.
     pub resumed: bool,
-    /// `check`: only these, by name or by the part before a dot.
+    /// `check`: only these findings, by ID or by a prefix before a dot.
     pub only: Vec<String>,
-    /// `check`: not these.
+    /// `check`: exclude these findings.
     pub skip: Vec<String>,
-    /// `check`: these are shown as skipped.
+    /// `check`: show these findings as skipped.
     pub ignore: Vec<String>,
-    /// `check`: warnings fail it, too.
+    /// `check`: treat warnings as failures.
     pub fail_on_warnings: bool,
-    /// `check`: what is unknown fails it, too.
+    /// `check`: treat unknown findings as failures.
     pub fail_on_unknown: bool,
 }
 
-/// What `check` knows beyond the steps.
+/// The inputs of `check` in addition to the steps.
 pub struct Audit {
     /// The health checks.
     pub checks: Vec<Box<dyn Check>>,
     /// The compatibility matrix.
     pub matrix: Arc<Matrix>,
-    /// What is wanted, or why nothing can be wanted on this machine: the steps are not assessed then.
+    /// The desired state, or the reason there is none on this machine. Without it, the steps are
+    /// not assessed.
     pub desired: Result<Desired, Unresolvable>,
-    /// The rollback under way: then what is wanted is not what the settings say.
+    /// The rollback in progress, if any. The desired state then differs from the settings.
     pub back: Option<GoingBack>,
-    /// This program has prepared the machine before.
+    /// An earlier gpu-bootstrap run has prepared the machine.
     pub prepared: bool,
-    /// What was proven just now, by `check --prove`. A finding replaces that of the step with its name.
+    /// The results of `check --prove`. A finding replaces the finding of the step with the same ID.
     pub proven: Vec<Finding>,
 }
 
-/// What `install` would do.
+/// The result of `plan`.
 pub struct Planned {
     pub report: RunReport,
-    /// The driver that is wanted, as far as the package lists decide on it.
+    /// The desired driver, as resolved by the package lists.
     pub driver: Option<DriverWish>,
-    /// Why what is wanted is wanted.
+    /// The reasons for the desired state.
     pub reasons: Vec<String>,
-    /// Why a rollback takes another version than the validated one, if it does.
+    /// The reason a rollback uses a version other than the validated one, if it does.
     pub warning: Option<String>,
 }
 
-/// Why nothing can be wanted on a machine.
+/// The reason a machine has no desired state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unresolvable {
     /// The reason, with the compared values.
     pub why: String,
-    /// What would help.
+    /// The remedy.
     pub hint: Option<String>,
-    /// Nothing has to be prepared here, whatever GPUs are seen.
+    /// This machine does not need preparation, even if it has GPUs.
     pub needless: bool,
-    /// What would tell whether something can be wanted was not recorded.
+    /// The required information was not recorded.
     pub unknown: bool,
 }
 
@@ -200,29 +199,29 @@ struct Examination {
 /// Data that all tasks share.
 struct Inner {
     host: Host,
-    /// Empty where nothing can be wanted.
+    /// Empty if there is no desired state.
     steps: Vec<Box<dyn Step>>,
-    /// `None` only for `check`, where nothing can be wanted.
+    /// `None` only for `check` without a desired state.
     desired: Option<Arc<Desired>>,
     graph: Graph,
-    /// Not known in tests that need none.
+    /// Not set in tests that do not need it.
     matrix: OnceLock<Arc<Matrix>>,
-    /// What was asked; `None` where nothing is asked again.
+    /// The question to the matrix. `None` if it is not asked again.
     question: OnceLock<Question>,
-    /// Why the rollback under way takes another version than the proven one, where it does.
+    /// The reason the rollback in progress uses a version other than the validated one, if it does.
     note: OnceLock<String>,
-    /// Why what is wanted is wanted.
+    /// The reasons for the desired state.
     reasons: OnceLock<Vec<String>>,
-    /// The session that went back to the driver before, if this one has.
+    /// The rollback session, if this session started one.
     rollback: OnceLock<Box<Session>>,
-    /// Of this epoch.
+    /// The current snapshot.
     state: Mutex<Arc<State>>,
-    /// What is wanted in this epoch.
+    /// The desired state for the current snapshot.
     settled: Mutex<Arc<OnceCell<Arc<Desired>>>>,
 }
 
 impl Inner {
-    /// What is wanted, as far as the state of this epoch decides it: see [`steps::settle`].
+    /// The desired state, as far as the current snapshot decides it. See [`steps::settle`].
     async fn wanted(&self, state: &Arc<State>) -> Option<Arc<Desired>> {
         let desired = self.desired.as_ref()?;
         let settled = self.settled();
@@ -234,7 +233,7 @@ impl Inner {
                 desired,
                 matrix: self.matrix.get().map(|matrix| &**matrix),
             };
-            // The step that asks the same question reports why it cannot be answered.
+            // The step with the same query reports the error.
             match steps::settle(&cx).await {
                 Ok(Some(settled)) => Arc::new(settled),
                 Ok(None) | Err(_) => Arc::clone(desired),
@@ -247,8 +246,8 @@ impl Inner {
         let state = self.state();
         let Some(desired) = self.wanted(&state).await else {
             return Err(StepError::Unexpected {
-                what: "what is wanted".to_owned(),
-                why: "nothing can be wanted on this machine".to_owned(),
+                what: "the desired state".to_owned(),
+                why: "there is no desired state for this machine".to_owned(),
             });
         };
         let cx = Cx {
@@ -261,7 +260,7 @@ impl Inner {
         self.steps[at].assess(&cx).await
     }
 
-    /// This machine becomes an image.
+    /// Whether this machine becomes an image.
     fn image(&self) -> bool {
         self.desired.as_ref().is_some_and(|desired| desired.image)
     }
@@ -274,14 +273,14 @@ impl Inner {
         Arc::clone(&self.settled.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Forgets what was read: from now on everything is read anew.
+    /// Invalidates everything that was read.
     fn begin_epoch(&self) {
         *self.settled.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = Arc::new(state.next());
     }
 
-    /// From now on the steps know this about the program's own work.
+    /// Updates the steps' information about changes made by gpu-bootstrap.
     fn know(&self, ours: Ours) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = Arc::new(state.next().knowing(ours));
@@ -293,10 +292,10 @@ impl Inner {
 }
 
 impl Session {
-    /// Puts the steps in order, for `plan` and `install`.
+    /// Creates a session for `plan` and `install`.
     ///
     /// # Errors
-    /// [`EngineError::Graph`] when the steps cannot be ordered.
+    /// [`EngineError::Graph`] if the steps cannot be ordered.
     pub fn new(
         tools: Tools,
         steps: Vec<Box<dyn Step>>,
@@ -313,8 +312,8 @@ impl Session {
         ))
     }
 
-    /// The same session, which can ask again, with another driver. Its steps judge by the matrix of the question what they
-    /// learn only during the run.
+    /// Allows this session to repeat the question with another driver. Its steps use the matrix of
+    /// the question for information that is only available during the run.
     #[must_use]
     pub fn asking(self, question: Question, reasons: Vec<String>) -> Self {
         self.inner.reasons.get_or_init(|| reasons);
@@ -325,19 +324,18 @@ impl Session {
         self
     }
 
-    /// Puts the steps in order, for `check`.
+    /// Creates a session for `check`.
     ///
     /// # Errors
-    /// [`EngineError::Graph`] when the steps cannot be ordered. [`no_finding`] when a
-    /// finding is selected or skipped that does not exist: a misspelt name would be a check that always
-    /// passes.
+    /// [`EngineError::Graph`] if the steps cannot be ordered. [`no_finding`] if a selected or
+    /// skipped finding does not exist, because a check with a misspelled ID would always pass.
     pub fn audit(
         tools: Tools,
         mut steps: Vec<Box<dyn Step>>,
         state: State,
         audit: Audit,
     ) -> Result<Self, EngineError> {
-        // The whole list must have an order, also where only a part of it is assessed.
+        // The entire list must have an order, even if only a part of it is assessed.
         let mut graph = Graph::new(&steps)?;
         let Audit {
             mut checks,
@@ -360,7 +358,7 @@ impl Session {
             Ok(desired) => (Some(desired), None),
             Err(why) => (None, Some(why)),
         };
-        // Somebody who asks only for a step must hear why it is not assessed.
+        // If only a step is selected, report the reason it is not assessed.
         let skipped = tools.options.skips(check::RESOLVABLE.as_str());
         let asked = wanted(check::RESOLVABLE.as_str()) || keep.contains(&true);
         if skipped || !asked {
@@ -421,25 +419,25 @@ impl Session {
         }
     }
 
-    /// What can change about the machine, as of this epoch.
+    /// The current machine state.
     #[must_use]
     pub fn state(&self) -> Arc<State> {
         self.inner.state()
     }
 
-    /// Looks, and tells what is wrong; changes nothing and leaves no trace.
+    /// Assesses all steps and reports problems. Read-only.
     pub async fn check(&self) -> RunReport {
         self.look(Mode::Check).await
     }
 
-    /// Looks, and tells what `install` would do, and with which driver, as far as the package lists decide on it; changes
-    /// nothing and leaves no trace.
+    /// Assesses all steps and reports the changes that `install` would make, and the driver as
+    /// resolved by the package lists. Read-only.
     ///
     /// # Errors
-    /// When the journal cannot be read, or the driver of a rollback cannot be had any more.
+    /// If the journal cannot be read, or if the driver of a rollback is no longer available.
     pub async fn plan(&self) -> Result<Planned, EngineError> {
         let back = match self.driver_before().await {
-            // The plan notes that the journal cannot be read.
+            // The plan contains a note about the unreadable journal.
             Err(EngineError::Journal(_)) => None,
             back => back?,
         };
@@ -463,7 +461,7 @@ impl Session {
             self.read_left_over(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 for kept in self.keep_running(&mut jobs).await {
-                    self.tools.note(&mut notes, format!("left over: {kept}"));
+                    self.tools.note(&mut notes, format!("obsolete: {kept}"));
                 }
                 self.rehearse(mode, &mut jobs).await;
                 if let Some(note) = self.rollback_in_words(&jobs).await {
@@ -471,7 +469,7 @@ impl Session {
                 }
             }
             self.conclude(mode, &mut jobs);
-            // The only other place where `check` and `plan` differ.
+            // The only other difference between `check` and `plan`.
             let mut report = match mode {
                 Mode::Check => self.findings(jobs).await,
                 _ => self.planned(jobs).await,
@@ -480,7 +478,7 @@ impl Session {
             report.notes = notes;
             report
         };
-        // Assessing can be stopped at any moment.
+        // An assessment can be stopped at any time.
         let report = tokio::select! {
             biased;
             exit = self.tools.cancel.cancelled() => RunReport {
@@ -517,7 +515,7 @@ impl Session {
 }
 
 impl Options {
-    /// Whether a step or a finding of this name was asked for.
+    /// Whether a step or finding is selected.
     #[must_use]
     pub fn wants(&self, id: &str) -> bool {
         let named = |names: &[String]| names.iter().any(|name| stands_for(name, id));
@@ -528,7 +526,7 @@ impl Options {
         self.skip.iter().any(|name| stands_for(name, id))
     }
 
-    /// Whether a finding of this name fails nothing.
+    /// Whether a finding is ignored.
     pub(super) fn ignores(&self, id: &str) -> bool {
         self.ignore.iter().any(|name| stands_for(name, id))
     }
@@ -562,7 +560,7 @@ impl Tools {
         notes.push(message);
     }
 
-    /// Starts the timers that a run has paused which was interrupted.
+    /// Starts the timers that an interrupted run left paused.
     async fn resume_paused(&self) {
         let sink = events::EventSink {
             events: &self.events,
@@ -572,7 +570,7 @@ impl Tools {
     }
 
     fn finished(&self, report: &RunReport) {
-        // The run has ended, whether or not the time that it took can be read.
+        // The run has finished, even if its duration cannot be read.
         let to_ready = (matches!(report.mode, Mode::Install) && report.exit == Exit::Ok)
             .then(|| timing::ready_by(&self.host, &report.run).ok().flatten())
             .flatten();
@@ -584,10 +582,10 @@ impl Tools {
         });
     }
 
-    /// Takes the run lock, which keeps a second run of this program away.
+    /// Acquires the run lock, so that only one run is active.
     ///
     /// # Errors
-    /// While another run holds it: [`Exit::Busy`].
+    /// [`Exit::Busy`] if another run holds the lock.
     pub fn lock(&self) -> Result<Box<dyn Send + Sync>, Problem> {
         let folder = Utf8Path::new(RUN);
         let path = folder.join("lock");
@@ -600,7 +598,10 @@ impl Tools {
             None => {
                 let holder = self.host.files.read_text(&path).map_err(not_locked)?;
                 let holder = holder.unwrap_or_default();
-                let what = format!("start the run: another one is running ({})", holder.trim());
+                let what = format!(
+                    "start the run: another run is in progress ({})",
+                    holder.trim()
+                );
                 Err(Problem::new("busy", what)
                     .exiting(Exit::Busy)
                     .advice("wait for it; run `gpu-bootstrap status` to follow it"))
@@ -609,7 +610,7 @@ impl Tools {
     }
 }
 
-/// A name for a run: when it began and which process it is.
+/// Creates a run ID from the start time and the process ID.
 #[must_use]
 pub fn run_id(clock: &dyn Clock) -> String {
     format!(

@@ -1,4 +1,4 @@
-//! What the package lists offer of a driver that was proven before.
+//! Finds packages of a previously validated driver in the package lists.
 
 use crate::{
     config::desired::{Manager, PackageWish},
@@ -9,17 +9,20 @@ use crate::{
     model::version::DriverVersion,
 };
 
-/// What of a proven driver could be installed again.
+/// The available packages of a validated driver.
 pub(super) enum Offered {
-    /// Its version: these packages in exactly theirs.
+    /// The same version: these packages in exactly these versions.
     Exact(Vec<PackageWish>),
-    /// The newest of its branch, and what is not offered any more.
+    /// The newest version of its branch, and the packages that are no longer available.
     Newest(DriverVersion, Vec<String>),
-    /// None of its branch, and what is not offered any more.
+    /// No version of its branch, only the packages that are no longer available.
     Gone(Vec<String>),
 }
 
-/// What could be installed again, by the package lists that are there. The error says why nobody knows.
+/// Returns the packages that can be installed, according to the existing package lists.
+///
+/// # Errors
+/// The reason this is unknown.
 pub(super) async fn offered(
     host: &Host,
     manager: Manager,
@@ -33,7 +36,7 @@ pub(super) async fn offered(
     let names: Vec<&str> = (proven.driver.iter())
         .map(|one| one.name.as_str())
         .collect();
-    // The stream of the driver that has failed may be enabled.
+    // The module stream of the failed driver may be enabled.
     let query = backend.offers_of_all_streams(&names);
     let asked = host.reader().query(&query).await;
     let output = asked.and_then(|output| output.success(query.cmd()));
@@ -47,7 +50,8 @@ pub(super) async fn offered(
     let (there, mut gone): (Vec<&PackageWish>, Vec<&PackageWish>) =
         proven.driver.iter().partition(is_there);
     let before = version(&proven.driver);
-    // What has another version, as a module with that of its kernel, does not decide.
+    // Packages with another version, such as a module with the version of its kernel, are
+    // irrelevant.
     gone.retain(|wish| {
         let version = wish.version.as_deref().map(DriverVersion::from_package);
         version.and_then(Result::ok) == before
@@ -83,22 +87,22 @@ pub(super) async fn offered(
     })
 }
 
-/// What is not offered any more, in words.
+/// Describes the packages that are no longer available.
 pub(super) fn no_longer(gone: &[String]) -> String {
-    format!("no repository offers {} any more", gone.join(", "))
+    format!("no repository offers {} any longer", gone.join(", "))
 }
 
-/// That there is no rollback, and what helps.
+/// Describes why no rollback is possible, with the remedy.
 pub(super) fn none_left(proven: &Proven, gone: &[String]) -> String {
     format!(
-        "there is no rollback to driver {}: {}, nor another of its branch; to have one, add a repository with \
-         these packages (`repositories`)",
+        "no rollback to driver {} is possible: {}, or another version of its branch; to enable a \
+         rollback, add a repository with these packages (`repositories`)",
         version_in_words(proven),
         no_longer(gone)
     )
 }
 
-/// The version of the driver among packages.
+/// The driver version among these packages.
 pub(super) fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
     let version = |wish: &PackageWish| {
         let version = DriverVersion::from_package(wish.version.as_deref()?).ok()?;

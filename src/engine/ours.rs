@@ -1,4 +1,4 @@
-//! What the journal says about this program's own work, for the steps.
+//! Provides the steps with information from the journal about changes made by gpu-bootstrap.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,9 @@ use crate::{
     steps::package_step,
 };
 
-/// The packages that standing changes, newest first, have installed, the holds that they have set, and the daemons whose
-/// configuration did not end. What an interrupted change did is known only when it has been reconciled.
+/// Returns the packages that applied changes have installed (newest first), the holds that they
+/// have set, and the daemons whose configuration change did not finish. The effects of an
+/// interrupted change are known only after it is reconciled.
 pub(super) fn ours(standing: &[Standing]) -> Ours {
     let mut ours = Ours::default();
     let mut configured = BTreeSet::new();
@@ -37,20 +38,21 @@ pub(super) fn ours(standing: &[Standing]) -> Ours {
     ours
 }
 
-/// The daemons whose containers may stop when their packages go, by the step that installs them.
+/// Returns the daemons whose containers may stop if their packages are removed, with the step that
+/// installs them.
 pub(super) fn daemons() -> impl Iterator<Item = (StepId, Daemon)> {
     (Daemon::ALL.into_iter()).map(|daemon| (package_step(daemon.kind()), daemon))
 }
 
-/// The container runtimes that this program has installed or configured. Without root the journal cannot be read: then
-/// they look like the work of others.
+/// Returns the container runtimes that gpu-bootstrap has installed or configured. Without root the
+/// journal is unreadable, so no runtime is reported as ours.
 #[must_use]
 pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
     let standing = Journal::read(host).map(|history| fold(&history.lines).standing);
     let standing = standing.unwrap_or_default();
     let ours = daemons().filter(|(step, _)| {
         let steps = standing.iter().flat_map(|one| &one.steps);
-        // `runtime.docker` installs it, and `runtime.docker-nvidia` configures it.
+        // `runtime.docker` installs Docker, and `runtime.docker-nvidia` configures it.
         steps
             .into_iter()
             .any(|id| id.as_str().starts_with(step.as_str()))
@@ -58,8 +60,8 @@ pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
     ours.map(|(_, daemon)| daemon.kind()).collect()
 }
 
-/// The packages that this program holds. Without root the journal cannot be read: then its holds look
-/// like those of others.
+/// Returns the packages held by gpu-bootstrap. Without root the journal is unreadable, so no hold
+/// is reported as ours.
 #[must_use]
 pub fn holds(host: &Host) -> BTreeSet<String> {
     Journal::read(host).map_or_else(
@@ -69,21 +71,21 @@ pub fn holds(host: &Host) -> BTreeSet<String> {
 }
 
 impl Session {
-    /// Tells the steps what the journal says, where it is only read. Without root it cannot be read:
-    /// then what this program has made looks like the work of others.
+    /// Passes the journal's information to the steps in a read-only run. Without root the journal
+    /// is unreadable, so changes made by gpu-bootstrap look like foreign changes.
     pub(super) fn read_ours(&self) {
         if let Ok(history) = Journal::read(&self.inner.host) {
             self.know(&fold(&history.lines).standing);
         }
     }
 
-    /// Tells the steps what this program has done.
+    /// Passes information about applied changes to the steps.
     pub(super) fn know(&self, standing: &[Standing]) {
         self.inner.know(ours(standing));
     }
 
-    /// Tells the steps which daemons have not taken up their files by now. What else is this program's own they know from
-    /// the start of the run.
+    /// Tells the steps which daemons have not reloaded their configuration yet. The other
+    /// information does not change after the start of the run.
     pub(super) fn know_unread(&self, standing: &[Standing]) {
         let unread = ours(standing).unread;
         let before = self.inner.state().ours().clone();

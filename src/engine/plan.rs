@@ -1,4 +1,4 @@
-//! `plan`: what `install` would do, with diffs.
+//! `plan`: shows the changes that `install` would make, with diffs.
 
 use std::collections::BTreeSet;
 
@@ -18,24 +18,25 @@ use crate::{
     step::Assessment,
 };
 
-/// The verb of a reboot, in plans.
+/// The change kind of a reboot in plans.
 const REBOOT: &str = "reboot";
 
-/// What the plan has listed so far. Several steps may want the same packages and new package lists, and one transaction
-/// brings them: they are listed with the first of these steps.
+/// The items that the plan has already listed. If several steps need the same packages or new
+/// package lists, one transaction provides them, and they are listed with the first of these steps.
 #[derive(Debug, Default)]
 struct Listed {
     packages: Vec<(PackageWish, StepId)>,
-    /// What happens to packages, without versions.
+    /// Package actions, without versions.
     actions: BTreeSet<String>,
-    /// New package lists.
+    /// Whether a refresh of the package lists is listed.
     refreshed: bool,
-    /// That an installation cannot be simulated yet.
+    /// Whether a transaction that cannot be simulated yet is listed.
     deferred: bool,
 }
 
 impl Listed {
-    /// What is new in a change. The error is the step with which all of it is listed.
+    /// Returns the part of a change that is not listed yet. The error is the step that already
+    /// lists all of it.
     fn rest(&mut self, step: &StepId, change: &Change) -> Result<Change, StepId> {
         let Change::InstallPackages {
             packages, removing, ..
@@ -69,7 +70,7 @@ impl Listed {
             && std::mem::replace(&mut self.refreshed, true)
     }
 
-    /// The lines of a simulation that are new.
+    /// Returns the lines of a simulation that are not listed yet.
     fn rest_of_simulation(&mut self, text: &str) -> Option<String> {
         if text == NOT_SIMULATED && std::mem::replace(&mut self.deferred, true) {
             return None;
@@ -84,7 +85,7 @@ impl Listed {
 }
 
 impl Session {
-    /// Previews every change that is wanted.
+    /// Previews all pending changes.
     pub(super) async fn planned(&self, jobs: Vec<Job>) -> RunReport {
         let mut notes = Vec::new();
         let mut steps = Vec::with_capacity(jobs.len());
@@ -138,7 +139,7 @@ impl Session {
             let mut step = job.report(reports);
             if let Some(first) = comes_with {
                 step.why
-                    .push_str(&format!("; `{first}` installs all of it"));
+                    .push_str(&format!("; installed together with `{first}`"));
             }
             steps.push(step);
         }
@@ -151,15 +152,15 @@ impl Session {
             self.tools.note(
                 &mut notes,
                 format!(
-                    "`install --reboot` makes the next boot go on with it before its first change, and takes that back at \
-                     its end: {}",
+                    "`install --reboot` first makes the next boot continue the run, and reverts \
+                     this when the run finishes: {}",
                     first.join("; ")
                 ),
             );
         }
         self.emit_ends(&jobs);
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);
-        // A proof that is only repeated after a boot changes nothing about the machine.
+        // Repeating a validation after a boot does not change the machine.
         let pending = jobs.iter().any(|job| {
             let would_change =
                 (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange);
@@ -191,8 +192,8 @@ impl Session {
         }
     }
 
-    /// The diff of a change. A simulation can fail because earlier changes were not applied. That is
-    /// expected, and gives no diff.
+    /// Returns the diff of a change. A simulation can fail because earlier changes are not applied
+    /// yet. This is expected, and there is no diff then.
     async fn preview(
         &self,
         job: &Job,
@@ -226,7 +227,7 @@ mod tests {
     use super::{Listed, NOT_SIMULATED};
 
     #[test]
-    fn what_happens_to_a_package_is_shown_once() {
+    fn each_package_action_is_listed_once() {
         let mut listed = Listed::default();
         let mut rest = |text: &str| listed.rest_of_simulation(text);
         assert_eq!(

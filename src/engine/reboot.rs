@@ -1,5 +1,5 @@
-//! The reboot itself: it waits until others have done their work, and is requested again if it does
-//! not happen.
+//! Reboots the machine after other programs have finished their work, and repeats the request if
+//! the machine does not shut down.
 
 use std::time::Duration;
 
@@ -19,39 +19,39 @@ use crate::{
     tools::{cloud_init, packages::locks, systemctl},
 };
 
-/// How long the work of others is waited for. A `runcmd` of cloud-init may install software.
+/// The maximum time to wait for other programs. A `runcmd` of cloud-init may install software.
 const OTHERS: Duration = Duration::from_secs(30 * 60);
 
-/// The pause between two looks at the work of others.
+/// The polling interval while other programs are working.
 const POLL_OTHERS: Duration = Duration::from_secs(2);
 
-/// How often the reboot is requested.
+/// The maximum number of reboot requests.
 const REQUESTS: u32 = 3;
 
-/// How long systemd may take to begin with the shutdown after a request.
+/// The maximum time for systemd to start the shutdown after a request.
 const BEGINS: Duration = Duration::from_secs(60);
 
-/// The pause between two looks whether it has begun.
+/// The polling interval for the start of the shutdown.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The pause after a request that was refused.
+/// The pause after a rejected request.
 const AGAIN: Duration = Duration::from_secs(20);
 
-/// How long `systemctl reboot` may take to send the request.
+/// The deadline of `systemctl reboot`.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The reason where somebody asked to stop before the request.
+/// The error reason if a stop was requested before the reboot.
 pub(super) const REBOOT_STOPPED: &str = "reboot-stopped";
 
-/// The error of a machine that did not reboot, although it had to.
+/// The error if a required reboot did not happen.
 fn not_rebooted(reason: &'static str, why: &str) -> Problem {
     let problem = Problem::new(reason, format!("reboot the machine: {why}"));
     problem.exiting(Exit::RebootRequired).advice(
-        "progress is saved; reboot the machine yourself, then the run continues automatically",
+        "progress is saved; reboot the machine manually, and the run then continues automatically",
     )
 }
 
-/// The error where another run has begun since the reboot was found to be needed.
+/// The error if another run has started since this run found that a reboot is required.
 fn overtaken(error: EngineError) -> Problem {
     Problem {
         hint: error.hint(),
@@ -61,26 +61,26 @@ fn overtaken(error: EngineError) -> Problem {
     }
 }
 
-/// Reboots the machine as soon as cloud-init and package managers have done their work, or after a
-/// bound. Returns while the machine shuts down, or when the resume unit has taken over.
+/// Reboots the machine when cloud-init and package managers have finished, or after a time limit.
+/// Returns while the machine shuts down, or when the resume unit has taken over.
 ///
 /// # Errors
-/// When it does not reboot.
+/// If the machine does not reboot.
 pub(super) async fn reboot(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), Problem> {
     let host = &tools.host;
-    // cloud-init waits for this run, so this run must not wait for cloud-init. The unit takes the run
-    // lock, so it must be free.
+    // cloud-init waits for this run, so this run must not wait for cloud-init. The unit acquires
+    // the run lock, so it must be free.
     match cloud_init::started_us(&*host.files) {
         Ok(false) => {}
         Ok(true) => match resume::hand_over(host).await {
             Ok(true) => {
                 say(&format!(
-                    "cloud-init waits for this command: `{UNIT}` reboots the machine when \
-                     cloud-init has ended"
+                    "cloud-init waits for this command: `{UNIT}` reboots the machine after \
+                     cloud-init has finished"
                 ));
                 return Ok(());
             }
@@ -89,15 +89,15 @@ pub(super) async fn reboot(
         },
         Err(error) => say(&format!("failed to {}", one_line(&error))),
     }
-    // Nobody may change the machine while it waits to be rebooted. The end of the run has released
-    // the lock, so another one may have been faster.
+    // No other run may change the machine while it waits for the reboot. The lock was released at
+    // the end of the run, so another run may have acquired it first.
     let _lock = tools.lock().map_err(|error| overtaken(error.into()))?;
     let (journal, _) = Journal::open(host, tools.events.run(), tools.events.secrets())
         .map_err(|error| overtaken(error.into()))?;
     let receipt = journal.receipt();
     let last_installs = (receipt.runs.last()).is_some_and(|run| run.mode == Mode::Install.word());
     if receipt.awaited.is_none() || !last_installs {
-        let why = "another run has changed it meanwhile";
+        let why = "another run has changed it in the meantime";
         return Err(not_rebooted("reboot-not-awaited", why).advice("run `gpu-bootstrap status`"));
     }
     let ended = request(tools, locks, say).await;
@@ -110,7 +110,8 @@ pub(super) async fn reboot(
     ended
 }
 
-/// A person who stops the reboot has to continue the run, so nothing does it at the next boot.
+/// If the user stops the reboot with Ctrl-C, the user has to continue the run, so the next boot
+/// does not continue it.
 async fn stopped(
     tools: &Tools,
     journal: Journal,
@@ -133,7 +134,7 @@ async fn stopped(
     } else {
         say("stopped by a signal: the machine is not rebooted; the next boot continues the run");
     }
-    // The run had ended with a reboot that was to come.
+    // The run had finished with a pending reboot.
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
@@ -142,7 +143,7 @@ async fn stopped(
     Ok(())
 }
 
-/// Waits for others, and requests the reboot.
+/// Waits for other programs, then requests the reboot.
 async fn request(
     tools: &Tools,
     locks: &[&str],
@@ -162,10 +163,13 @@ async fn request(
             Ok(_) if shuts_down(host, cancel).await => return Ok(()),
             Ok(_) => {
                 refused = None;
-                say("the machine was asked to reboot, but does not shut down");
+                say("the machine accepted the reboot request, but does not shut down");
             }
             Err(error) => {
-                say(&format!("the reboot was refused: {}", one_line(&error)));
+                say(&format!(
+                    "the reboot request was rejected: {}",
+                    one_line(&error)
+                ));
                 refused = Some(error);
                 if attempt < REQUESTS {
                     pause(host, cancel, AGAIN).await?;
@@ -175,11 +179,12 @@ async fn request(
     }
     Err(match refused {
         Some(error) => {
-            let why = format!("{REQUESTS} requests were refused");
+            let why = format!("{REQUESTS} requests were rejected");
             not_rebooted("reboot-refused", &why).caused_by(error)
         }
         None => {
-            let why = format!("{REQUESTS} requests were accepted, but it does not shut down");
+            let why =
+                format!("{REQUESTS} requests were accepted, but the machine does not shut down");
             not_rebooted("reboot-refused", &why)
         }
     })
@@ -205,14 +210,14 @@ async fn wait_for_others(
         let waited = host.clock.monotonic().saturating_sub(began);
         if waited >= OTHERS {
             say(&format!(
-                "{who} is still at work after {} min: rebooting all the same",
+                "{who} is still running after {} min: rebooting anyway",
                 OTHERS.as_secs() / 60
             ));
             return Ok(());
         }
         if said.as_ref() != Some(&who) {
             say(&format!(
-                "the reboot waits until {who} has ended, for at most {} min",
+                "waiting up to {} min for {who} before the reboot",
                 (OTHERS - waited).as_secs().div_ceil(60)
             ));
             said = Some(who);
@@ -221,7 +226,7 @@ async fn wait_for_others(
     }
 }
 
-/// Who would be cut off by a reboot.
+/// Returns the program that a reboot would interrupt.
 fn at_work(host: &Host, locks: &[&str]) -> Result<Option<String>, FilesError> {
     if cloud_init::is_running(&*host.files)? {
         return Ok(Some("cloud-init".to_owned()));
@@ -230,14 +235,14 @@ fn at_work(host: &Host, locks: &[&str]) -> Result<Option<String>, FilesError> {
     Ok(holder.map(|holder| holder.to_string()))
 }
 
-/// Whether systemd has begun to shut down. It sends SIGTERM to this process, too.
+/// Whether systemd has started the shutdown. It also sends SIGTERM to this process.
 async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
     let began = host.clock.monotonic();
     while host.clock.monotonic().saturating_sub(began) < BEGINS {
         if cancel.exit().is_some() {
             return true;
         }
-        // While systemd ends it may not answer any more; the bound ends the wait.
+        // systemd may not respond during the shutdown, so the wait has a time limit.
         if let Ok(output) = host.reader().query(&systemctl::is_system_running()).await
             && output.stdout.trim() == "stopping"
         {
@@ -251,7 +256,7 @@ async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
 }
 
 fn reboot_stopped(by: Exit) -> Problem {
-    not_rebooted(REBOOT_STOPPED, "asked to stop").exiting(by)
+    not_rebooted(REBOOT_STOPPED, "stop requested").exiting(by)
 }
 
 async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), Problem> {

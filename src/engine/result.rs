@@ -9,13 +9,13 @@ use crate::{
     model::id::StepId,
 };
 
-/// What a run is for.
+/// The purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Assess only.
     Check,
-    /// Assess, and say what would be done.
+    /// Assess, and show the pending changes.
     Plan,
     /// Apply the changes.
     Install,
@@ -24,7 +24,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Its word on the command line and in events.
+    /// The name used on the command line and in events.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -36,75 +36,72 @@ impl Mode {
     }
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReport {
-    /// What it was for.
     pub mode: Mode,
-    /// Its id.
+    /// The run ID.
     pub run: String,
-    /// The exit status that it means.
+    /// The exit status.
     pub exit: Exit,
     /// Every step, in the order of the list.
     pub steps: Vec<StepReport>,
     /// Only after `check`: steps and checks as one list.
     pub findings: Vec<Finding>,
-    /// Notes that belong to no step.
+    /// Notes that do not belong to a step.
     pub notes: Vec<String>,
-    /// A reboot that is awaited.
+    /// A pending reboot.
     pub reboot: Option<Reboot>,
-    /// What could not be undone, and why: after `uninstall`, and after `install` where no setting wants
-    /// it any more.
+    /// The changes that could not be undone, with the reason: all changes after `uninstall`,
+    /// obsolete changes after `install`.
     pub left: Vec<String>,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
 }
 
 impl RunReport {
-    /// Outcomes, counted.
+    /// The number of steps with each outcome.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary::of(self.steps.iter().map(|step| step.outcome))
     }
 }
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
-    /// Its name.
     pub id: StepId,
-    /// For people.
+    /// The human-readable title.
     pub title: String,
-    /// How.
     pub outcome: Outcome,
     pub why: String,
-    /// What would help.
+    /// The remedy.
     pub hint: Option<String>,
     /// The chain of causes of a failure, outermost first.
     pub causes: Vec<String>,
-    /// A stable word for a failure.
+    /// A stable identifier of a failure.
     pub reason: Option<&'static str>,
-    /// How long it took, waiting for locks included.
+    /// The duration, including waits for locks.
     pub seconds: f64,
-    /// What it needs (`plan`), or did (`install`).
+    /// The required changes (`plan`), or the applied changes (`install`).
     pub changes: Vec<ChangeReport>,
 }
 
 /// A change of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChangeReport {
-    /// The verb.
+    /// The change kind.
     pub kind: &'static str,
-    /// In words.
+    /// A description.
     pub summary: String,
     /// A unified diff, or the package manager's simulation.
     pub diff: Option<String>,
 }
 
-/// A reboot that is awaited.
+/// A pending reboot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reboot {
     pub why: String,
-    /// This program reboots, and goes on by itself.
+    /// gpu-bootstrap reboots the machine and continues automatically.
     pub automatic: bool,
 }

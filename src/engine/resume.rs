@@ -1,4 +1,5 @@
-//! Resuming after a reboot: a unit runs `install --resume` at the next boot. Installing it is a few recorded changes.
+//! Resuming after a reboot: a unit runs `install --resume` at the next boot. The unit is installed
+//! by recorded changes.
 
 use std::time::Duration;
 
@@ -20,31 +21,31 @@ use crate::{
     tools::{cloud_init, packages::HEADER, systemctl},
 };
 
-/// The unit's name.
+/// The unit name.
 pub const UNIT: &str = "gpu-bootstrap-resume.service";
 
-/// Its changes carry this name in the journal.
+/// The step ID of these changes in the journal.
 const RESUME: StepId = StepId::new("resume");
 
-/// How long a run may take beyond its deadline: a change that has started is finished.
+/// The maximum run time after the deadline, because a started change is finished.
 const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// The unit. `Type=exec`: the boot does not wait for it, so a unit that it starts or waits for
-/// cannot deadlock with it. It is not ordered after cloud-init, whose last stage comes after
-/// `multi-user.target`. Only the main process gets SIGTERM (it ends at a safe point), and it gets
-/// the time that a package manager needs for that.
+/// Returns the unit file. With `Type=exec` the boot does not wait for it, so it cannot deadlock
+/// with a unit that it starts or waits for. It is not ordered after cloud-init, whose last stage
+/// runs after `multi-user.target`. Only the main process receives SIGTERM (it stops at a safe
+/// point), with enough time for a package manager to finish.
 ///
-/// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules
-/// can need: these write everywhere, make setuid files and load modules.
+/// It uses only those systemd sandbox options that package scripts and kernel modules can never
+/// need to be off. Package scripts write everywhere, create setuid files and load modules.
 ///
-/// It gets the credentials whose names begin with `gpu-bootstrap.`, encrypted ones decrypted. systemd before 254 ignores
-/// this line with a warning in its log.
+/// It imports the credentials whose names start with `gpu-bootstrap.`, decrypted. systemd before
+/// 254 ignores this line with a warning in its log.
 ///
-/// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
-/// deadline. It also starts without a journal: then it takes back what the lost run would have.
+/// It is not restarted after exit 5 and 6, because the run has already retried transient failures
+/// until its deadline. It also starts without a journal, to clean up after a lost run.
 ///
-/// The persistence daemon, which may load the driver's module, starts after it: a boot that the module ends is counted by
-/// then.
+/// It starts before the persistence daemon, which may load the driver module, so that a boot that
+/// ends with a crash of the module is counted.
 pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -84,14 +85,16 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     )
 }
 
-/// needrestart restarts services whose libraries another package manager has replaced, such as unattended-upgrades or a
-/// snap: also a run in the middle. Its own folder for settings; they are Perl.
+/// needrestart restarts services if another package manager, such as unattended-upgrades or a snap,
+/// has replaced their libraries. This must not happen in the middle of a run. The directory
+/// contains settings in Perl.
 const NEEDRESTART: &str = "/etc/needrestart/conf.d";
 
-/// cloud-init runs the programs of this folder at each boot.
+/// cloud-init runs the programs in this directory at each boot.
 const PER_BOOT: &str = "/var/lib/cloud/scripts/per-boot";
 
-/// Files that let a run go on undisturbed, and be seen, where the programs that read them are there.
+/// Returns the files that protect a run from needrestart and report it to cloud-init, if these
+/// programs are installed.
 fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, FilesError> {
     let write = |path: Utf8PathBuf, content: String, mode| Change::WriteFile {
         path,
@@ -105,7 +108,8 @@ fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, Fi
         let content = format!("{HEADER}$nrconf{{override_rc}}{{qr(^gpu-bootstrap)}} = 0;\n");
         changes.push(write(path, content, 0o644));
     }
-    // cloud-init runs `runcmd` once per instance, so nothing else tells it how a run ends that goes on at a later boot.
+    // cloud-init runs `runcmd` once per instance, so this script reports the result of a run that
+    // continues at a later boot.
     let script = Utf8Path::new(PER_BOOT).join("gpu-bootstrap");
     if cloud_init::is_running(files)? && files.exists(PER_BOOT.into())? {
         let content = format!("#!/bin/sh\n{HEADER}exec {} status --wait\n", word(exe));
@@ -114,19 +118,21 @@ fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, Fi
     Ok(changes)
 }
 
-/// A path as one word of the shell.
+/// Quotes a path for a shell.
 fn word(path: &Utf8Path) -> String {
     format!("'{}'", path.as_str().replace('\'', "'\\''"))
 }
 
-/// What the next boot needs to resume the run; `modules` are those of the driver.
+/// Returns the changes that make the next boot resume the run. `modules` are the modules of the
+/// driver.
 fn changes(
     exe: &Utf8Path,
     deadline: Duration,
     modules: &[String],
     surroundings: Vec<Change>,
 ) -> Vec<Change> {
-    // The unit goes first: after a power cut in between the run is continued, and makes the rest.
+    // The unit comes first: after a power loss in between, the run continues and applies the
+    // remaining changes.
     let mut changes = vec![
         Change::write(units::path(UNIT), unit(exe, deadline)),
         Change::EnableUnit {
@@ -141,7 +147,7 @@ fn changes(
     changes
 }
 
-/// What [`ensure`] would do, for people.
+/// Describes the changes that [`ensure`] would make.
 pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
     let exe = &tools.options.exe;
     let (around, unread) = match surroundings(&*tools.host.files, exe) {
@@ -150,12 +156,12 @@ pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
     };
     (changes(exe, UNATTENDED_DEADLINE, modules, around).iter())
         .map(Change::summary)
-        .chain(unread.map(|why| format!("what needrestart and cloud-init need is unknown: {why}")))
+        .chain(unread.map(|why| format!("needrestart and cloud-init changes are unknown: {why}")))
         .collect()
 }
 
-/// Whether the machine is as the change leaves it: the unit may have been disabled or removed by
-/// somebody since it was recorded.
+/// Whether the effect of the change is in place. The administrator may have disabled or removed the
+/// unit in the meantime.
 fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
     match change {
         Change::WriteFile { path, content, .. } => {
@@ -166,8 +172,8 @@ fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
     }
 }
 
-/// Makes sure that the next boot resumes the run, and that the driver's modules are loaded by the run
-/// only. The error is a note for people.
+/// Ensures that the next boot resumes the run, and that only the run loads the driver modules. The
+/// error is a human-readable note.
 pub(super) async fn ensure(
     tools: &Tools,
     ledger: &Ledger,
@@ -175,22 +181,22 @@ pub(super) async fn ensure(
 ) -> Result<(), String> {
     let told = |what: &str, why: String| {
         format!(
-            "the next boot will not continue the run, run `gpu-bootstrap install` then: failed to \
+            "the next boot will not continue the run (run `gpu-bootstrap install` then): failed to \
              {what}: {why}"
         )
     };
     let exe = lasting::program(&*tools.host.files, &tools.options.exe)
-        .map_err(|error| told("keep a copy of this program", one_line(&error)))?;
+        .map_err(|error| told("copy the gpu-bootstrap binary", one_line(&error)))?;
     let seconds = tools.options.request.deadline_seconds;
     let deadline = seconds.map_or(UNATTENDED_DEADLINE, Duration::from_secs);
     let standing = standing(ledger);
     let surroundings = surroundings(&*tools.host.files, &exe)
-        .map_err(|error| told("look for needrestart and cloud-init", one_line(&error)))?;
+        .map_err(|error| told("detect needrestart and cloud-init", one_line(&error)))?;
     for change in changes(&exe, deadline, modules, surroundings) {
         let told = |why: String| told(&change.summary(), why);
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
-        // A change that failed or was interrupted is applied again. Without a record nothing would
-        // ever remove the unit.
+        // A change that failed or was interrupted is applied again. Without a record, the unit
+        // would never be removed.
         if made && (standing.iter()).any(|standing| standing.whole && standing.change == change) {
             continue;
         }
@@ -207,12 +213,12 @@ pub(super) fn stands(ledger: &Ledger) -> bool {
     !standing(ledger).is_empty()
 }
 
-/// The changes that make the next boot resume the run.
+/// Whether the change is one of those that make the next boot resume the run.
 pub(super) fn is_of_unit(standing: &Standing) -> bool {
     standing.steps == [RESUME]
 }
 
-/// Removes the unit, and what was made beside it. Returns a note for people where that failed.
+/// Removes the unit and the related files. Returns a note if this fails.
 pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineError> {
     let mut note = None;
     let mut standing = standing(ledger);
@@ -231,9 +237,9 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
     Ok(note)
 }
 
-/// When a change is undone, the smallest first: the unit itself, what was made beside it, all others. A
-/// boot in between must not continue what has ended, or is being undone. The timer that asks the GPUs each minute goes before
-/// the modules of the driver are unloaded.
+/// The undo order of a change, lowest first: the unit itself, the related files, everything else. A
+/// boot in between must not continue a run that is finished or being undone. The timer that queries
+/// the GPUs every minute is removed before the driver modules are unloaded.
 pub(super) fn turn(standing: &Standing) -> u8 {
     match &standing.change {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
@@ -249,11 +255,11 @@ fn standing(ledger: &Ledger) -> Vec<Standing> {
     standing
 }
 
-/// The request of the last `install`, to be repeated at the boot that it awaits. An image is an
-/// instance by then: its GPUs are detected, not assumed.
+/// Returns the request of the last `install`, to be repeated at the next boot. An image has become
+/// an instance by then, so its GPUs are detected instead of assumed.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
     let Some(request) = fold(&Journal::read(host)?.lines).request else {
         return Ok(None);
@@ -276,18 +282,18 @@ pub fn applied_changes(host: &Host) -> Result<Vec<Change>, EngineError> {
     Ok(whole.map(|one| one.change).collect())
 }
 
-/// The request of the last `install`, unchanged: an image is still an image.
+/// Returns the request of the last `install`, unchanged: an image is still an image.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
     Ok(fold(&Journal::read(host)?.lines).request)
 }
 
-/// Starts the resume unit now, if the next boot would start it. Returns whether it did.
+/// Starts the resume unit now, if the next boot would start it. Returns whether it was started.
 ///
 /// # Errors
-/// When the journal cannot be read, or systemd refuses.
+/// If the journal cannot be read, or systemd rejects the request.
 pub async fn hand_over(host: &Host) -> Result<bool, Problem> {
     if !fold(&Journal::read(host)?.lines)
         .standing
@@ -308,10 +314,10 @@ mod tests {
     use super::*;
     use crate::host::fake::FakeFiles;
 
-    /// needrestart of another package manager's run would restart ours in the middle, and cloud-init would not learn how
-    /// the run of a later boot ends.
+    /// Otherwise needrestart could restart our run during a run of another package manager, and
+    /// cloud-init would not receive the result of a run that finishes at a later boot.
     #[test]
-    fn what_may_disturb_the_run_or_wait_for_it_is_told_where_it_is_there() {
+    fn needrestart_and_cloud_init_files_are_written_if_installed() {
         let files = FakeFiles::new();
         let exe = Utf8Path::new("/opt/it's/gb");
         assert_eq!(surroundings(&files, exe).unwrap(), []);
@@ -339,7 +345,7 @@ mod tests {
             "{content}"
         );
         assert_eq!(mode, 0o755);
-        // cloud-init has ended: nobody waits.
+        // cloud-init has finished and no longer waits.
         files.put("/run/cloud-init/result.json", "{}");
         assert_eq!(surroundings(&files, exe).unwrap().len(), 1);
     }

@@ -1,9 +1,9 @@
-//! What passes by itself (a mirror that answers 503, a network or a clock that is late) is tried
-//! again with growing pauses, until the deadline of the run.
+//! Retries transient failures (a mirror that returns 503, a slow network, a clock that is not
+//! synchronized yet) with increasing pauses until the deadline of the run.
 //!
-//! The run does this, and not systemd: an exit code does not tell a late network from a wrong machine,
-//! an error does (`Report::passes`, `Assessment::BlockedNow`). The deadline counts by the monotonic
-//! clock, because the wall clock may be what is late.
+//! The run does this instead of systemd, because an exit code does not distinguish a slow network
+//! from an unsuitable machine, but an error does (`Report::passes`, `Assessment::BlockedNow`). The
+//! deadline uses the monotonic clock, because the wall clock may be wrong.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,20 +12,20 @@ use std::{
 
 use super::Options;
 
-/// The deadline of a run that nobody watches, if none was given.
+/// The default deadline of an unattended run.
 pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 
-/// The first pause is at most so long; each following one is twice as long.
+/// The maximum length of the first pause. Each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The part of its limit that the first pause for something takes: a daemon that may take half a minute to start is mostly there
-/// after a second.
+/// The first pause is at most this fraction of the limit. A daemon that may take half a minute to
+/// start is usually ready after a second.
 const FIRST_PART: u32 = 30;
 
-/// No pause is longer.
+/// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// How long a run tries again.
+/// How long a run retries.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RetryPolicy {
     deadline: Option<Duration>,
@@ -36,13 +36,13 @@ pub(super) struct RetryPolicy {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Retries {
     attempts: u32,
-    /// When the first of them ended, since the start of the run.
+    /// End of the first attempt, since the start of the run.
     since: Option<Duration>,
 }
 
 impl RetryPolicy {
     pub(super) fn new(options: &Options) -> Self {
-        // Nodes of one pool start at the same moment, and have the same image.
+        // Nodes of one pool start at the same time from the same image.
         let mut hasher = DefaultHasher::new();
         (&options.boot_id, &options.instance_id).hash(&mut hasher);
         Self {
@@ -51,13 +51,13 @@ impl RetryPolicy {
         }
     }
 
-    /// The deadline, if it has passed.
+    /// Returns the deadline if it has passed.
     pub(super) fn passed(&self, elapsed: Duration) -> Option<Duration> {
         self.deadline.filter(|deadline| elapsed >= *deadline)
     }
 
-    /// The pause before another attempt; `None` if it would start after the deadline, or after the
-    /// limit of what passes.
+    /// Returns the pause before the next attempt, or `None` if that attempt would start after the
+    /// deadline or the limit.
     pub(super) fn pause(
         &self,
         retries: &mut Retries,
@@ -75,7 +75,7 @@ impl RetryPolicy {
         Some(pause)
     }
 
-    /// Up to a quarter shorter.
+    /// Shortens a pause by up to a quarter.
     fn jitter(&self, pause: Duration, attempt: u32) -> Duration {
         let mut hasher = DefaultHasher::new();
         (self.seed, attempt).hash(&mut hasher);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_up_to_a_bound() {
+    fn pauses_grow_up_to_a_maximum() {
         let policy = policy(Some(SECOND * 100_000));
         let mut retries = Retries::default();
         let mut pauses = Vec::new();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_soon_is_tried_again_soon() {
+    fn short_limits_are_retried_soon() {
         let policy = policy(Some(SECOND * 1000));
         let mut retries = Retries::default();
         let limit = Some(SECOND * 30);
@@ -128,7 +128,7 @@ mod tests {
             assert!(pause <= SECOND * whole && pause > SECOND * whole * 3 / 4);
         }
         let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
-        assert!(first.unwrap() > SECOND * 7, "a fabric forms in minutes");
+        assert!(first.unwrap() > SECOND * 7, "a fabric forms within minutes");
     }
 
     #[test]

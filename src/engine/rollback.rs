@@ -1,11 +1,11 @@
-//! The rollback to an earlier driver: if another one fails validation, the run wants the driver that was
-//! proven last. It is named by a layer of settings above all others, with its packages in the versions that
-//! were proven; where no source offers these any more, in the newest of its branch. All the rest is what
-//! every run does.
+//! Rolls back to the last validated driver if a new driver fails validation. A settings layer on
+//! top of all others selects its exact package versions, or the newest version of its branch if
+//! they are no longer available. Apart from that, it is a normal run.
 //!
-//! The journal gets `going-back`, and until `went-back` every `install` wants that driver, so the
-//! rollback survives power cuts and reboots as any run does. It ends with exit 6, because what was asked
-//! for is not there. Each driver that fails begins the count of reboots anew, and their sum has a bound.
+//! The journal records `going-back`. Until `went-back` is recorded, every `install` uses that
+//! driver, so the rollback survives power loss and reboots like any other run. It exits with 6,
+//! because the requested driver is not installed. Each failed driver restarts the reboot count, and
+//! the total is limited.
 
 use super::{
     EngineError, Options, Session, Tools,
@@ -36,30 +36,31 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// The steps that show whether a driver works. It counts only after the driver was replaced. What runs on
-/// top of it, as a container, can fail for reasons of its own, which another driver does not mend.
+/// The steps that validate a driver. They count only after the driver was replaced. Failures of
+/// containers and other software on top of the driver may have other causes, which another driver
+/// does not fix.
 const PROOFS: [StepId; 3] = [
     steps::DRIVER_PACKAGES,
     steps::DRIVER_MODULE,
     steps::VALIDATION_DEVICES,
 ];
 
-/// The rollback under way.
+/// The rollback in progress.
 pub struct Rollback {
-    /// From where, to where, and why.
+    /// The driver versions and the reason.
     pub back: GoingBack,
-    /// The settings that name the driver, above all others.
+    /// The settings that select the driver. They override all others.
     pub settings: Vec<String>,
-    /// Its packages in the versions that were proven, as far as they are offered.
+    /// The driver packages in the validated versions, if available.
     pub exact: Vec<PackageWish>,
-    /// Why the run takes another version than the proven one, where it does.
+    /// The reason the run uses a version other than the validated one, if it does.
     pub note: Option<String>,
 }
 
-/// The rollback under way; `None` if there is none, or if the settings give it up.
+/// Returns the rollback in progress. `None` if there is none, or if the settings abort it.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     let (Some(back), Some(proven), false) =
@@ -70,13 +71,11 @@ pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback
     let (exact, note) = match offered(host, settings.packages.manager, &proven).await {
         Ok(Offered::Exact(there)) => (there, None),
         Ok(Offered::Newest(newest, gone)) => {
-            let note = format!(
-                "the rollback leads to driver {newest}: {}",
-                no_longer(&gone)
-            );
+            let note = format!("rolling back to driver {newest}: {}", no_longer(&gone));
             (Vec::new(), Some(note))
         }
-        // The run that finds nothing ends the rollback. Where nobody can tell, it downloads lists, and finds out.
+        // If no version is available, the run ends the rollback. If this is unknown, the run
+        // downloads package lists to find out.
         Ok(Offered::Gone(_)) | Err(_) => (proven.driver, None),
     };
     Ok(Some(Rollback {
@@ -88,17 +87,17 @@ pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback
 }
 
 impl Rollback {
-    /// What is wanted as long as it lasts.
+    /// Resolves the desired state during the rollback.
     ///
     /// # Errors
-    /// A driver that the machine cannot have any more.
+    /// If the driver is no longer possible on this machine.
     pub fn resolve(&self, question: &Question) -> Result<Resolution, ResolveError> {
         let mut resolution = question.with_driver(&self.settings)?;
         self.pin(&mut resolution.desired);
         Ok(resolution)
     }
 
-    /// Wants the packages of the driver in the versions that were proven.
+    /// Pins the driver packages to the validated versions.
     pub fn pin(&self, desired: &mut Desired) {
         let is_exact = |wish: &PackageWish| self.exact.iter().any(|one| one.name == wish.name);
         if let Some(driver) = &mut desired.driver {
@@ -111,20 +110,20 @@ impl Rollback {
     }
 }
 
-/// Whether the settings give up a rollback that has begun.
+/// Whether the settings abort a rollback in progress.
 pub(super) fn gives_up(settings: &Desired) -> bool {
     (settings.driver.as_ref()).is_some_and(|driver| !driver.rollback)
 }
 
-/// The settings that name a driver with these packages.
+/// Returns the settings that select a driver with these packages.
 fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<String> {
     let ways: Vec<&ModuleWay> = (desired.kernel.iter())
         .flat_map(|kernel| &kernel.ways)
         .collect();
     let compiled = |is: bool| ways.iter().any(|way| way.is_compiled() == is);
-    // Ways of both kinds leave the choice open.
+    // If both methods are possible, the setting is not fixed.
     let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
-    // Where the package lists decide on the branch, the wish is open.
+    // If the package lists decide the branch, the setting has no fixed branch.
     let is_open = ways.iter().any(|way| way.branch.is_some());
     let branch = version(exact).filter(|_| is_open);
     let branch = branch.map_or(driver.branch, |version| version.branch());
@@ -138,7 +137,7 @@ fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<
         .collect()
 }
 
-/// The driver of a wish, as a rollback names it.
+/// The driver as shown in rollback messages.
 fn in_words(driver: &DriverWish) -> String {
     (driver.version.as_ref()).map_or_else(
         || format!("of branch {}", driver.branch),
@@ -146,7 +145,7 @@ fn in_words(driver: &DriverWish) -> String {
     )
 }
 
-/// Whether the driver that was proven was replaced since then.
+/// Whether the validated driver has been replaced since its validation.
 fn is_replaced(receipt: &Receipt, proven: &Proven) -> bool {
     let of_driver = |wish: &PackageWish| proven.driver.iter().any(|one| one.name == wish.name);
     (receipt.standing.iter())
@@ -164,8 +163,8 @@ fn is_replaced(receipt: &Receipt, proven: &Proven) -> bool {
         })
 }
 
-/// The proof that failed, in words. A transaction that failed is none, but for a module that cannot be
-/// built: the next run completes it.
+/// Describes the failed validation. A failed transaction is not a failed validation, because the
+/// next run completes it, unless a module cannot be built.
 fn failed_proof<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
     jobs.filter(|job| PROOFS.contains(&job.id)).find_map(|job| {
         let end = job.ended.as_ref()?;
@@ -177,7 +176,7 @@ fn failed_proof<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
         if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
             return None;
         }
-        // The innermost cause says what went wrong.
+        // The innermost cause is the most specific one.
         let cause = end.causes.last().map(|cause| format!(": {cause}"));
         let why = format!(
             "`{}` {word}: {}{}",
@@ -189,22 +188,22 @@ fn failed_proof<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
     })
 }
 
-/// Whether a package could not be found. The packages of several steps are one transaction, so it need not
-/// be one of the driver's.
+/// Whether a package could not be found. Packages of several steps share one transaction, so it may
+/// not be a driver package.
 fn lacks_a_package(jobs: &[Job]) -> bool {
     (jobs.iter().filter(|job| PROOFS.contains(&job.id)))
         .filter_map(|job| job.ended.as_ref())
         .any(|end| end.reason == Some(Fault::NotFound.reason()))
 }
 
-/// What is said of a rollback that the settings give up.
+/// The message if the settings abort a rollback.
 pub(super) fn words_of_end(back: &GoingBack) -> String {
     let GoingBack { from, to, .. } = back;
-    format!("the rollback from driver {from} to {to} is given up: `driver.rollback` is false")
+    format!("the rollback from driver {from} to {to} is aborted: `driver.rollback` is false")
 }
 
-/// Whether the driver of a run has passed validation, however the run has ended: what runs on top of it may
-/// have failed. Before a reboot, and when somebody stopped the run, nothing is proven.
+/// Whether the driver of a run passed validation. The run itself may have failed later, in software
+/// on top of the driver. Before a reboot, or if the run was stopped, the driver is not validated.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
     let passed = |proof: &StepId| {
         let ends =
@@ -220,10 +219,11 @@ fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
 }
 
 impl Session {
-    /// The same steps with the driver before, if the journal says that the machine goes back to it.
+    /// Returns a session with the same steps and the previous driver, if the journal contains a
+    /// rollback.
     ///
     /// # Errors
-    /// When the journal cannot be read, or the machine cannot have that driver any more.
+    /// If the journal cannot be read, or if the driver is no longer possible on this machine.
     pub(super) async fn driver_before(&self) -> Result<Option<Self>, EngineError> {
         let (Some(question), Some(desired)) = (self.inner.question.get(), &self.inner.desired)
         else {
@@ -238,9 +238,9 @@ impl Session {
         } = match back.resolve(question) {
             Ok(resolution) => resolution,
             Err(error) => {
-                let what = format!("failed to go back to driver {}", back.back.to);
+                let what = format!("failed to roll back to driver {}", back.back.to);
                 let problem = Problem::new(error.reason(), what).exiting(error.exit());
-                let hint = "`driver.rollback = false` gives this rollback up";
+                let hint = "set `driver.rollback = false` to abort this rollback";
                 return Err(problem.advice(hint).caused_by(error).into());
             }
         };
@@ -260,7 +260,7 @@ impl Session {
         Ok(Some(session.asking(question.clone(), reasons)))
     }
 
-    /// Remembers a driver that has passed validation, if anything has changed since the last one.
+    /// Records a driver that passed validation, if it changed since the last record.
     pub(super) async fn remember(
         &self,
         ledger: &Ledger,
@@ -283,7 +283,7 @@ impl Session {
         };
         let receipt = ledger.journal.receipt();
         if exit == Exit::StepFailed && receipt.runs.iter().all(|run| run.ended.is_some()) {
-            // This run has changed nothing, and writes nothing.
+            // This run has changed nothing, so nothing is recorded.
             return Ok(());
         }
         let is_known = receipt.proven.as_ref().is_some_and(|proven| {
@@ -296,7 +296,7 @@ impl Session {
         }
         let mut forgotten = |why: &str| {
             let note = format!(
-                "this driver is not recorded as validated, so that no later run can go back to it: \
+                "this driver is not recorded as validated, so later runs cannot roll back to it: \
                  {why}"
             );
             self.tools.note(notes, note);
@@ -338,7 +338,8 @@ impl Session {
         Ok(())
     }
 
-    /// The proof that failed. That a GPU is missing which the instance type promises is none: no driver brings it back.
+    /// Returns the failed validation. A missing GPU does not count if the instance type should have
+    /// it, because no driver can bring it back.
     fn failed_proof(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
         let promise =
@@ -350,8 +351,8 @@ impl Session {
         )
     }
 
-    /// Decides to go back, if this run has replaced the driver and a step that proves it has failed.
-    /// The next run does it.
+    /// Starts a rollback if this run has replaced the driver and a validation step failed. The next
+    /// run performs it.
     pub(super) async fn turn_back(
         &self,
         ledger: &Ledger,
@@ -366,7 +367,8 @@ impl Session {
         }
     }
 
-    /// Decides to go back if the driver was replaced and there is a rollback. Returns whether it does.
+    /// Starts a rollback if the driver was replaced and a validated driver exists. Returns whether
+    /// it does.
     pub(super) async fn turn_back_because(
         &self,
         ledger: &Ledger,
@@ -374,7 +376,7 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<bool, EngineError> {
         let receipt = ledger.journal.receipt();
-        // The package lists can have decided on the branch.
+        // The branch may have been decided by the package lists.
         let settled = self.inner.settled();
         let desired = settled.get().or(self.inner.desired.as_ref());
         let Some(desired) = desired else {
@@ -389,7 +391,7 @@ impl Session {
             return Ok(false);
         }
         let from = in_words(driver);
-        let failed = format!("the driver {from} has failed validation ({why})");
+        let failed = format!("driver {from} failed validation ({why})");
         let manager = desired.packages.manager;
         let (to, because) = match offered(&self.inner.host, manager, proven).await {
             Ok(Offered::Gone(gone)) => {
@@ -402,14 +404,14 @@ impl Session {
             }
             Ok(Offered::Exact(_)) | Err(_) => (version_in_words(proven), String::new()),
         };
-        let note = format!("{failed}; the run goes back to {to}{because}");
+        let note = format!("{failed}; rolling back to {to}{because}");
         self.tools.note(notes, note);
         (ledger.journal.append(Record::GoingBack { from, to, why }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
 
-    /// Ends a rollback that the settings give up. Returns whether they do.
+    /// Ends a rollback that the settings abort. Returns whether they do.
     pub(super) fn give_up_rollback(
         &self,
         ledger: &Ledger,
@@ -426,8 +428,9 @@ impl Session {
         Ok(true)
     }
 
-    /// The end of the rollback. However well it went, the run has not done what was asked. If something
-    /// else than a proof has failed, as a download, the next run goes on with it.
+    /// Ends the rollback. Even a successful rollback is not a success of the run, because the
+    /// requested driver is not installed. If the run failed for another reason, such as a download,
+    /// the next run continues the rollback.
     pub(super) async fn end_rollback(
         &self,
         ledger: &Ledger,
@@ -451,20 +454,20 @@ impl Session {
             self.tools.note(
                 notes,
                 format!(
-                    "the next run goes on with the rollback to driver {to}; with `driver.rollback = \
-                     false` it gives it up"
+                    "the next run continues the rollback to driver {to}; set `driver.rollback = \
+                     false` to abort it"
                 ),
             );
             return Ok(exit);
         }
         let ending = if proven {
-            format!("driver {to} is back, and has passed validation")
+            format!("driver {to} is installed again and passed validation")
         } else {
-            format!("and the rollback to driver {to} has failed, too")
+            format!("the rollback to driver {to} also failed")
         };
         self.tools.note(
             notes,
-            format!("the driver {from} has failed validation ({why}); {ending}"),
+            format!("driver {from} failed validation ({why}); {ending}"),
         );
         if let Some(why) = self.lacks_fixes(to).filter(|_| proven) {
             self.tools.note(notes, why);
@@ -473,16 +476,17 @@ impl Session {
         Ok(if proven { Exit::StepFailed } else { exit })
     }
 
-    /// The security fixes that the driver before lacks. It comes back all the same: a node without a working GPU is worse.
+    /// The security fixes that are missing in the previous driver. It is restored anyway, because a
+    /// node without a working GPU is worse.
     fn lacks_fixes(&self, version: &str) -> Option<String> {
         let matrix = self.inner.matrix.get()?;
-        // A driver whose version was not known is "before".
+        // The version is "before" if it was unknown.
         let version: DriverVersion = version.parse().ok()?;
         security::of_driver(matrix, &version).map(|lacking| lacking.why)
     }
 
-    /// Whether no repository offers the proven driver any more, nor another of its branch: waiting does not
-    /// help.
+    /// Whether neither the validated driver nor another version of its branch is available, so that
+    /// waiting does not help.
     async fn is_gone(&self, ledger: &Ledger) -> bool {
         let (Some(proven), Some(desired)) = (ledger.journal.receipt().proven, &self.inner.desired)
         else {

@@ -1,4 +1,4 @@
-//! What `plan` says about the rollback to an earlier driver.
+//! The rollback messages of `plan`.
 
 use super::{
     Session,
@@ -14,7 +14,7 @@ use crate::{
     step::Assessment,
 };
 
-/// Whether a change would replace packages of the proven driver.
+/// Whether a change would replace packages of the validated driver.
 fn replaces(change: &Change, manager: Manager, proven: &Proven) -> bool {
     let Change::InstallPackages {
         packages, removing, ..
@@ -39,17 +39,17 @@ fn replaces_a_driver(change: &Change) -> bool {
 }
 
 impl Session {
-    /// What `plan` says about the rollback: that `install` goes on with it, or where it would lead if the driver
-    /// that is to be installed fails validation.
+    /// Describes the rollback: `install` continues it, or the driver that it would restore if the
+    /// new driver fails validation.
     pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
-        // That the journal cannot be read is noted where the leftovers are looked for.
+        // The unreadable journal is already noted in the search for obsolete changes.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
         match &receipt.going_back {
             Some(back) if gives_up(desired) => return Some(words_of_end(back)),
             Some(GoingBack { from, to, why }) => {
                 return Some(format!(
-                    "driver {from} has failed validation ({why}): `install` goes back to {to}"
+                    "driver {from} failed validation ({why}): `install` rolls back to {to}"
                 ));
             }
             None => {}
@@ -67,8 +67,8 @@ impl Session {
         let Some(proven) = &receipt.proven else {
             return changes().any(replaces_a_driver).then(|| {
                 format!(
-                    "{fails}, there is no rollback: this program has not validated the driver that is \
-                     there"
+                    "{fails}, no rollback is possible, because gpu-bootstrap has not validated the \
+                     installed driver"
                 )
             });
         };
@@ -76,11 +76,13 @@ impl Session {
             return None;
         }
         if !driver.rollback {
-            return Some(format!("{fails}, it stays: `driver.rollback` is false"));
+            return Some(format!(
+                "{fails}, it stays installed, because `driver.rollback` is false"
+            ));
         }
         let to = version_in_words(proven);
         let goes_back =
-            |to: &str| format!("{fails}, the run goes back to driver {to} (`driver.rollback`)");
+            |to: &str| format!("{fails}, the run rolls back to driver {to} (`driver.rollback`)");
         Some(match offered(&self.inner.host, manager, proven).await {
             Ok(Offered::Exact(_)) => goes_back(&to),
             Ok(Offered::Newest(newest, gone)) => format!(
@@ -90,7 +92,7 @@ impl Session {
             ),
             Ok(Offered::Gone(gone)) => format!("{fails}, {}", none_left(proven, &gone)),
             Err(why) => format!(
-                "{} if its packages are still offered, which is not known: {why}",
+                "{} if its packages are still available, which is unknown: {why}",
                 goes_back(&to)
             ),
         })
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_is_replaced_by_another_version_or_by_its_removal() {
+    fn driver_is_replaced_by_another_version_or_by_removal() {
         let wish = |name: &str, version: Option<&str>| PackageWish {
             name: name.to_owned(),
             version: version.map(str::to_owned),

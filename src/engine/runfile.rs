@@ -1,4 +1,5 @@
-//! What another process can see of a run: a small file that is rewritten at each step forward.
+//! Publishes the progress of a run for other processes: a small file that is rewritten at each
+//! step.
 
 use std::{io, sync::Arc};
 
@@ -16,58 +17,55 @@ use crate::{
 /// The schema version of [`Progress`].
 pub const SCHEMA: u32 = 1;
 
-/// How often a change's own progress is written.
+/// The minimum interval between updates for the progress of a change.
 const EVERY_MS: u64 = 1000;
 
-/// A run under way.
+/// A run in progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Progress {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The run's id.
     pub run: String,
     /// `install` or `uninstall`.
     pub mode: String,
-    /// The process.
+    /// The process ID.
     pub pid: u32,
-    /// When the process began, in clock ticks since boot: a pid alone may have been reused.
+    /// Start time of the process in clock ticks since boot, because the PID may have been reused.
     pub pid_started: Option<u64>,
-    /// Its command line.
+    /// The command line.
     pub command: String,
-    /// Since when.
+    /// Start of the run.
     pub since: jiff::Timestamp,
-    /// When this was written.
+    /// Time of the last update.
     pub at: jiff::Timestamp,
-    /// All steps, in order.
     pub steps: Vec<StepProgress>,
-    /// The changes being applied, in words.
+    /// Descriptions of the changes that are being applied.
     pub changes: Vec<String>,
-    /// How far they are, where that is known.
+    /// Their progress, if known.
     pub detail: Option<String>,
 }
 
-/// A step of a run under way.
+/// A step of a run in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct StepProgress {
-    /// Its name.
     pub id: StepId,
-    /// For people.
+    /// The human-readable title.
     pub title: String,
-    /// How it ended; `None`: it has not.
+    /// The outcome, or `None` if it has not finished.
     pub outcome: Option<Outcome>,
     /// One of its changes is being applied.
     pub active: bool,
 }
 
-/// Where it is.
+/// The path of the file.
 #[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("run.json")
 }
 
-/// Writes the file. Subscribes only to runs that hold the run lock.
+/// Writes the file. It is a subscriber only of runs that hold the run lock.
 pub struct RunFile {
     files: Arc<dyn Files>,
     command: String,
@@ -77,7 +75,7 @@ pub struct RunFile {
 }
 
 impl RunFile {
-    /// For this process.
+    /// Creates the file writer for this process.
     #[must_use]
     pub fn new(files: Arc<dyn Files>, command: String) -> Self {
         Self {
@@ -90,7 +88,7 @@ impl RunFile {
     }
 
     fn remove(&self, run: &str) -> Result<(), FilesError> {
-        // Only the file of this run is removed: the next run may have begun already.
+        // Remove only the file of this run, because the next run may already have started.
         match read(&*self.files)? {
             Some(there) if there.run == run => self.files.remove(&path()),
             _ => Ok(()),
@@ -99,25 +97,25 @@ impl RunFile {
 }
 
 impl Drop for RunFile {
-    /// The file is removed, too, where a run ends without a last event.
+    /// Also removes the file if a run ends without a final event.
     fn drop(&mut self) {
         if let Some(progress) = self.progress.take()
             && let Err(error) = self.remove(&progress.run)
         {
-            tracing::warn!(%error, "the file of the current run stays");
+            tracing::warn!(%error, "failed to remove the file of the current run");
         }
     }
 }
 
 impl Subscriber for RunFile {
     fn name(&self) -> &'static str {
-        "the file for `status`"
+        "the progress file"
     }
 
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
         match &envelope.event {
             Event::RunStarted { mode, steps, .. } => {
-                // A run may follow another one.
+                // Another run may follow.
                 self.written_ms = 0;
                 self.progress = Some(Progress {
                     schema: SCHEMA,
@@ -199,14 +197,15 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
                 None => format!("{current} {unit}"),
             });
         }
-        // All users may read the file, and a command of the administrator's may print the secrets that it reads.
+        // The file is readable by all users, and an administrator's command may print the secrets
+        // that it reads.
         Event::Output { steps, .. } if steps.contains(&CLUSTER_JOIN) => return false,
         Event::Output { line, .. } => progress.detail = Some(line.clone()),
         Event::AttemptFailed {
             message,
             retry_in_seconds,
             ..
-        } => progress.detail = Some(format!("{message}; again in {retry_in_seconds:.0} s")),
+        } => progress.detail = Some(format!("{message}; retrying in {retry_in_seconds:.0} s")),
         Event::StepFinished { step, outcome, .. } => {
             active(std::slice::from_ref(step), false);
             for mine in &mut progress.steps {
@@ -224,7 +223,7 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
     true
 }
 
-/// Reads the file. One that does not parse counts as none, because the file is only for display.
+/// Reads the file. An invalid file is ignored, because it is only used for display.
 pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<Progress>, FilesError> {
     let Some(text) = files.read(&path())? else {
         return Ok(None);
@@ -232,26 +231,27 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<Progress>, FilesError
     match serde_json::from_slice(&text) {
         Ok(progress) => Ok(Some(progress)),
         Err(error) => {
-            tracing::warn!(%error, path = %path(), "the file of the current run cannot be parsed");
+            tracing::warn!(%error, path = %path(), "failed to parse the file of the current run");
             Ok(None)
         }
     }
 }
 
-/// When a process began, in clock ticks since boot; `None`: there is no such process.
+/// Returns the start time of a process in clock ticks since boot, or `None` if it does not exist.
 pub(super) fn began(files: &dyn ReadFiles, pid: u32) -> Option<u64> {
     let path = Utf8PathBuf::from(format!("/proc/{pid}/stat"));
     match files.read_text(&path) {
         Ok(text) => ticks(&text?),
-        // A process that ends during the read gives an error. It counts as ended.
+        // Reading the entry of a process that exits at the same time fails. It counts as exited.
         Err(error) => {
-            tracing::debug!(%error, "it names no process");
+            tracing::debug!(%error, "no such process");
             None
         }
     }
 }
 
-/// Field 22 of proc_pid_stat(5); the second, in parentheses, may hold spaces and parentheses.
+/// Field 22 of proc_pid_stat(5). The second field, in parentheses, may contain spaces and
+/// parentheses.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
@@ -266,7 +266,7 @@ mod tests {
     };
 
     #[test]
-    fn what_joins_the_machine_prints_nothing_into_a_file_for_all() {
+    fn join_command_output_is_not_world_readable() {
         let mut progress = Progress {
             schema: SCHEMA,
             run: "1".to_owned(),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_parentheses_does_not_shift_the_fields() {
+    fn parentheses_in_a_process_name_are_parsed() {
         let stat = "42 (a) b (c)) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 1";
         assert_eq!(ticks(stat), Some(98765));
         assert_eq!(ticks("42 (x) S 1"), None);

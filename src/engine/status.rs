@@ -1,4 +1,4 @@
-//! `status`: the run under way, the last run, and what is awaited.
+//! `status`: the current run, the last run, and a pending reboot.
 
 use serde::Serialize;
 
@@ -17,45 +17,45 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct StatusSummary {
-    /// A run under way, or the trace of one that was cut off.
+    /// The run in progress, or a run that was interrupted.
     pub current: Option<Current>,
-    /// The last run that the journal knows, the one under way included.
+    /// The last run in the journal, including the current one.
     pub last: Option<Run>,
     pub awaited_reboot: Option<Awaited>,
     /// The machine has not rebooted since.
     pub reboot_due: bool,
     /// Reboots since the last complete run.
     pub reboots: u32,
-    /// Boots in a row that ended before the run did, and without progress.
+    /// Consecutive boots without progress that ended before the run finished.
     pub unfinished_boots: usize,
-    /// Why the last `install` gave up; the next boot does not continue it.
+    /// The reason the last `install` gave up. The next boot does not continue it.
     pub gave_up: Option<String>,
-    /// A driver has failed validation: until this is over, each `install` goes back to the one before.
+    /// A driver failed validation. Until the rollback is finished, each `install` uses the previous
+    /// driver.
     pub going_back: Option<GoingBack>,
-    /// What the last `install` was asked for.
+    /// The request of the last `install`.
     pub request: Option<Request>,
-    /// How many changes stand that `uninstall` would undo.
+    /// The number of applied changes that `uninstall` would undo.
     pub changes_standing: usize,
-    /// The steps that they were made for, newest first.
+    /// The steps of these changes, newest first.
     pub steps_standing: Vec<String>,
     /// A change was interrupted; the next `install` or `uninstall` handles it.
     pub interrupted: bool,
 }
 
-/// A run under way.
+/// A run in progress.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Current {
-    /// Its process is alive.
+    /// The process is alive.
     pub alive: bool,
-    /// Where it is.
     pub progress: Progress,
 }
 
-/// Reads the status. `boot_id` is that of the current boot.
+/// Reads the status. `boot_id` identifies the current boot.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     let current = runfile::read(&*host.files)
@@ -92,17 +92,19 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
     })
 }
 
-/// The reboot that a journal awaits. After Ctrl-C nothing continues the run: the resume unit is gone.
+/// Returns the pending reboot of a journal. After Ctrl-C the run is not continued, because the
+/// resume unit was removed.
 pub(super) fn awaited(receipt: &Receipt) -> Option<Awaited> {
     let mut awaited = receipt.awaited.clone()?;
     awaited.automatic &= receipt.standing.iter().any(resume::is_of_unit);
     Some(awaited)
 }
 
-/// How the last `install` changed packages; `None` if no run or an older version wrote the journal.
+/// Returns the package policy of the last `install`, or `None` if there is no run or an older
+/// version wrote the journal.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub fn policy(host: &Host) -> Result<Option<Policy>, EngineError> {
     Ok(fold(&Journal::read(host)?.lines).policy)
 }

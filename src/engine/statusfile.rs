@@ -1,5 +1,5 @@
-//! How the run of this boot goes, or how it ended: a small file for whoever waits for the machine, as an autoscaler's
-//! hook or a monitoring agent. A boot removes it.
+//! Publishes the state and the result of the run of this boot: a small file for programs that wait
+//! for the machine, such as an autoscaler hook or a monitoring agent. It is removed at boot.
 
 use std::{io, sync::Arc};
 
@@ -15,83 +15,80 @@ use crate::{
 /// The schema version of [`RunStatus`].
 pub const SCHEMA: u32 = 1;
 
-/// The run, as far as it is.
+/// The state of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunStatus {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The run's id.
     pub run: String,
     /// `install` or `uninstall`.
     pub mode: String,
-    /// Whether it runs, and how it ended.
     pub state: RunState,
-    /// Since when it runs.
+    /// Start of the run.
     pub since: jiff::Timestamp,
-    /// When this was written.
+    /// Time of the last update.
     pub at: jiff::Timestamp,
-    /// Its duration until then.
+    /// The duration until then.
     pub seconds: f64,
-    /// Seconds since the machine booted, at that moment, without its suspensions. They do not jump when the clock is set.
+    /// Uptime of the machine at that time in seconds, without suspend. Not affected by clock
+    /// changes.
     #[serde(default)]
     pub uptime: Option<f64>,
-    /// How many of its steps have ended, and how many it has.
+    /// The number of finished steps.
     pub steps_ended: usize,
-    /// See above.
+    /// The number of steps.
     pub steps: usize,
-    /// The step that ended last.
+    /// The step that finished last.
     pub last_step: Option<StepId>,
-    /// What went wrong first: a step, and the reason.
+    /// The first failed step, with the reason.
     pub fault: Option<RunFault>,
-    /// Why the machine must reboot.
+    /// The reason a reboot is required.
     pub reboot: Option<String>,
-    /// The exit status; `None` while it runs.
+    /// The exit status, or `None` while the run is in progress.
     pub exit: Option<u8>,
 }
 
-/// Whether a run runs, and how it ended.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunState {
-    /// It runs.
+    /// In progress.
     Running,
-    /// All is as wanted.
+    /// Finished successfully.
     Done,
-    /// It goes on after a reboot.
+    /// Continues after a reboot.
     RebootAwaited,
-    /// It ended with a fault.
+    /// Finished with an error.
     Failed,
 }
 
-/// What went wrong.
+/// A failed step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunFault {
-    /// The step.
     pub step: StepId,
-    /// The reason.
     pub why: String,
-    /// What would help.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
-/// Where it is.
+/// The path of the file.
 #[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("status.json")
 }
 
-/// The last run of this boot; `None` before there is one, or where another version wrote the file.
+/// Returns the last run of this boot, or `None` if there is none or another version wrote the file.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// If the file cannot be read.
 pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<RunStatus>, FilesError> {
     let bytes = files.read(&path())?;
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// Writes the file. Subscribes only to runs that hold the run lock.
+/// Writes the file. It is a subscriber only of runs that hold the run lock.
 pub struct StatusFile {
     files: Arc<dyn Files>,
     clock: Arc<dyn Clock>,
@@ -99,7 +96,7 @@ pub struct StatusFile {
 }
 
 impl StatusFile {
-    /// For this process.
+    /// Creates the file writer for this process.
     #[must_use]
     pub fn new(files: Arc<dyn Files>, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -112,7 +109,7 @@ impl StatusFile {
 
 impl Subscriber for StatusFile {
     fn name(&self) -> &'static str {
-        "the file with the status of the run"
+        "the status file"
     }
 
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
@@ -169,7 +166,7 @@ fn take_in(status: &mut RunStatus, event: &Event) -> bool {
             status.steps_ended += 1;
             status.last_step = Some(step.clone());
             if matches!(outcome, Outcome::Failed | Outcome::Blocked) && status.fault.is_none() {
-                // All users may read the file. Further lines are what a command has printed.
+                // The file is readable by all users. Further lines are output of commands.
                 let whys = std::iter::once(why).chain(causes);
                 let first = |why: &String| why.lines().next().unwrap_or_default().to_owned();
                 status.fault = Some(RunFault {
@@ -241,10 +238,10 @@ mod tests {
         Event::StepFinished {
             step: StepId::new("driver.module"),
             outcome,
-            why: "load it".to_owned(),
+            why: "load the module".to_owned(),
             seconds: 1.0,
-            causes: vec!["it is rejected\n+ TOKEN=hunter2".to_owned()],
-            hint: Some("sign it".to_owned()),
+            causes: vec!["the module is rejected\n+ TOKEN=hunter2".to_owned()],
+            hint: Some("sign the module".to_owned()),
         }
     }
 
@@ -258,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_told_from_its_start_to_its_end() {
+    fn status_file_covers_start_to_end_of_a_run() {
         let running = ended(vec![start(), step(Outcome::Changed)]);
         assert_eq!(
             (running.state, running.steps_ended, running.exit),
@@ -273,7 +270,10 @@ mod tests {
         let fault = failed.fault.expect("a fault");
         assert_eq!(
             (fault.why.as_str(), fault.hint.as_deref()),
-            ("load it: it is rejected", Some("sign it"))
+            (
+                "load the module: the module is rejected",
+                Some("sign the module")
+            )
         );
         let reboot = Event::RebootRequired {
             why: "nouveau holds the GPU".to_owned(),
@@ -282,7 +282,7 @@ mod tests {
         let events = |outcome, exit| vec![start(), step(outcome), reboot.clone(), finish(exit)];
         let waiting = ended(events(Outcome::NotRun, 8));
         assert_eq!(waiting.state, RunState::RebootAwaited);
-        // A reboot mends no fault.
+        // A failed run stays failed even if a reboot is required.
         let failed = ended(events(Outcome::Failed, 6));
         assert_eq!(failed.state, RunState::Failed);
     }

@@ -1,5 +1,5 @@
-//! The first assessment of a run: every step is assessed, and the answers are concluded in the
-//! order of the steps. Nothing changes meanwhile, so all steps are assessed at the same time.
+//! The first assessment of a run. All steps are assessed at the same time, because the machine does
+//! not change meanwhile. The results are evaluated in step order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl Session {
-    /// Assesses every step that is wanted.
+    /// Assesses every selected step.
     pub(super) async fn survey(&self) -> Vec<Job> {
         let mut jobs: Vec<Job> = self
             .inner
@@ -52,7 +52,7 @@ impl Session {
                     answered += 1;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "an assessment ended with a panic");
+                    tracing::error!(%error, "an assessment panicked");
                 }
             }
         }
@@ -60,15 +60,16 @@ impl Session {
             for job in jobs.iter_mut().filter(|job| job.answer.is_none()) {
                 job.answer = Some(Err(StepError::Unexpected {
                     what: "its own assessment".to_owned(),
-                    why: "it panicked, which is a bug".to_owned(),
+                    why: "panicked (this is a bug)".to_owned(),
                 }));
             }
         }
         jobs
     }
 
-    /// Blocks each step with a change that would certainly be refused, before anything is changed; the changes of several steps
-    /// are looked at side by side. A plan downloads nothing, so it does not look at the keys of new repositories.
+    /// Blocks each step that has a change that would certainly be rejected, before anything is
+    /// changed. The changes of all steps are dry-run in parallel. A plan does not download
+    /// anything, so it does not check the keys of new repositories.
     pub(super) async fn rehearse(&self, mode: Mode, jobs: &mut [Job]) {
         let refusals = join_all(jobs.iter().map(|job| self.refusal(mode, job))).await;
         for (job, refusal) in jobs.iter_mut().zip(refusals) {
@@ -78,7 +79,7 @@ impl Session {
         }
     }
 
-    /// Returns the answer of a step of which a change would be refused.
+    /// Returns the blocking assessment if one of the step's changes would be rejected.
     async fn refusal(&self, mode: Mode, job: &Job) -> Option<Assessment> {
         let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
             return None;
@@ -104,11 +105,11 @@ impl Session {
         None
     }
 
-    /// The survey before the first change. As long as all that blocks the run may pass by itself, it
-    /// is repeated after a pause, until the deadline.
+    /// The assessment before the first change. If only transient problems block the run, it is
+    /// repeated after a pause, until the deadline.
     ///
-    /// A step that only old package lists refuse is assessed again with new ones. Downloading lists leaves nothing
-    /// to undo, so it is no change of the machine and has no record.
+    /// A step that is blocked only by outdated package lists is assessed again with new lists.
+    /// Downloading lists leaves nothing to undo, so it is not recorded as a change.
     pub(super) async fn survey_before_changes(
         &self,
         standing: &[Standing],
@@ -121,7 +122,7 @@ impl Session {
         loop {
             let mut jobs = self.survey().await;
             self.find_left_over(&mut jobs, standing);
-            // Assessing can be stopped at any moment; then no change starts.
+            // An assessment can be stopped at any time. No change starts after that.
             tokio::select! {
                 biased;
                 _ = tools.cancel.cancelled() => {}
@@ -162,7 +163,7 @@ impl Session {
                 return jobs;
             };
             if !self.pause(&job.id, why.to_owned(), pause).await {
-                // Nothing is refused: the run ends as any other that was stopped.
+                // No step is blocked: the run ends like any other stopped run.
                 jobs.iter_mut().for_each(|job| job.ended = None);
                 return jobs;
             }
@@ -170,7 +171,8 @@ impl Session {
         }
     }
 
-    /// Says what failed, and waits before the next attempt. Returns whether nobody asked to stop meanwhile.
+    /// Reports the failure and waits before the next attempt. Returns `false` if a stop was
+    /// requested.
     async fn pause(&self, step: &StepId, message: String, pause: Duration) -> bool {
         self.tools.events.emit(Event::AttemptFailed {
             steps: vec![step.clone()],
@@ -184,7 +186,7 @@ impl Session {
         }
     }
 
-    /// Downloads the package lists for a step that older ones refuse.
+    /// Downloads the package lists for a step that is blocked by outdated ones.
     async fn refresh_lists(&self, step: &StepId) -> Result<(), Problem> {
         let (change, events) = (Change::RefreshRepositories, &self.tools.events);
         let (steps, summary) = (vec![step.clone()], change.summary());
@@ -209,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// Decides what the answers mean if nothing is applied.
+    /// Evaluates the assessments if nothing is applied.
     pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
         for at in self.inner.graph.order.clone() {
             let upstream = &self.inner.graph.up[at];
@@ -232,17 +234,17 @@ impl Session {
                 })
                 .map(|up| up.id.clone());
             let end = match (jobs[at].answer.as_ref(), dead) {
-                // `check` reports every assessment; a plan does not go beyond a step in the way.
+                // `check` reports every assessment. A plan stops at a blocking step.
                 (_, Some(why)) if mode != Mode::Check => End::new(Outcome::NotRun, why),
                 (Some(answer), _) => match (answer, pending) {
                     (Err(error), Some(upstream)) => End::new(
                         Outcome::WouldChange,
                         format!(
-                            "after `{upstream}`; it cannot be assessed now: {}",
+                            "after `{upstream}`; cannot be assessed now: {}",
                             one_line(error)
                         ),
                     ),
-                    // `check` judges the machine as it is now.
+                    // `check` evaluates the current state of the machine.
                     (Ok(Assessment::BlockedNow { why, .. }), _) if mode != Mode::Check => {
                         match self.pending_before(at, jobs) {
                             Some(up) => {
@@ -256,13 +258,13 @@ impl Session {
                         None => conclusion(mode, answer),
                     },
                 },
-                (None, _) => End::new(Outcome::NotRun, "it was not asked".to_owned()),
+                (None, _) => End::new(Outcome::NotRun, "not assessed".to_owned()),
             };
             jobs[at].ended = Some(end);
         }
     }
 
-    /// The last step before this one, at any distance, that would change something.
+    /// Returns the nearest step before this one (direct or indirect) that would change something.
     fn pending_before(&self, at: usize, jobs: &[Job]) -> Option<StepId> {
         let graph = &self.inner.graph;
         let mut upstream = graph.order.iter().rev().map(|up| (up, &jobs[*up]));
@@ -275,8 +277,8 @@ impl Session {
     }
 }
 
-/// Returns the step that blocks the run, its reason, and the limit for waiting, if all that blocks the run may pass
-/// by itself; `None` if nothing blocks it, or something that stays.
+/// Returns the step that blocks the run, its reason, and the wait limit, if everything that blocks
+/// the run is transient. `None` if the run is not blocked, or blocked permanently.
 fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     let blocks = |job: &&Job| {
         (job.ended.as_ref())
@@ -297,7 +299,7 @@ fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     found?.into_iter().min_by_key(|(_, _, limit)| *limit)
 }
 
-/// Returns the step that blocks the run, if only old package lists block it.
+/// Returns the step that blocks the run, if only outdated package lists block it.
 fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
     let by_old_lists =
         |job: &&Job| matches!(job.answer, Some(Ok(Assessment::BlockedByOldLists { .. })));
@@ -311,7 +313,7 @@ fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
         .then(|| first.id.clone())
 }
 
-/// Whether nothing that depends on a step with this outcome is run.
+/// Whether steps that depend on a step with this outcome are skipped.
 pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -319,32 +321,32 @@ pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
     )
 }
 
-/// What helps a step that only older package lists refuse.
+/// Returns the remedy for a step that is blocked by outdated package lists.
 pub(super) fn hint_by_old_lists(mode: Mode, hint: &str) -> String {
     let first = match mode {
-        // It asks again as soon as nothing else is in the way.
+        // It is assessed again as soon as no other step blocks the run.
         Mode::Install | Mode::Uninstall => {
-            "these are the words of package lists that may be old, and new ones are downloaded when \
-             nothing else blocks the run"
+            "the package lists may be outdated; new ones are downloaded when no other step blocks \
+             the run"
         }
-        Mode::Check | Mode::Plan => "`install` asks again with new package lists",
+        Mode::Check | Mode::Plan => "`install` checks again with new package lists",
     };
-    format!("{first}; if they say the same: {hint}")
+    format!("{first}; if the result is the same: {hint}")
 }
 
-/// The same where the lists could not be downloaded.
+/// Sets the remedy if the lists could not be downloaded.
 fn say_that_lists_stay_old(job: &mut Job) {
     if let Some(Ok(Assessment::BlockedByOldLists { hint, .. })) = &job.answer
         && let Some(end) = &mut job.ended
     {
         end.hint = Some(format!(
-            "solve first why new package lists cannot be downloaded (see the notes), and run the \
-             command again; if new lists say the same: {hint}"
+            "first fix the download of the package lists (see the notes), then run the command \
+             again; if the result is the same: {hint}"
         ));
     }
 }
 
-/// How a step with this answer ends where nothing is applied for it.
+/// Returns the outcome of a step if nothing is applied for it.
 pub(super) fn conclusion(mode: Mode, answer: &Assessed) -> End {
     match answer {
         Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),

@@ -1,7 +1,9 @@
-//! Where the time of an installation went, from the journal: its changes, its reboots, and the rest.
+//! Computes the timing of an installation from the journal: its changes, its reboots, and the
+//! remaining time.
 //!
-//! An installation is what one `install` has done, with the runs that went on after a reboot that it asked for, or after it was
-//! cut off. Times are those of the wall clock, which may be set while the machine boots: no span is shorter than nothing.
+//! An installation is one `install` with the runs that continued it after a requested reboot or
+//! after an interruption. Times are wall-clock times. The clock may be set during boot, so negative
+//! durations are treated as zero.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +18,29 @@ use crate::{
     model::id::StepId,
 };
 
-/// Where the time of an installation went.
+/// The timing of an installation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Timing {
-    /// When its first run began.
+    /// Start of its first run.
     pub started: Timestamp,
-    /// Seconds from there to the end of its last run, or to the last record.
+    /// Seconds until the end of its last run, or until the last record.
     pub seconds: f64,
-    /// It built an image, whose instances are made ready at their first boot.
+    /// It built an image. Instances of the image become ready at their first boot.
     pub image: bool,
-    /// How its last run ended; `None` if it has not.
+    /// Exit status of its last run, or `None` if it has not finished.
     pub exit: Option<u8>,
-    /// The boots in which it ran.
+    /// The number of boots with a run.
     pub boots: usize,
-    /// Seconds in which no change was applied and no reboot under way: the machine was looked at, or waited for.
+    /// Seconds without a change or reboot in progress, spent on assessments and waiting.
     pub between: f64,
-    /// Changes and reboots, in the order in which they began.
+    /// Changes and reboots, ordered by start.
     pub spans: Vec<Span>,
 }
 
 impl Timing {
-    /// Returns the seconds in which a bare machine became a node that is ready; `None` if it is none, or if an image was
-    /// built.
+    /// Returns the seconds from a bare machine to a Ready node. `None` if the node is not ready, or
+    /// if an image was built.
     #[must_use]
     pub fn to_ready(&self) -> Option<f64> {
         (self.exit == Some(Exit::Ok.code()) && !self.image).then_some(self.seconds)
@@ -49,62 +51,64 @@ impl Timing {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Span {
-    /// Seconds from the start of the installation.
+    /// Start in seconds since the start of the installation.
     pub begins: f64,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
-    /// The steps that needed the change; none for a reboot.
+    /// The steps that needed the change. Empty for a reboot.
     pub steps: Vec<StepId>,
     /// A description.
     pub what: String,
-    /// How it ended.
+    /// The result.
     pub end: SpanEnd,
-    /// It is on the chain that leads to the end: from the span that ended last to the one that ended last before it, and so on.
+    /// Whether it is on the critical path: the chain from the span that finished last to the span
+    /// that finished last before that one started, and so on.
     pub critical: bool,
 }
 
-/// How a span ended.
+/// The result of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanEnd {
-    /// As wanted.
+    /// Finished successfully.
     Done,
-    /// It failed, or the run was interrupted in it.
+    /// Failed, or interrupted.
     Failed,
-    /// It has not ended.
+    /// In progress.
     UnderWay,
 }
 
 /// Reads the timing of the last installation.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub fn last_timing(host: &Host) -> Result<Option<Timing>, EngineError> {
     Ok(timing(&Journal::read(host)?.lines))
 }
 
-/// Returns the seconds in which the installation that this run ended became ready: `None` if the run did not end well, built an
-/// image, or changed nothing, which is none.
+/// Returns the duration of the installation that this run completed. `None` if the run failed,
+/// built an image, or changed nothing.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// If the journal cannot be read.
 pub(super) fn ready_by(host: &Host, run: &str) -> Result<Option<f64>, EngineError> {
-    let lines = Journal::read(host)?.lines;
-    let last = installations(&lines)
+    let history = Journal::read(host)?;
+    let last = installations(&history.lines)
         .pop()
         .filter(|lines| lines.iter().any(|line| line.run == run));
     let timing = last.map(of).filter(|timing| !timing.spans.is_empty());
     Ok(timing.and_then(|timing| timing.to_ready()))
 }
 
-/// Returns the timing of the last installation that changed something; of the last one if none did; `None` if there was none.
+/// Returns the timing of the last installation that changed something, otherwise of the last
+/// installation. `None` if there was no installation.
 fn timing(lines: &[JournalLine]) -> Option<Timing> {
     let all: Vec<Timing> = installations(lines).into_iter().map(of).collect();
     let changed = all.iter().rfind(|timing| !timing.spans.is_empty());
     changed.or(all.last()).cloned()
 }
 
-/// The records of each installation.
+/// Groups the records by installation.
 fn installations(lines: &[JournalLine]) -> Vec<Vec<&JournalLine>> {
     let mut found: Vec<Vec<&JournalLine>> = Vec::new();
     let (mut goes_on, mut is_install) = (false, false);
@@ -171,7 +175,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             | Record::Failed { intent, .. }
             | Record::Interrupted { intent, .. } => {
                 if let Some(span) = open.remove(intent).and_then(|index| spans.get_mut(index)) {
-                    // Nobody knows how long a change went on that was cut off.
+                    // It is unknown how long an interrupted change continued.
                     let end = match &line.record {
                         Record::Interrupted { .. } => span.begins,
                         _ => at,
@@ -205,7 +209,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
     }
 }
 
-/// Marks, from the end, the span that ended last, then the one that ended last before that began, and so on.
+/// Marks the critical path, starting from the end.
 fn mark_critical(spans: &mut [Span], end: f64) {
     let mut until = end;
     loop {
@@ -219,7 +223,7 @@ fn mark_critical(spans: &mut [Span], end: f64) {
     }
 }
 
-/// The seconds that at least one span covers. They are in the order in which they begin.
+/// Returns the seconds that are covered by at least one span. The spans are ordered by start.
 fn covered(spans: &[Span]) -> f64 {
     let (mut sum, mut until) = (0.0_f64, 0.0_f64);
     for span in spans {
@@ -286,7 +290,8 @@ mod tests {
             .collect()
     }
 
-    /// Two changes side by side, a reboot, and a third; then a run without changes, which is not what people ask about.
+    /// Two parallel changes, a reboot, a third change, and then a run without changes, which is not
+    /// relevant for users.
     fn two_boots() -> Vec<JournalLine> {
         let applied = |intent| Record::Applied {
             intent,
@@ -309,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_goes_on_over_reboots_to_the_run_that_ends_well() {
+    fn installation_continues_over_reboots_until_success() {
         let found = timing(&two_boots()).expect("an installation");
         assert_eq!((found.boots, found.exit, found.image), (2, Some(0), false));
         let spans: Vec<(f64, f64, bool)> = (found.spans.iter())
@@ -328,9 +333,9 @@ mod tests {
         assert_eq!((found.seconds, found.between), (100.0, 17.0));
     }
 
-    /// What a person does days after a failure is another installation.
+    /// A new run days after a failure is a separate installation.
     #[test]
-    fn a_run_that_failed_is_not_gone_on_with() {
+    fn failed_run_is_not_continued() {
         let applied = |intent| Record::Applied {
             intent,
             undo: nothing(),
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_and_what_is_under_way_are_told_apart() {
+    fn interrupted_and_running_changes_are_distinguished() {
         let interrupted = Record::Interrupted {
             intent: 1,
             undo: nothing(),
@@ -367,7 +372,7 @@ mod tests {
         let ends: Vec<SpanEnd> = found.spans.iter().map(|span| span.end).collect();
         assert_eq!(ends, [SpanEnd::Failed, SpanEnd::Done, SpanEnd::UnderWay]);
         assert_eq!(found.exit, None);
-        // An uninstallation is none.
+        // An uninstallation is not an installation.
         assert_eq!(timing(&lines).expect("an installation"), found);
         assert_eq!(timing(&lines[5..]), None);
     }

@@ -1,5 +1,5 @@
-//! `install --unattended`: a unit of systemd's runs the installation, so that it ends neither with cloud-init nor with the
-//! terminal of the person who started it.
+//! `install --unattended`: runs the installation in a systemd unit, so that it outlives cloud-init
+//! and the user's terminal.
 
 use super::{
     resume,
@@ -13,9 +13,10 @@ use crate::{
     tools::systemctl::{self, Once},
 };
 
-/// At a shutdown systemd sends SIGTERM only to the program itself, and waits as long as a package manager may need to end.
-/// It starts the program again if that crashed, but not after an exit status that says that the run has tried again what
-/// may pass. Its output: the journal, and the console.
+/// At shutdown, systemd sends SIGTERM only to the main process, and waits as long as a package
+/// manager may need to finish. The unit is restarted after a crash, but not after an exit status
+/// that means that transient failures were already retried. The output goes to the journal and the
+/// console.
 const PROPERTIES: [&str; 11] = [
     AFTER_MODULES,
     "KillMode=mixed",
@@ -30,23 +31,23 @@ const PROPERTIES: [&str; 11] = [
     "StandardError=journal+console",
 ];
 
-/// Starts the unit with this command, the program first. Returns whether it did: a run that is under way, also one that
-/// goes on after a reboot, is not started a second time.
+/// Starts the unit with this command (program first). Returns whether it was started. A run in
+/// progress, including one that continues after a reboot, is not started again.
 ///
 /// # Errors
-/// When what runs already cannot be seen, or the unit was not started.
+/// If running units cannot be detected, or if the unit was not started.
 pub async fn start(host: &Host, command: &[String]) -> Result<bool, Problem> {
     if !(host.files.exists(systemctl::BOOTED.into())).map_err(unseen)? {
-        let what = "start the installation as a unit: systemd does not run here";
+        let what = "start the installation as a unit: systemd is not running";
         return Err(Problem::blocked("no-systemd", what)
-            .advice("leave `--unattended` out, or build an image with `--image`"));
+            .advice("omit `--unattended`, or build an image with `--image`"));
     }
     if wait::once(host, resume::UNIT).await.map_err(unseen)? == Once::Busy {
         return Ok(false);
     }
     match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
         Once::Busy => return Ok(false),
-        // A unit that has failed keeps its name.
+        // A failed unit keeps its name.
         Once::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
         Once::Idle => {}
     }
@@ -55,7 +56,7 @@ pub async fn start(host: &Host, command: &[String]) -> Result<bool, Problem> {
 }
 
 fn unseen(error: FilesError) -> Problem {
-    let problem = Problem::new("status-unreadable", "see whether a run is under way");
+    let problem = Problem::new("status-unreadable", "check for a run in progress");
     problem.exiting(Exit::Internal).caused_by(error)
 }
 
@@ -79,9 +80,9 @@ mod tests {
     const FAILED: &str = "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
                           InactiveEnterTimestampMonotonic=1\n";
 
-    /// A shutdown in the middle meets either of the two units.
+    /// Either of the two units may be active during a shutdown.
     #[test]
-    fn the_unit_is_stopped_and_restarted_like_the_resume_unit() {
+    fn unit_is_stopped_and_restarted_like_the_resume_unit() {
         let resumes = resume::unit(
             Utf8Path::new("/usr/local/bin/gpu-bootstrap"),
             UNATTENDED_DEADLINE,
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_unit_runs_the_installation_unless_a_run_is_under_way() {
+    async fn unit_starts_unless_a_run_is_in_progress() {
         for (of_user_data, of_resume, starts, resets) in [
             (IDLE, IDLE, true, false),
             (FAILED, IDLE, true, true),

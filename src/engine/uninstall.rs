@@ -1,5 +1,5 @@
-//! `uninstall`: the journal read backwards. Only our changes are undone. A change that cannot be
-//! undone is named and stays recorded.
+//! `uninstall`: reads the journal backwards and undoes only our changes. A change that cannot be
+//! undone is reported and stays in the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,18 +30,18 @@ pub(super) struct Group {
     in_part: bool,
 }
 
-/// How a group ended.
+/// The result of a group.
 pub(super) enum Fate {
     Gone(String),
     Stays(String),
     NotTried,
 }
 
-/// Undoes every change that stands, newest first; [`group`] has the exceptions. `titles` are the
-/// titles of the steps.
+/// Undoes every applied change, newest first, with the exceptions described in [`group`]. `titles`
+/// are the titles of the steps.
 ///
 /// # Errors
-/// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
+/// If the run cannot start or cannot be recorded. Failed undos are in the report.
 pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport, EngineError> {
     let lock = tools.lock()?;
     tools.resume_paused().await;
@@ -82,7 +82,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
         if left.is_empty() && removed.is_empty() {
             tools.note(
                 &mut report.notes,
-                "nothing was changed on this machine, so there is nothing to undo".to_owned(),
+                "there is nothing to undo: gpu-bootstrap has not changed this machine".to_owned(),
             );
         } else if !left.is_empty() {
             report.exit = Exit::Partial;
@@ -105,14 +105,14 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
     Ok(report)
 }
 
-/// What stands of this program on a machine whose record is lost. What keeps the driver from being loaded is removed.
-/// Returns what was removed, and what is left with the command that ends it.
+/// Cleans up a machine whose journal is lost: removes the files that prevent the driver from being
+/// loaded. Returns the removed files, and the remaining files with the command that removes them.
 fn without_record(files: &dyn Files) -> Result<(Vec<Utf8PathBuf>, Vec<String>), FilesError> {
     let removed = guard::release(files, &[])?;
     let say = |path: Utf8PathBuf| {
         format!(
-            "`{path}`: this program wrote it, and the record of what it has changed is lost; to finish, run `rm {path}`; \
-             packages are removed with the package manager"
+            "`{path}` was written by gpu-bootstrap, but the journal is lost; to finish, run `rm \
+             {path}`, and remove packages with the package manager"
         )
     };
     let left = units::named_ours(files)?.into_iter().map(say).collect();
@@ -182,8 +182,8 @@ async fn undo_all(
             tools.note(
                 &mut report.notes,
                 format!(
-                    "`{STATE}` stays, because it holds another journal ({}) and its backups; if \
-                     you no longer need them, run `rm -r {STATE}`",
+                    "`{STATE}` is kept, because it contains another journal ({}) and its backups; \
+                     if you no longer need them, run `rm -r {STATE}`",
                     kept.join(", ")
                 ),
             );
@@ -192,13 +192,13 @@ async fn undo_all(
     Ok(())
 }
 
-/// Undoes groups in their order, until a signal comes; each gets its fate and its duration.
+/// Undoes groups in order until a signal arrives. Stores the result and the duration of each group.
 pub(super) async fn undo_groups(
     tools: &Tools,
     ledger: &Ledger,
     groups: &mut [(Group, Fate, f64)],
 ) -> Result<(), EngineError> {
-    // The results so far of changes that are undone in parts.
+    // Intermediate results of changes that are undone in parts.
     let mut parts: BTreeMap<u64, Reverted> = BTreeMap::new();
     for (group, fate, seconds) in groups.iter_mut() {
         if tools.cancel.exit().is_some() {
@@ -242,11 +242,12 @@ pub(super) async fn undo_groups(
     Ok(())
 }
 
-/// A change that makes something read files again (a restart, an initial RAM filesystem) is undone
-/// after the oldest files of its own step; without such files at the end, because it has read what other steps have
-/// installed. Steps run concurrently, so changes of other steps may lie in between.
+/// Moves the undo of a change that makes a program read files again (a restart, an initramfs) after
+/// the oldest files of the same step. If the step has no such files, it is undone last, because the
+/// program has read files that other steps installed. Steps run concurrently, so changes of other
+/// steps may be in between.
 fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
-    // From the oldest on, so that a move does not change the indices that are still to be visited.
+    // Start with the oldest, so that moves do not change the indices of the remaining ones.
     for at in (0..standing.len()).rev() {
         if !matches!(standing[at].undo, Undo::Afterwards { .. }) {
             continue;
@@ -264,9 +265,10 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
-/// A transaction that has replaced packages of an earlier one is undone together with it: what the
-/// earlier one has installed is removed, in whatever version, and not brought back first. So are the transactions in
-/// between, because it may need their packages. Other changes that lie in between are undone before.
+/// A transaction that replaced packages of an earlier one is undone together with it: the packages
+/// of the earlier one are removed in any version, without restoring the old version first. The
+/// transactions in between are included, because the transaction may need their packages. Other
+/// changes in between are undone before.
 fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
     fn effects(standing: &Standing) -> Option<&Effects> {
         match &standing.undo {
@@ -274,7 +276,8 @@ fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
             _ => None,
         }
     }
-    // From the oldest on: the transaction that it follows has its own place then.
+    // Start with the oldest, so that the transaction that it follows is already in its final
+    // position.
     for at in (0..standing.len()).rev() {
         let Some(mine) = effects(&standing[at]) else {
             continue;
@@ -298,9 +301,9 @@ fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
-/// Merges neighbours that can be undone together. Modules are unloaded and kernel parameters restored last, because
-/// daemons need them until their packages are removed. Files that name modules for every boot keep their
-/// place in the order.
+/// Merges adjacent changes that can be undone together. Modules are unloaded and kernel parameters
+/// restored last, because daemons need them until their packages are removed. Files that list
+/// modules to load at boot keep their position.
 pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     for next in follow_packages(follow_files(standing)) {
@@ -360,7 +363,10 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
         .filter(|(_, fate, _)| matches!(fate, Fate::NotTried))
         .count();
     let (outcome, why) = if !stays.is_empty() {
-        (Outcome::Failed, "not everything could be undone".to_owned())
+        (
+            Outcome::Failed,
+            "some changes could not be undone".to_owned(),
+        )
     } else if untried > 0 {
         (Outcome::NotRun, "stopped by a signal".to_owned())
     } else {
@@ -389,9 +395,9 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
     }
 }
 
-/// Removes what a run left that was interrupted at its first or last write: a journal without a
-/// complete record, and the empty folder. Other files may belong to a person, for example a journal
-/// that was moved aside.
+/// Removes the remains of a run that was interrupted at its first or last write: a journal without
+/// a complete record, and the empty directory. Other files may belong to the user, for example a
+/// journal that was moved aside.
 fn clear(files: &dyn Files) -> Result<(), FilesError> {
     let folder = Utf8Path::new(STATE);
     if files.stat(&path())?.is_some() {
@@ -403,9 +409,9 @@ fn clear(files: &dyn Files) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Removes the state folder. The journal goes last: after an interruption the next `uninstall`
-/// finds that nothing stands, and continues here. A journal that a person moved aside stays, with
-/// the backups and transactions that its records name. Returns the names of such journals.
+/// Removes the state directory. The journal is removed last, so that after an interruption the next
+/// `uninstall` finds no applied changes and continues here. A journal that the user moved aside is
+/// kept, with its backups and transactions. Returns the names of such journals.
 fn wipe(files: &dyn Files) -> Result<Vec<String>, FilesError> {
     let folder = Utf8Path::new(STATE);
     let aside: Vec<String> = (files.list(folder)?.into_iter())
@@ -422,7 +428,8 @@ fn wipe(files: &dyn Files) -> Result<Vec<String>, FilesError> {
     Ok(aside)
 }
 
-/// Whether a name is that of a journal with an ending, as the hint for a damaged journal proposes.
+/// Whether this is the name of a journal with a suffix, as suggested by the hint for a damaged
+/// journal.
 fn moved_aside(name: &str) -> bool {
     path()
         .file_name()
@@ -486,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_follows_the_files_of_its_step() {
+    fn restart_follows_the_files_of_its_step() {
         let hold = Undo::Unhold(Unhold {
             held: vec!["docker.io".to_owned()],
             entries: None,
@@ -513,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_without_files_follows_what_others_have_installed() {
+    fn restart_without_files_is_undone_last() {
         let newest_first = vec![
             standing(3, "agent", restart()),
             standing(2, "other", files()),
@@ -526,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_go_last_and_the_files_that_name_them_in_their_turn() {
+    fn modules_are_unloaded_last() {
         let unload = || Undo::UnloadModule {
             module: "nvidia".into(),
         };

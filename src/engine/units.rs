@@ -1,5 +1,5 @@
-//! What a run that continues by itself puts on the machine beside its own unit: files that keep the driver's modules from
-//! being loaded.
+//! Files of an unattended run in addition to its unit: they prevent the driver modules from being
+//! loaded.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,29 +12,30 @@ use crate::{
     tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
 
-/// How every file begins that this program writes for itself.
+/// The first line of every file that gpu-bootstrap writes for itself.
 const OURS: &str = "# Written by gpu-bootstrap;";
 
-/// While a run continues by itself: udev and `modules-load.d` respect `blacklist`, a load by name
-/// does not.
+/// Used during an unattended run: udev and `modules-load.d` respect `blacklist`, but loading by
+/// name still works.
 const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
 
-/// After the run gave up. modprobe takes the first `install` of a module, so the name must sort
-/// before those of the driver's packages.
+/// Used after a run gave up. modprobe uses the first `install` line of a module, so the name must
+/// sort before the files of the driver packages.
 const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
 
-/// The file of a unit.
+/// Returns the path of a unit file.
 pub(super) fn path(unit: &str) -> Utf8PathBuf {
     Utf8Path::new("/etc/systemd/system").join(unit)
 }
 
-/// The symbolic link that enables a unit; systemd makes it for `WantedBy=multi-user.target`.
+/// Returns the symlink that enables a unit. systemd creates it for `WantedBy=multi-user.target`.
 pub(super) fn link(unit: &str) -> Utf8PathBuf {
     path("multi-user.target.wants").join(unit)
 }
 
-/// Removes what keeps the driver from being loaded, and the unit of this name that would take that back. What a change in the
-/// journal tells of stays: its run will end it. Returns the files that were removed.
+/// Removes the files that prevent the driver from being loaded, and the unit that would remove
+/// them. Files that are recorded in the journal stay, because their run will remove them. Returns
+/// the removed files.
 pub(super) fn release(
     files: &dyn Files,
     unit: &str,
@@ -53,7 +54,8 @@ pub(super) fn release(
         if !text.starts_with(OURS.as_bytes()) || is_recorded(&path) {
             continue;
         }
-        // The link goes first: a unit that is enabled and has no file is an error at each boot.
+        // Remove the symlink first, because an enabled unit without a file causes an error at each
+        // boot.
         if let Some(link) = link
             && files.stat(&link)?.is_some()
         {
@@ -65,12 +67,12 @@ pub(super) fn release(
     Ok(removed)
 }
 
-/// Units that unpack or compile the driver's modules at boot. Amazon's accelerated image for EKS unpacks its module in the
-/// first boot, in a unit that cloud-init does not wait for (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles
-/// for a new kernel in its own unit, and two of it destroy each other's work.
+/// Units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a unit unpacks the module at the
+/// first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles modules
+/// for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS runs corrupt each other's results.
 pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
 
-/// Folders with files of ours, whose names say whose they are.
+/// Directories with files that are recognized as ours by their name.
 const FOLDERS: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
@@ -81,7 +83,7 @@ const FOLDERS: [&str; 7] = [
     "/etc/systemd/system/nvidia-persistenced.service.d",
 ];
 
-/// The files by whose names they are ours, in the folders where such files have an effect.
+/// Finds our files by name in directories where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
     let drop_ins = runtimes::written_folders();
@@ -101,10 +103,11 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
     Ok(found)
 }
 
-/// Modules that load the driver's own. Debian's packages have `nvidia-drm` loaded at each boot, before the run starts.
+/// Modules that load the driver module. Debian packages load `nvidia-drm` at each boot, before the
+/// run starts.
 const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
 
-/// The change after which only the run loads the modules.
+/// Returns the change that allows only the run to load the modules.
 pub(super) fn not_by_itself(modules: &[String]) -> Change {
     let mut all = modules.to_vec();
     let more = DEPENDENT.map(str::to_owned);
@@ -112,7 +115,7 @@ pub(super) fn not_by_itself(modules: &[String]) -> Change {
     denial(NOT_BY_ITSELF, "blacklist", "", &all)
 }
 
-/// The change after which nothing loads them.
+/// Returns the change that prevents all loading of the modules.
 pub(super) fn not_at_all(modules: &[String]) -> Change {
     denial(NOT_AT_ALL, "install", " /bin/false", modules)
 }
@@ -125,7 +128,7 @@ fn denial(path: &str, verb: &str, rest: &str, modules: &[String]) -> Change {
     Change::write(path, format!("{HEADER}{}", lines.concat()))
 }
 
-/// The modules that [`not_by_itself`] named.
+/// Returns the modules listed by [`not_by_itself`].
 pub(super) fn modules(standing: &[Standing]) -> Vec<String> {
     standing
         .iter()
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_that_load_the_drivers_own_are_not_loaded_by_themselves_either() {
+    fn dependent_modules_are_also_denied() {
         let named = ["nvidia", "nvidia-uvm", "nvidia-drm"].map(str::to_owned);
         let Change::WriteFile { content, .. } = not_by_itself(&named) else {
             panic!("a file");

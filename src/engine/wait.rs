@@ -1,5 +1,6 @@
-//! `status --wait`: waits until the run under way has ended, and says how. cloud-init learns from it whether a machine
-//! is what it should be, so nothing may be waited for that itself waits for cloud-init's end.
+//! `status --wait`: waits for the end of the current run and reports its result. cloud-init uses it
+//! to report the state of the machine, so it must not wait for anything that waits for the end of
+//! cloud-init.
 
 use std::time::Duration;
 
@@ -20,24 +21,26 @@ use crate::{
 /// The unit of `install --unattended`.
 pub(super) const OF_USER_DATA: &str = "gpu-bootstrap.service";
 
-/// The pause between two looks.
+/// The polling interval.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What is known about runs at one moment.
+/// The state of all runs at one point in time.
 struct Seen {
     status: StatusSummary,
     /// The last run of this boot.
     run: Option<RunStatus>,
     units: [Once; 2],
-    /// The run under way joins a node by `nodeadm`, which starts when cloud-init has ended.
+    /// The current run joins the cluster with `nodeadm`, which starts after cloud-init has
+    /// finished.
     joins_after_cloud_init: bool,
 }
 
-/// Waits until no run is under way, or until the one under way only waits for cloud-init's end itself: to reboot the
-/// machine, or to join by `nodeadm`. Returns the exit status of the last run, and 0 where it goes on by itself.
+/// Waits until no run is in progress, or until the current run only waits for the end of cloud-init
+/// (to reboot the machine or to join with `nodeadm`). Returns the exit status of the last run, or 0
+/// if it continues automatically.
 ///
 /// # Errors
-/// When the journal or the status of the run cannot be read, or the run takes longer than `limit`.
+/// If the journal or the status of the run cannot be read, or if the run takes longer than `limit`.
 pub async fn wait(
     host: &Host,
     boot_id: Option<&str>,
@@ -51,12 +54,12 @@ pub async fn wait(
         let waited = host.clock.monotonic().saturating_sub(began);
         if waited >= limit {
             let seconds = limit.as_secs();
-            let what = format!("see the end of the run: it has not ended after {seconds} s");
+            let what = format!("wait for the run: not finished after {seconds} s");
             let late = Problem::new("run-not-ended", what)
                 .exiting(Exit::Busy)
                 .advice(
-                    "it goes on; `gpu-bootstrap status` and `journalctl -u gpu-bootstrap -u \
-                     gpu-bootstrap-resume` say what it does",
+                    "the run continues; see `gpu-bootstrap status` and `journalctl -u \
+                     gpu-bootstrap -u gpu-bootstrap-resume`",
                 );
             return Err(late.into());
         }
@@ -69,12 +72,12 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
         let problem = Problem::new("status-unreadable", "read the status of the run");
         problem.exiting(Exit::Internal).caused_by(error)
     };
-    // The units first: whatever one has left is there when it has ended.
+    // Read the units first, because the results of a finished unit are then complete.
     let ended = once(host, OF_USER_DATA).await.map_err(unreadable)?;
     let units = [ended, once(host, UNIT).await.map_err(unreadable)?];
     let run = statusfile::read(&*host.files).map_err(unreadable)?;
     let status = status(host, boot_id)?;
-    // The file alone says little: it stays when the node has joined.
+    // The file is not sufficient evidence, because it is not removed after the join.
     let joins_after_cloud_init = joins(&status)
         && (joins_after_cloud_init(&*host.files)).map_err(unreadable)?
         && cloud_init::is_running(&*host.files).map_err(unreadable)?;
@@ -86,15 +89,15 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
     })
 }
 
-/// Whether the run under way is joining the cluster.
+/// Whether the current run is joining the cluster.
 fn joins(status: &StatusSummary) -> bool {
     let steps = status.current.iter().flat_map(|run| &run.progress.steps);
     let mut active = steps.filter(|step| step.active);
     active.any(|step| step.id == steps::CLUSTER_JOIN)
 }
 
-/// A manager that does not answer is one that starts again, as while its package is installed. Where there is none, no
-/// unit runs.
+/// Returns the state of a unit. If systemd does not respond, it is restarting, for example while
+/// its package is being installed. If it is not installed, no unit is active.
 pub(super) async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
     if !host.files.exists(systemctl::BOOTED.into())? {
         return Ok(Once::Idle);
@@ -106,7 +109,7 @@ pub(super) async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
     })
 }
 
-/// How the last run ended; `None` while there is something to wait for.
+/// Returns the result of the last run, or `None` if it has to be waited for.
 fn verdict(seen: &Seen) -> Option<Exit> {
     let Seen { status, run, .. } = seen;
     let state = run.as_ref().map(|run| run.state);
@@ -118,7 +121,8 @@ fn verdict(seen: &Seen) -> Option<Exit> {
     if alive || seen.units.contains(&Once::Busy) {
         return seen.joins_after_cloud_init.then_some(Exit::Ok);
     }
-    // What ended before it was a run, as with a setting that is wrong, has left no file, or that of an earlier run.
+    // A unit that failed before its run started, for example because of an invalid setting, has no
+    // status file or only the file of an earlier run.
     let failures = seen.units.iter().filter_map(|unit| match unit {
         Once::Failed { code, at } => Some((at, code.map_or(Exit::Internal, Exit::of))),
         _ => None,
@@ -222,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_run_is_not_waited_for() {
+    fn machine_without_a_run_is_not_waited_for() {
         assert_eq!(verdict(&nothing()), Some(Exit::Ok));
     }
 
     #[test]
-    fn a_run_is_waited_for_from_its_units_start_to_its_end() {
+    fn run_is_waited_for_from_unit_start_to_end() {
         let mut seen = nothing();
         seen.units[0] = Once::Busy;
         assert_eq!(verdict(&seen), None);
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), None);
-        // An internal error: the unit starts it again.
+        // After an internal error, the unit restarts.
         seen.run = run(RunState::Failed, Some(1));
         assert_eq!(verdict(&seen), None);
         for (state, exit, ends) in [
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_a_person_is_waited_for_too() {
+    fn interactive_run_is_waited_for() {
         let mut seen = nothing();
         seen.status.current = Some(current(&[]));
         seen.run = run(RunState::Running, None);
@@ -284,21 +288,22 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_without_a_run_is_a_failure_as_well() {
+    fn failure_before_the_run_is_reported() {
         let mut seen = nothing();
         seen.units[0] = failed(Some(3), 7);
         assert_eq!(verdict(&seen), Some(Exit::Config));
         seen.units[0] = failed(None, 7);
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), Some(Exit::Internal));
-        // Cut off, and nothing goes on with it.
+        // The run was interrupted and is not continued.
         seen.units[0] = Once::Idle;
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
-    /// A second start of the unit fails before it is a run; or a person repairs what the unit could not.
+    /// The unit may fail before a second run starts, or the administrator may fix a problem after
+    /// the unit failed.
     #[test]
-    fn what_ended_last_counts() {
+    fn last_result_counts() {
         let mut seen = nothing();
         seen.run = run(RunState::Done, Some(0));
         seen.units[0] = failed(Some(3), 101);
@@ -309,13 +314,13 @@ mod tests {
         assert_eq!(verdict(&seen), Some(Exit::Blocked));
     }
 
-    /// The run waits for the end of cloud-init, which waits for this.
+    /// The run waits for the end of cloud-init, which waits for `status --wait`.
     #[test]
-    fn a_reboot_is_not_waited_for() {
+    fn reboot_is_not_waited_for() {
         let mut seen = awaiting(true, true);
         seen.units[0] = Once::Busy;
         assert_eq!(verdict(&seen), Some(Exit::Ok));
-        // Nobody reboots it.
+        // The reboot is not automatic.
         assert_eq!(verdict(&awaiting(false, true)), Some(Exit::RebootRequired));
         // The run after the reboot, before and after its start.
         let mut seen = awaiting(true, false);
@@ -326,13 +331,13 @@ mod tests {
         seen.units[1] = Once::Idle;
         seen.run = run(RunState::Done, Some(0));
         assert_eq!(verdict(&seen), Some(Exit::Ok));
-        // Somebody has removed its unit.
+        // The unit was removed.
         assert_eq!(verdict(&awaiting(true, false)), Some(Exit::RebootRequired));
     }
 
-    /// `nodeadm-run` starts when cloud-init has ended, which waits for this.
+    /// `nodeadm-run` starts after cloud-init, which waits for `status --wait`.
     #[test]
-    fn a_join_by_nodeadm_is_not_waited_for() {
+    fn join_by_nodeadm_is_not_waited_for() {
         let mut seen = nothing();
         seen.units[0] = Once::Busy;
         seen.run = run(RunState::Running, None);
@@ -343,9 +348,9 @@ mod tests {
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
-    /// Its file stays when the node has joined, so what the run is doing decides.
+    /// The file is not removed after the join, so the active step decides.
     #[test]
-    fn a_run_at_a_later_boot_of_a_node_is_waited_for_before_it_joins() {
+    fn later_run_is_waited_for_until_join() {
         let mut status = nothing().status;
         assert!(!joins(&status));
         for (active, expected) in [(steps::DRIVER_PACKAGES, false), (steps::CLUSTER_JOIN, true)] {
@@ -355,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_boot_says_how_the_last_run_ended() {
+    fn last_result_is_reported_after_later_boot() {
         let mut seen = nothing();
         for (exit, said) in [
             (Some(0), Exit::Ok),
@@ -366,12 +371,12 @@ mod tests {
             assert_eq!(verdict(&seen), Some(said));
         }
         seen.status.last = last(Some(0));
-        seen.status.gave_up = Some("3 boots in a row ended before the run did".to_owned());
+        seen.status.gave_up = Some("3 consecutive boots ended before the run finished".to_owned());
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
     #[tokio::test]
-    async fn the_wait_ends_with_the_unit_or_at_its_bound() {
+    async fn wait_ends_with_the_unit_or_at_the_limit() {
         const BUSY: &str = "ActiveState=active\nResult=success\nExecMainStatus=0\n";
         let (host, fakes) = fake::host();
         fakes.files.put_folder(systemctl::BOOTED, 0o755);
@@ -379,7 +384,7 @@ mod tests {
         fakes.exec.on("systemctl", move |_, _| {
             let mut looks = looks.lock().unwrap();
             *looks += 1;
-            // Two units are looked at each time.
+            // Each poll queries two units.
             fake::ok(match *looks {
                 0..5 => BUSY,
                 _ => {
@@ -400,10 +405,10 @@ mod tests {
         assert_eq!(late.exit(), Exit::Busy);
         assert_eq!(
             late.to_string(),
-            "see the end of the run: it has not ended after 60 s"
+            "wait for the run: not finished after 60 s"
         );
 
-        // A container of an application.
+        // An application container.
         let (host, _) = fake::host();
         let ended = wait(&host, Some("boot-1"), minute).await;
         assert_eq!(ended.unwrap(), Exit::Ok);

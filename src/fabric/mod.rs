@@ -1,19 +1,19 @@
-//! NVIDIA's fabric manager: the names of its unit and of its packages.
+//! Names of the NVIDIA fabric manager's unit and packages.
 
 pub const UNIT: &str = "nvidia-fabricmanager.service";
 
-/// Its package: with the branch in its name before 580, and as RPM packages were called before.
+/// Package names. Before 580, the name contains the branch. RPM packages had another name.
 pub const PACKAGES: [&str; 3] = [
     "nvidia-fabricmanager",
     "nvidia-fabricmanager-*",
     "nvidia-fabric-manager",
 ];
 
-/// The package of the NVLink subnet manager, which the fabric manager starts where it is needed.
+/// The package of the NVLink subnet manager. The fabric manager starts it on machines that need it.
 pub const SUBNET_MANAGER: &str = "nvlsm";
 
-/// The modules of the kernel through which the subnet manager reaches switches behind network devices. Where one is not
-/// loaded, the fabric manager finds no switch.
+/// The kernel modules that the subnet manager needs to access switches behind network devices. If one is not loaded, the fabric
+/// manager finds no switch.
 ///
 /// Sources: NVIDIA/gpu-operator issue 2781, spectrocloud/CanvOS PR 700.
 pub const SUBNET_MODULES: [&str; 2] = ["mlx5_ib", "ib_umad"];

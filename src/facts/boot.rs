@@ -1,15 +1,15 @@
-//! Which kernel the next boot will run, as far as the boot loader's own files tell.
+//! Finds the kernel of the next boot in the boot loader files.
 //!
-//! Reads what GRUB reads: its environment block (`next_entry`, `saved_entry`), then the default in
-//! `grub.cfg`, then the menu (Debian, Ubuntu) or the entries of the Boot Loader Specification (Red
-//! Hat and its derivatives). With another boot loader the next kernel is unknown.
+//! Reads the same files as GRUB: its environment block (`next_entry`, `saved_entry`), then the
+//! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the Boot Loader Specification entries
+//! (Red Hat and derivatives). With another boot loader the next kernel is unknown.
 
 use crate::{facts::reader::FactReader, model::version::KernelVersion};
 
 const FACT: &str = "kernel.next-boot";
 const ENTRIES: &str = "/boot/loader/entries";
 
-/// The kernel of the next boot, or why it cannot be told.
+/// Returns the kernel of the next boot, or the reason it is unknown.
 pub(super) fn next(
     reader: &mut FactReader<'_>,
     installed: &[KernelVersion],
@@ -30,7 +30,7 @@ pub(super) fn next(
         };
         return image
             .parse()
-            .map_err(|error| format!("the boot loader's entry `{wanted}`: {error}"));
+            .map_err(|error| format!("boot loader entry `{wanted}`: {error}"));
     }
     match installed {
         [] => Err("no installed kernel was found".to_owned()),
@@ -43,7 +43,7 @@ pub(super) fn next(
     }
 }
 
-/// The kernel release in the name of an image: `vmlinuz-6.1.0-44-amd64`.
+/// Returns the kernel release in an image name such as `vmlinuz-6.1.0-44-amd64`.
 pub(super) fn kernel_of_image(name: &str) -> Option<&str> {
     ["vmlinuz-", "vmlinux-", "kernel-"]
         .iter()
@@ -51,7 +51,7 @@ pub(super) fn kernel_of_image(name: &str) -> Option<&str> {
         .filter(|release| !release.is_empty())
 }
 
-/// One entry of the Boot Loader Specification.
+/// A Boot Loader Specification entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BootEntry {
     id: String,
@@ -59,7 +59,7 @@ struct BootEntry {
     release: String,
 }
 
-/// A node of GRUB's menu.
+/// A node of the GRUB menu.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct MenuNode {
     title: String,
@@ -76,8 +76,8 @@ fn entries(reader: &mut FactReader<'_>) -> Vec<BootEntry> {
         .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
         .filter_map(|(name, id)| parse_entry(id, &reader.text(FACT, &format!("{ENTRIES}/{name}"))?))
         .collect();
-    // GRUB lists them newest first. The rescue kernel's release begins with `0-rescue`, so it comes
-    // last, as in GRUB's menu.
+    // GRUB lists them newest first. The release of the rescue kernel starts with `0-rescue`, so it
+    // comes last, as in the GRUB menu.
     entries.sort_by(|a, b| {
         let key = |entry: &BootEntry| entry.release.parse::<KernelVersion>().ok();
         key(b).cmp(&key(a)).then_with(|| b.id.cmp(&a.id))
@@ -103,8 +103,7 @@ fn parse_entry(id: &str, text: &str) -> Option<BootEntry> {
     })
 }
 
-/// Finds the entry that GRUB chooses: by index, id or title, with `>` between the levels of the
-/// menu.
+/// Returns the entry that GRUB selects: an index, ID or title, with `>` between menu levels.
 fn wanted_entry(config: &str, environment: &str) -> String {
     let variable = |name: &str| {
         environment
@@ -121,7 +120,7 @@ fn wanted_entry(config: &str, environment: &str) -> String {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("set default="))
         .map(|value| value.trim().trim_matches(['"', '\'']))
-        // This branch is for a one-time choice, which was read above.
+        // This branch is for a one-time selection, which was read above.
         .rfind(|value| !value.contains("next_entry"));
     match default {
         Some("${saved_entry}" | "$saved_entry") => variable("saved_entry"),
@@ -140,7 +139,7 @@ fn kernel_in_entries(entries: &[BootEntry], wanted: &str) -> Result<String, Stri
     };
     found
         .map(|entry| entry.release.clone())
-        .ok_or_else(|| format!("GRUB's entry `{wanted}` is not in `{ENTRIES}`"))
+        .ok_or_else(|| format!("the GRUB entry `{wanted}` is not in `{ENTRIES}`"))
 }
 
 fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
@@ -154,22 +153,22 @@ fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
                 .iter()
                 .find(|node| node.id.as_deref() == Some(&word) || node.title == word),
         };
-        let node = node.ok_or_else(|| format!("GRUB's menu has no entry `{wanted}`"))?;
+        let node = node.ok_or_else(|| format!("the GRUB menu has no entry `{wanted}`"))?;
         level = &node.children;
         found = Some(node);
     }
     match found {
-        Some(node) if node.submenu => Err(format!("GRUB's entry `{wanted}` is a submenu")),
+        Some(node) if node.submenu => Err(format!("the GRUB entry `{wanted}` is a submenu")),
         Some(MenuNode {
             image: Some(image), ..
         }) => kernel_of_image(image)
             .map(str::to_owned)
-            .ok_or_else(|| format!("GRUB's entry `{wanted}` boots `{image}`")),
-        _ => Err(format!("GRUB's entry `{wanted}` names no kernel")),
+            .ok_or_else(|| format!("the GRUB entry `{wanted}` boots `{image}`")),
+        _ => Err(format!("the GRUB entry `{wanted}` has no kernel")),
     }
 }
 
-/// `1>2` by levels; a `>` of a title is written twice.
+/// Splits a path such as `1>2` into levels. A literal `>` in a title is doubled.
 fn split_path(path: &str) -> Vec<String> {
     const DOUBLE: char = '\u{0}';
     path.replace(">>", &DOUBLE.to_string())
@@ -178,14 +177,14 @@ fn split_path(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// The most braces within each other. The script of `grub-mkconfig` has four.
+/// The maximum nesting depth of braces. The script of `grub-mkconfig` has four levels.
 const DEEPEST: usize = 32;
 
-/// Reads the menu from `grub.cfg`, which is a script: only the lines that define menu entries or
-/// load kernels count, and the braces that end them. What follows more than [`DEEPEST`] braces is not read: neither time nor
-/// stack may depend on the file of a tree that somebody else has made.
+/// Parses the menu in `grub.cfg`, which is a script. Only the lines that define menu entries or
+/// load kernels are used, and their closing braces. Parsing stops at more than [`DEEPEST`] levels,
+/// because neither time nor stack use may depend on a file of a foreign image.
 fn parse_menu(config: &str) -> Vec<MenuNode> {
-    // One frame for each open brace; what a frame of a function collects is dropped.
+    // One frame per open brace. Entries in a function frame are dropped.
     let mut frames: Vec<Option<MenuNode>> = Vec::new();
     let mut menu = Vec::new();
     for line in config.lines().map(str::trim) {
@@ -231,7 +230,7 @@ fn node(line: &str, submenu: bool) -> MenuNode {
     }
 }
 
-/// The file name of the kernel that a line loads.
+/// Returns the file name of the kernel that a line loads.
 fn image_of(line: &str) -> Option<&str> {
     let mut words = line.split_whitespace();
     let command = words.next()?;
@@ -241,7 +240,7 @@ fn image_of(line: &str) -> Option<&str> {
     words.next()?.rsplit('/').next()
 }
 
-/// The words of a line of shell, quotes taken off.
+/// Splits a shell line into words and removes quotes.
 fn quoted_words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -307,7 +306,7 @@ menuentry 'Memory test' {
 "#;
 
     #[test]
-    fn braces_of_a_hostile_tree_take_neither_time_nor_stack() {
+    fn nested_braces_are_parsed_with_limited_time_and_stack() {
         let times = 200_000;
         let open = "menuentry a {\n".repeat(times);
         let menu = parse_menu(&(open.clone() + &"}\n".repeat(times)));
@@ -335,7 +334,7 @@ menuentry 'Memory test' {
     }
 
     #[test]
-    fn what_grub_will_take() {
+    fn default_entry_of_grub_is_found() {
         assert_eq!(wanted_entry(CONFIG, ""), "0");
         assert_eq!(
             wanted_entry(CONFIG, "# GRUB Environment Block\nnext_entry=1>1\n"),

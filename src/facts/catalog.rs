@@ -1,4 +1,4 @@
-//! What facts ask of the compatibility matrix, and what the matrix is told of a machine.
+//! The interface between facts and the compatibility matrix.
 
 use gpu_compat::{Matrix, pick::Wish};
 
@@ -9,37 +9,37 @@ use crate::model::{
     pci::PciId,
 };
 
-/// What is known about a GPU; what is not known is `None`.
+/// Known properties of a GPU. Unknown properties are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuDescription {
-    /// `H100 SXM5 80GB`.
+    /// The name, for example `H100 SXM5 80GB`.
     pub name: Option<String>,
-    /// `hopper`, ….
+    /// The architecture, for example `hopper`.
     pub architecture: Option<Architecture>,
-    /// How the architecture is known.
+    /// The source of the architecture.
     pub architecture_evidence: Option<ArchitectureEvidence>,
-    /// `9.0`.
+    /// The compute capability, for example `9.0`.
     pub compute_capability: Option<ComputeCapability>,
-    /// The kernel modules that it runs with.
+    /// The supported kernel module flavors.
     pub module_flavour: Option<SupportedFlavours>,
-    /// It is a vGPU, a slice of a GPU that a hypervisor gives to a guest.
+    /// Whether this is a vGPU (a slice of a GPU that a hypervisor assigns to a guest).
     pub vgpu: bool,
 }
 
-/// The compatibility matrix, as far as facts need it.
+/// The part of the compatibility matrix that facts need.
 pub trait DeviceCatalog: Send + Sync {
-    /// Describes a GPU. A GPU without a row of its own is described by the name of its chip,
-    /// or else by the range of its id.
+    /// Describes a GPU. A GPU without its own entry is described by its chip name, otherwise by the
+    /// range of its ID.
     fn describe(&self, gpu: &GpuIdentity) -> GpuDescription;
 
-    /// Whether the id is that of an NVSwitch; other NVIDIA bridges share its PCI class.
+    /// Whether the ID belongs to an NVSwitch. Other NVIDIA bridges have the same PCI class.
     fn is_nvswitch(&self, id: PciId) -> bool;
 
-    /// The name of a device that is not a GPU.
+    /// The name of a device other than a GPU.
     fn name(&self, id: PciId) -> Option<String>;
 }
 
-/// The machine of the facts, without constraints.
+/// The machine described by the facts, without constraints.
 impl From<&Facts> for Wish {
     fn from(facts: &Facts) -> Self {
         let cloud = &facts.cloud;
@@ -59,8 +59,8 @@ impl From<&Facts> for Wish {
 impl DeviceCatalog for Matrix {
     fn describe(&self, gpu: &GpuIdentity) -> GpuDescription {
         let board = self.board(gpu);
-        // Facts hold what is known. What may be assumed about a newer GPU is left to the pick of
-        // the driver.
+        // Facts only contain known properties. Assumptions about newer GPUs are made when a driver
+        // is selected.
         GpuDescription {
             name: board
                 .vgpu
@@ -92,7 +92,7 @@ mod tests {
     use crate::model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavours};
 
     #[test]
-    fn what_facts_hear_of_gpus() {
+    fn matrix_describes_gpus() {
         let matrix = Matrix::builtin().unwrap();
         let describe = |id: &str, subsystem: Option<&str>, chip: Option<&str>| {
             matrix.describe(&GpuIdentity {

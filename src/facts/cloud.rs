@@ -1,6 +1,6 @@
-//! The cloud and the instance, from the firmware and from what cloud-init left on disk.
+//! Detects the cloud and the instance from the firmware and from cloud-init's files.
 //!
-//! A key that only a metadata service knows is null, with its reason.
+//! A key that only a metadata service knows is null, with the reason.
 
 use serde_json::Value;
 
@@ -12,11 +12,11 @@ use crate::{
     },
 };
 
-/// Why a key of the cloud is not known, in the first place.
-pub(super) const UNTOLD: &str = "neither the firmware nor cloud-init tells";
+/// The initial reason a cloud key is unknown.
+pub(super) const UNTOLD: &str = "not reported by the firmware or cloud-init";
 
 impl Cloud {
-    /// What a metadata service also knows.
+    /// The keys that a metadata service also reports.
     pub(super) fn keys(&self) -> [(&'static str, &Option<String>); 5] {
         [
             ("cloud.instance-id", &self.instance_id),
@@ -30,7 +30,7 @@ impl Cloud {
 
 const CLOUD_INIT: &str = "/run/cloud-init/instance-data.json";
 
-/// What the firmware says about the machine; empty where it says nothing.
+/// DMI data of the machine. Empty fields are not reported by the firmware.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Dmi {
     pub sys_vendor: String,
@@ -40,7 +40,7 @@ pub(super) struct Dmi {
     pub bios_vendor: String,
     pub chassis_asset_tag: String,
     pub hypervisor_uuid: String,
-    /// Whether there is a DMI table.
+    /// Whether a DMI table exists.
     pub present: bool,
 }
 
@@ -68,7 +68,7 @@ impl Dmi {
     }
 }
 
-/// What cloud-init knows about the instance.
+/// Instance data reported by cloud-init.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct CloudInit {
     pub provider: Option<String>,
@@ -87,23 +87,26 @@ impl CloudInit {
         match serde_json::from_str(&text) {
             Ok(value) => parse_cloud_init(&value),
             Err(error) => {
-                reader.unknown("cloud", format!("`{CLOUD_INIT}` is no JSON: {error}"));
+                reader.unknown(
+                    "cloud",
+                    format!("`{CLOUD_INIT}` is not valid JSON: {error}"),
+                );
                 Self::default()
             }
         }
     }
 }
 
-/// Where the machine runs.
+/// Returns the cloud and the instance.
 pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud {
     let row = recognised(dmi);
     let provider = row
         .map(|(row, _)| row.name.clone())
         .or_else(|| init.provider.clone());
     let Some(provider) = provider else {
-        // The firmware was read and names no cloud, so there is none.
+        // The firmware was read and does not report a cloud, so there is none.
         if !dmi.present {
-            reader.unknown("cloud.provider", "`/sys/class/dmi/id` is not there");
+            reader.unknown("cloud.provider", "`/sys/class/dmi/id` does not exist");
         }
         return Cloud::default();
     };
@@ -122,13 +125,13 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
     for (fact, _) in cloud.keys().iter().filter(|(_, value)| value.is_none()) {
         reader.unknown(
             *fact,
-            format!("{UNTOLD}, and no metadata service was asked"),
+            format!("{UNTOLD}, and no metadata service was queried"),
         );
     }
     cloud
 }
 
-/// The first cloud with a mark that the firmware has.
+/// Returns the first cloud with a marker that matches the firmware.
 fn recognised(dmi: &Dmi) -> Option<(&'static CloudRow, &'static FirmwareMark)> {
     let marks = |row: &'static CloudRow| row.firmware.iter().map(move |mark| (row, mark));
     let mut all = clouds::all().iter().flat_map(marks);
@@ -149,7 +152,8 @@ fn matches(mark: &FirmwareMark, dmi: &Dmi) -> bool {
     })
 }
 
-/// An instance type such as `p5.48xlarge`: two words of small letters, digits and dashes.
+/// Parses an instance type such as `p5.48xlarge`: two words of lower-case letters, digits and
+/// dashes.
 fn instance_type(product: &str) -> Option<String> {
     let word = |word: &str| {
         !word.is_empty()
@@ -161,8 +165,8 @@ fn instance_type(product: &str) -> Option<String> {
     (word(family) && word(size)).then(|| product.to_owned())
 }
 
-/// `v1` is the stable part of cloud-init's file. `ds` may change, so a key that is missing there is
-/// treated as absent.
+/// Parses the instance data. `v1` is the stable part of cloud-init's file. `ds` may change, so a
+/// missing key there is treated as absent.
 fn parse_cloud_init(root: &Value) -> CloudInit {
     let text = |pointer: &str| {
         let text = root.pointer(pointer).and_then(Value::as_str);
@@ -177,8 +181,7 @@ fn parse_cloud_init(root: &Value) -> CloudInit {
     };
     CloudInit {
         provider: row.map(|row| row.name.clone()),
-        // cloud-init writes `none` where no data source answered, so it does not identify a
-        // machine.
+        // cloud-init writes `none` if no data source responded, so it does not identify a machine.
         instance_id: (text("/v1/instance_id").filter(|id| *id != "iid-datasource-none"))
             .map(str::to_owned),
         instance_type: of_cloud(InstanceKey::InstanceType),
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn clouds_by_their_firmware() {
+    fn clouds_are_detected_by_firmware() {
         let azure = "7783-7084-3265-9085-8269-3286-77";
         for (vendor, product, tag, provider, kind) in rows! {
             "Amazon EC2", "p5.48xlarge", "Amazon EC2", Some("aws"), Some("p5.48xlarge");
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_is_unknown_and_no_cloud_is_not() {
+    fn unread_firmware_is_unknown_but_no_cloud_is_known() {
         assert_eq!(gathered(&Dmi::default(), &CloudInit::default()).1, 1);
         assert_eq!(
             gathered(&dmi("Dell Inc.", "R760xa", ""), &CloudInit::default()).1,

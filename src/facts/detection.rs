@@ -1,7 +1,7 @@
-//! The table `detection.toml`, built into the program: how to detect hypervisors, driver packages,
-//! and who else may manage the driver of a machine.
+//! The built-in table `detection.toml`: detects hypervisors, driver packages, and other software
+//! that manages the driver of a machine.
 //!
-//! Its keys `source` and `confidence` are for the people who change it and are not read.
+//! The keys `source` and `confidence` are for maintainers and are not read.
 
 use std::sync::LazyLock;
 
@@ -10,28 +10,28 @@ use serde::Deserialize;
 use crate::model::{pattern, text::built_in};
 
 static TABLE: LazyLock<Detection> =
-    LazyLock::new(|| built_in("detection").expect("the built-in table parses: a test reads it"));
+    LazyLock::new(|| built_in("detection").expect("the built-in table parses, which is tested"));
 
 pub(crate) fn table() -> &'static Detection {
     &TABLE
 }
 
-/// Whether a package of this name carries the driver's module or libraries. The packages beside them
-/// (`nvidia-modprobe`, `nvidia-settings`) can have versions of their own.
+/// Whether a package contains the driver module or libraries. Companion packages
+/// (`nvidia-modprobe`, `nvidia-settings`) can have other versions.
 pub(crate) fn carries_driver(name: &str) -> bool {
     let DriverPackagePatterns { names, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(names) && !any(except)
 }
 
-/// Whether a package is a part of the driver, which works only with the other parts of one version.
+/// Whether a package is a part of the driver, which requires the other parts in the same version.
 pub(crate) fn is_driver_part(name: &str) -> bool {
     let DriverPackagePatterns { parts, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(parts) && !any(except)
 }
 
-/// All of it.
+/// The complete table.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Detection {
@@ -45,53 +45,53 @@ pub(crate) struct Detection {
     pub driver_root: Vec<DriverRoot>,
 }
 
-/// A machine whose driver is somebody else's.
+/// A machine whose driver is managed by other software.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct OwnerRow {
     pub name: String,
-    /// Ids of operating systems.
+    /// Operating system IDs.
     #[serde(default)]
     pub os: Vec<String>,
-    /// One of them is enough.
+    /// One existing file is sufficient.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Modules of the kernel; one that is loaded is enough.
+    /// Kernel modules. One loaded module is sufficient.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
+    /// The fabric manager is part of the driver, so host packages and units are not evidence of it.
     #[serde(default)]
     pub fabric_manager: bool,
-    /// Its containers reach the GPU by NVIDIA's container runtime, or by CDI.
+    /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
     #[serde(default)]
     pub container_runtime: bool,
     pub why: String,
     pub remedy: String,
 }
 
-/// The root of a driver that the linker does not search.
+/// The root directory of a driver outside the linker's search path.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct DriverRoot {
     pub path: String,
 }
 
-/// Beginnings of DMI values, and the hypervisor that they mean.
+/// Prefixes of DMI values and the corresponding hypervisor.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
 }
 
-/// Patterns of driver packages, the most reliable one first.
+/// Patterns of driver packages, the most reliable first.
 #[derive(Debug, Deserialize)]
 pub(crate) struct DriverPackagePatterns {
     pub names: Vec<String>,
-    /// Those that must all have the driver's version.
+    /// Packages that must have the driver version.
     pub parts: Vec<String>,
     pub except: Vec<String>,
 }
 
-/// What marks a package as NVIDIA's own.
+/// Evidence that a package is from NVIDIA.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Vendor {
@@ -99,13 +99,13 @@ pub(crate) struct Vendor {
     pub vendor_prefix: String,
 }
 
-/// Files that NVIDIA's installer leaves.
+/// Files created by NVIDIA's installer.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Runfile {
     pub marks: Vec<String>,
 }
 
-/// Files of images that bring the driver themselves.
+/// Files of images that contain a driver.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ImageMarks {
     pub marks: Vec<String>,
@@ -117,10 +117,10 @@ pub(crate) struct ProviderSetup {
     pub name: String,
     /// Exists while the setup may delete driver files.
     pub marker: String,
-    /// Exists once the setup has finished.
+    /// Exists after the setup has finished.
     pub complete: String,
     pub log: String,
-    /// The longest duration of the setup.
+    /// The maximum duration of the setup.
     pub minutes: u64,
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_owner_has_a_mark() {
+    fn every_owner_has_evidence() {
         for row in &table().owner {
             let marks = [&row.os, &row.files, &row.modules];
             assert!(marks.iter().any(|marks| !marks.is_empty()), "{}", row.name);

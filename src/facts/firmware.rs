@@ -4,8 +4,8 @@ use crate::facts::{SecureBoot, reader::FactReader};
 
 const EFI: &str = "/sys/firmware/efi";
 
-/// The variable of the UEFI specification: its global vendor GUID, then four bytes of attributes
-/// and one byte that is 1 when Secure Boot is enforced.
+/// The EFI variable with its global vendor GUID from the UEFI specification. It contains four
+/// attribute bytes and one byte that is 1 if Secure Boot is enforced.
 const VARIABLE: &str = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// Reads the state of Secure Boot.
@@ -14,8 +14,8 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         if reader.exists("secure-boot", "/sys/firmware") {
             return SecureBoot::Unsupported;
         }
-        // A running kernel always has this folder. Without it, this is an image or a container.
-        reader.unknown("secure-boot", "`/sys/firmware` is not there");
+        // A running kernel always has this directory. Without it, this is an image or a container.
+        reader.unknown("secure-boot", "`/sys/firmware` does not exist");
         return SecureBoot::Unknown;
     }
     let folder = format!("{EFI}/efivars");
@@ -28,7 +28,7 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         return SecureBoot::Unknown;
     }
     if !names.iter().any(|name| name == VARIABLE) {
-        // UEFI firmware without the feature has no such variable.
+        // UEFI firmware without Secure Boot does not have this variable.
         return SecureBoot::Unsupported;
     }
     let Some(bytes) = reader.bytes("secure-boot", &format!("{folder}/{VARIABLE}")) else {
@@ -39,7 +39,7 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         None => {
             reader.unknown(
                 "secure-boot",
-                format!("the EFI variable `SecureBoot` holds {bytes:?}"),
+                format!("unexpected value of the EFI variable `SecureBoot`: {bytes:?}"),
             );
             SecureBoot::Unknown
         }
@@ -52,7 +52,7 @@ pub(super) fn lockdown(reader: &mut FactReader<'_>) -> Option<String> {
     let text = reader.required("lockdown", PATH)?;
     let mode = parse_lockdown(&text);
     if mode.is_none() {
-        reader.unknown("lockdown", format!("`{PATH}` marks no mode: `{text}`"));
+        reader.unknown("lockdown", format!("no active mode in `{PATH}`: `{text}`"));
     }
     mode
 }
@@ -65,7 +65,7 @@ fn parse_variable(bytes: &[u8]) -> Option<SecureBoot> {
     }
 }
 
-/// `none [integrity] confidentiality`: the mode in brackets is active.
+/// Parses text such as `none [integrity] confidentiality`, where the active mode is in brackets.
 fn parse_lockdown(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     let (mode, _) = rest.split_once(']')?;

@@ -1,5 +1,4 @@
-//! Gathers the facts. Nothing here fails: a fact that cannot be read is null and listed in
-//! `unknown`.
+//! Gathers the facts. This never fails: a fact that cannot be read is null and listed in `unknown`.
 
 use crate::{
     facts::{
@@ -9,8 +8,8 @@ use crate::{
     host::Reader,
 };
 
-/// Reads the machine's files once. `catalog` is the matrix, where there is one; [`Scope::executes`]
-/// is false below `--root`, where the running kernel is not the machine's.
+/// Reads the machine's files once. `catalog` is the matrix, if available. [`Scope::executes`] is
+/// false with `--root`, because the running kernel then does not belong to the machine.
 pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scope) -> Facts {
     let mut facts = FactReader::new(host.files());
     let reader = &mut facts;

@@ -1,4 +1,4 @@
-//! The kernel: running, installed, at the next boot, its architecture and compiler.
+//! The kernel: running, installed and next boot, architecture and compiler.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use crate::{
     model::version::KernelVersion,
 };
 
-/// Reads all that is known about kernels.
+/// Reads all facts about kernels.
 pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
     let running = running(reader);
     let installed = installed(reader);
@@ -30,24 +30,25 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
     }
 }
 
-/// The kernels that are installed at this moment, oldest first, and the one that the boot loader would
-/// start. Facts have both as of the start of the run.
+/// Returns the kernels that are installed now, oldest first, and the kernel that the boot loader
+/// would start. The facts contain both as of the start of the run.
 pub(crate) fn bootable(files: &dyn ReadFiles) -> (Vec<KernelVersion>, Option<KernelVersion>) {
     let mut reader = FactReader::new(files);
     let installed = installed(&mut reader);
-    // What cannot be told is named in the facts.
+    // The reason for an unknown kernel is in the facts.
     let next = boot::next(&mut reader, &installed).ok();
     (installed, next)
 }
 
-/// Reads the file and not the system call: they differ with `--root` and on simulated machines.
+/// Uses the file instead of the system call, because they differ with `--root` and on simulated
+/// machines.
 fn running(reader: &mut FactReader<'_>) -> Option<KernelVersion> {
     let text = reader.required("kernel.running", "/proc/sys/kernel/osrelease")?;
     reader.parsed("kernel.running", KernelVersion::from_str(&text))
 }
 
-/// The folders of modules that have a kernel image: below `/boot`, or in the folder itself as on
-/// Fedora and its children. Oldest first.
+/// Returns the kernels in `/lib/modules` that have an image in `/boot`, or in the module directory
+/// as on Fedora and its derivatives. Oldest first.
 fn installed(reader: &mut FactReader<'_>) -> Vec<KernelVersion> {
     let fact = "kernel.installed";
     let images: Vec<String> = reader
@@ -61,7 +62,7 @@ fn installed(reader: &mut FactReader<'_>) -> Vec<KernelVersion> {
         .filter(|name| {
             images.contains(name) || reader.exists(fact, &format!("/lib/modules/{name}/vmlinuz"))
         })
-        // A folder whose name is not a kernel release belongs to no kernel.
+        // A directory whose name is not a kernel release does not belong to a kernel.
         .filter_map(|name| name.parse().ok())
         .collect();
     kernels.sort();
@@ -74,7 +75,7 @@ fn arch(
     kernel: Option<&KernelVersion>,
 ) -> Option<String> {
     let fact = "kernel.arch";
-    // Linux 6.1 and newer have a file for it.
+    // Available since Linux 6.1.
     if let Some(arch) = reader.value(fact, "/proc/sys/kernel/arch") {
         return Some(arch);
     }
@@ -92,7 +93,7 @@ fn arch(
     }
     reader.unknown(
         fact,
-        "neither `/proc/sys/kernel/arch`, nor the kernel's name, nor `/bin/sh` tells",
+        "not found in `/proc/sys/kernel/arch`, the kernel release, or `/bin/sh`",
     );
     None
 }
@@ -103,13 +104,13 @@ fn compiler(reader: &mut FactReader<'_>) -> Option<String> {
     if compiler.is_none() {
         reader.unknown(
             "kernel.compiler",
-            format!("`/proc/version` names none: `{text}`"),
+            format!("no compiler in `/proc/version`: `{text}`"),
         );
     }
     compiler
 }
 
-/// Reads the architecture from a release: `.x86_64` on Red Hat and its derivatives, `-amd64` on
+/// Returns the architecture from a release: `.x86_64` on Red Hat and derivatives, `-amd64` on
 /// Debian.
 fn arch_of_release(release: &str) -> Option<&'static str> {
     let mut words = release.split(['.', '-', '+']).rev();
@@ -123,8 +124,8 @@ fn arch_of_release(release: &str) -> Option<&'static str> {
     })
 }
 
-/// The machine that an ELF file is for, from its header: the byte order at offset 5, and `e_machine`,
-/// two bytes at offset 18. Numbers: `linux/elf-em.h`.
+/// Returns the architecture from an ELF header: the byte order is at offset 5, and `e_machine` is
+/// two bytes at offset 18. Values are from `linux/elf-em.h`.
 fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
     if !binary.starts_with(b"\x7fELF") {
         return None;
@@ -146,19 +147,19 @@ fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The compiler in `/proc/version`, by the name of its package: `gcc-12`, `clang-18`.
+/// Returns the compiler in `/proc/version` as a package name, such as `gcc-12` or `clang-18`.
 ///
-/// The kernel writes `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`, and older ones
-/// `(gcc version 8.5.0 …)`; the compiler's own banner is between.
+/// The format is `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`, or `(gcc version 8.5.0
+/// …)` in older kernels. The middle part is the banner of the compiler.
 fn parse_compiler(text: &str) -> Option<String> {
-    // The builder is a mail address in parentheses; the compiler follows it.
+    // The builder is a mail address in parentheses, followed by the compiler.
     let banner = text.split_once(") (")?.1;
     let mut words = banner.split([' ', '(', ')', ',']).filter(|w| !w.is_empty());
     if let Some((_, version)) = banner.split_once("clang version ") {
         return Some(format!("clang-{}", major(version)?));
     }
     let program = words.next()?;
-    // A cross compiler carries its target in front: `x86_64-linux-gnu-gcc-13`.
+    // A cross compiler starts with its target: `x86_64-linux-gnu-gcc-13`.
     let at = program.rfind("gcc")?;
     if let Some(number) = program[at..].strip_prefix("gcc-")
         && number.bytes().all(|b| b.is_ascii_digit())
@@ -223,7 +224,7 @@ mod tests {
         elf[18] = 183;
         assert_eq!(arch_of_elf(&elf), Some("aarch64"));
         assert_eq!(arch_of_elf(b"#!/bin/sh"), None);
-        // Architectures without a driver are named, too.
+        // Architectures without a driver are also detected.
         assert_eq!(arch_of_release("5.14.0-570.el9.ppc64le"), Some("ppc64le"));
         elf[18] = 243;
         assert_eq!(arch_of_elf(&elf), Some("riscv64"));

@@ -1,4 +1,4 @@
-//! The machine around the kernel: virtualisation, process 1, identities, memory, disks.
+//! The machine around the kernel: virtualization, process 1, IDs, memory, disks.
 
 use camino::Utf8Path;
 
@@ -14,21 +14,21 @@ use crate::{
     runtimes,
 };
 
-/// Where the work needs room: the packages and their archives, the kernels, the container images.
+/// Filesystems that need free space: for packages and archives, kernels, and container images.
 const PATHS: [&str; 5] = ["/", "/boot", "/tmp", "/usr", "/var"];
 
-/// Files that only containers have. Sources: systemd src/basic/virt.c; the last one is where
-/// Kubernetes mounts the credentials of a pod, whichever runtime starts it.
+/// Files that exist only in containers. Source: systemd src/basic/virt.c. The last one is the mount
+/// point of a pod's credentials in Kubernetes, with any runtime.
 const CONTAINER_MARKS: [(&str, &str); 3] = [
     ("/.dockerenv", "docker"),
     ("/run/.containerenv", "podman"),
     ("/var/run/secrets/kubernetes.io", "container-other"),
 ];
 
-/// Containers that hold one application, and no system that could be prepared.
+/// Containers of a single application, without an operating system that could be prepared.
 const APPLICATION_CONTAINERS: [&str; 4] = ["docker", "podman", "container-other", "rkt"];
 
-/// Containers that hold a whole system. Source: systemd src/basic/virt.c.
+/// Containers with a complete operating system. Source: systemd src/basic/virt.c.
 const SYSTEM_CONTAINERS: [&str; 5] = ["systemd-nspawn", "lxc", "lxc-libvirt", "openvz", "proot"];
 
 impl Facts {
@@ -40,7 +40,7 @@ impl Facts {
         (of(&APPLICATION_CONTAINERS) || of(&SYSTEM_CONTAINERS)).then_some(word)
     }
 
-    /// The container manager, if this is the container of an application.
+    /// The container manager, if this is an application container.
     #[must_use]
     pub fn application_container(&self) -> Option<&str> {
         self.container()
@@ -48,17 +48,17 @@ impl Facts {
     }
 }
 
-/// The hypervisor or container manager in the words of `systemd-detect-virt`; `none` on bare
+/// Returns the hypervisor or container manager as in `systemd-detect-virt`, or `none` on bare
 /// metal.
 pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<String> {
     let fact = "virtualization";
-    // WSL has its mark in the release of its kernel: `Microsoft` in the first version of WSL,
-    // `microsoft-standard-WSL2` in the second. Source: systemd src/basic/virt.c.
+    // WSL is identified by the kernel release: `Microsoft` in WSL 1, `microsoft-standard-WSL2` in
+    // WSL 2. Source: systemd src/basic/virt.c.
     let release = reader.value(fact, "/proc/sys/kernel/osrelease");
     if release.is_some_and(|release| is_wsl(&release)) {
         return Some("wsl".to_owned());
     }
-    // A container is the innermost layer, so it is looked for first; systemd records it in a file.
+    // A container is the innermost layer, so it is detected first. systemd records it in a file.
     if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
     }
@@ -87,14 +87,11 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
     match flag {
         Some(true) => Some("vm-other".to_owned()),
         Some(false) => Some("none".to_owned()),
-        // Only x86 has the flag. On other architectures no known name in the firmware means bare
+        // Only x86 has the flag. On other architectures, firmware without a known name means bare
         // metal.
         None if dmi.present => Some("none".to_owned()),
         None => {
-            reader.unknown(
-                fact,
-                "neither the firmware nor `/proc/cpuinfo` could be read",
-            );
+            reader.unknown(fact, "neither the firmware nor `/proc/cpuinfo` is readable");
             None
         }
     }
@@ -105,7 +102,7 @@ fn is_wsl(release: &str) -> bool {
     release.contains("microsoft") || release.contains("wsl")
 }
 
-/// The name of process 1; in an image the target of `/sbin/init`.
+/// Returns the name of process 1, or in an image the target of `/sbin/init`.
 pub(super) fn init(reader: &mut FactReader<'_>) -> Option<String> {
     if let Some(name) = reader.value("init", "/proc/1/comm") {
         return Some(name);
@@ -114,17 +111,18 @@ pub(super) fn init(reader: &mut FactReader<'_>) -> Option<String> {
     if let Some(name) = target.as_deref().and_then(Utf8Path::file_name) {
         return Some(name.to_owned());
     }
-    reader.unknown("init", "neither `/proc/1/comm` nor `/sbin/init` is there");
+    reader.unknown("init", "neither `/proc/1/comm` nor `/sbin/init` exists");
     None
 }
 
-/// New at every boot.
+/// Returns the boot ID, which changes at every boot.
 pub(super) fn boot_id(reader: &mut FactReader<'_>) -> Option<String> {
     reader.required("boot-id", "/proc/sys/kernel/random/boot_id")
 }
 
-/// An id that a clone of this machine does not share: the cloud's instance id, or else the
-/// firmware's UUID. The machine id comes last and is marked as such, since a clone may keep it.
+/// Returns an ID that a clone of this machine does not share: the instance ID of the cloud,
+/// otherwise the firmware UUID. The machine ID is the last choice and marked as such, because a
+/// clone may keep it.
 pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Option<String> {
     let fact = "instance-id";
     if let Some(id) = &init.instance_id {
@@ -148,11 +146,11 @@ pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Opti
     {
         return Some(format!("machine-id:{id}"));
     }
-    reader.unknown(fact, "no cloud, firmware or machine id could be read");
+    reader.unknown(fact, "no ID of a cloud, firmware or machine is readable");
     None
 }
 
-/// Total memory in bytes.
+/// Returns the total memory in bytes.
 pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option<u64> {
     let why = match system.memory_bytes() {
         Ok(bytes) => return Some(bytes),
@@ -165,7 +163,7 @@ pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option
     None
 }
 
-/// The filesystems of [`PATHS`]: the root, and each path that is a filesystem of its own.
+/// Returns the filesystems of [`PATHS`]: the root, and each path that is a separate filesystem.
 pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
     let mounts = reader.text("disks", "/proc/self/mountinfo");
     let own = |path: &str| match &mounts {
@@ -175,7 +173,7 @@ pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
     if mounts.is_none() {
         reader.unknown(
             "disks",
-            "`/proc/self/mountinfo` could not be read, so only `/` is looked at",
+            "`/proc/self/mountinfo` is not readable, so only `/` was checked",
         );
     }
     let mut disks = Vec::new();
@@ -214,7 +212,7 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
             .find(|(prefix, _)| value.starts_with(prefix.as_str()))
             .map(|(_, word)| word.as_str())
     })?;
-    // Amazon's firmware has the same name on bare metal; the instance type makes the difference.
+    // Amazon's firmware reports the same name on bare metal. The instance type distinguishes them.
     let metal = dmi
         .product_name
         .split_once(".metal")
@@ -226,7 +224,7 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
     })
 }
 
-/// Whether the processor has the flag of a virtual machine; `None` on architectures without it.
+/// Whether the CPU has the hypervisor flag. `None` on architectures without it.
 fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
     let flags = cpuinfo
         .lines()
@@ -236,7 +234,8 @@ fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
     Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Firmware without a UUID of its own has one of zeros or ones, the same on every machine.
+/// Whether a firmware UUID is unique. Firmware without a UUID reports only zeros or ones on every
+/// machine.
 fn is_unique(uuid: &str) -> bool {
     let digits: Vec<u8> = uuid.bytes().filter(u8::is_ascii_hexdigit).collect();
     digits.len() == 32
@@ -244,7 +243,8 @@ fn is_unique(uuid: &str) -> bool {
         && !digits.iter().all(|digit| digit.eq_ignore_ascii_case(&b'f'))
 }
 
-/// The mount point is the fifth field of a line, says proc_pid_mountinfo(5).
+/// Whether a path is a mount point, which is the fifth field of a line according to
+/// proc_pid_mountinfo(5).
 fn is_mounted(mountinfo: &str, path: &str) -> bool {
     mountinfo
         .lines()
@@ -259,7 +259,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn virtual_machines_and_metal() {
+    fn virtual_machines_and_bare_metal_are_distinguished() {
         let word = |vendor: &str, product: &str| {
             hypervisor_of(&Dmi {
                 sys_vendor: vendor.to_owned(),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_of_wsl_names_itself() {
+    fn wsl_is_detected_by_its_kernel_release() {
         for (release, wsl) in [
             ("5.15.167.4-microsoft-standard-WSL2", true),
             ("4.4.0-19041-Microsoft", true),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_known_by_its_marks() {
+    fn container_is_detected_by_its_files() {
         for (mark, word) in CONTAINER_MARKS {
             let (host, fakes) = fake::host();
             fakes.files.put(&format!("{mark}/x"), "");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_from_the_best_to_the_least() {
+    fn instance_ids_are_used_in_order_of_reliability() {
         let (host, fakes) = fake::host();
         let id = |init: &CloudInit| instance_id(&mut FactReader::new(host.reader().files()), init);
         let none = CloudInit::default();

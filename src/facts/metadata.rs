@@ -1,10 +1,11 @@
-//! What only a cloud's metadata service knows about the instance. It is asked for what neither the firmware
-//! nor cloud-init tells, once per command, within a few seconds and through no proxy. `uninstall` asks
-//! nobody, because it does not need the answers.
+//! Completes the cloud facts with the metadata service, for data that neither the firmware nor
+//! cloud-init reports. It is queried once per command, with a limit of a few seconds and without a
+//! proxy. `uninstall` does not query it, because it does not need the data.
 //!
-//! What to ask is in `clouds/`, from the clouds' own documents, as in cloud-init's data sources (2026-08-21). All
-//! answer at the same link-local address; Google's name for it needs DNS, so the address is used there, too
-//! (googleapis/google-cloud-go, compute/metadata v0.7.0, does the same).
+//! The queries are defined in `clouds/`, based on the clouds' documentation, like cloud-init's data
+//! sources (2026-08-21). All services use the same link-local address. Google's host name for it
+//! requires DNS, so the address is also used there (like googleapis/google-cloud-go,
+//! compute/metadata v0.7.0).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,24 +21,24 @@ use crate::{
     },
 };
 
-/// Where the services answer.
+/// The address of the services.
 const SERVICE: &str = "http://169.254.169.254";
 
-/// How long one answer may take. They come from the host of the instance, in milliseconds.
+/// The timeout of one request. Responses come from the host of the instance, within milliseconds.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// How long all of it may take, pauses included.
+/// The maximum total time, including pauses.
 const WHOLE: Duration = Duration::from_secs(5);
 
-/// Azure's answer is one document of a few kB, with up to 64 kB of user data.
+/// Azure's response is one document of a few kB, with up to 64 kB of user data.
 const LARGEST: u64 = 256 << 10;
 
-/// A header of a request; its value may be secret.
+/// A request header. Its value may be secret.
 pub type Header = (&'static str, Secret);
 
-/// Completes the cloud of the facts. What the service does not tell either stays unknown, with the reason.
+/// Completes the cloud facts. Data that the service does not report stays unknown, with the reason.
 pub async fn complete(host: &Host, facts: &mut Facts) {
-    // Where nothing answers, there is no service, and a second attempt is the last.
+    // If there is no response, there is no service, so a second attempt is enough.
     Service::of(host, WHOLE, 2).complete(facts).await;
 }
 
@@ -50,24 +51,24 @@ pub struct Service<'h> {
     pub(crate) persistence: RetryLimit,
 }
 
-/// Why the service tells nothing.
+/// The reason the service reports nothing.
 #[derive(Debug, thiserror::Error)]
 enum Untold {
-    /// It does not answer, or refuses.
+    /// No response, or an error status.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// Somebody else answers.
-    #[error("get `{url}`: the answer is something else than {what}")]
+    /// The response is not from a metadata service.
+    #[error("get `{url}`: the response is not {what}")]
     Odd {
-        /// The address.
         url: String,
-        /// What the answer should have been.
+        /// The expected response.
         what: &'static str,
     },
 }
 
 impl<'h> Service<'h> {
-    /// The service of this machine, asked within this time; it may say nothing at all so often.
+    /// Returns the service of this machine. `within` is the time limit, `silences` the maximum
+    /// number of attempts without a response.
     #[must_use]
     pub fn of(host: &'h Host, within: Duration, silences: u32) -> Self {
         Self {
@@ -81,15 +82,15 @@ impl<'h> Service<'h> {
         }
     }
 
-    /// The address of a path.
+    /// Returns the URL of a path.
     fn url(&self, path: &str) -> String {
         format!("{}{path}", self.address)
     }
 
-    /// What the service has at a path.
+    /// Requests a path.
     ///
     /// # Errors
-    /// No answer within the time, or one that is no success.
+    /// If there is no response in time, or the status is not a success.
     pub async fn ask(
         &self,
         method: Method,
@@ -108,10 +109,10 @@ impl<'h> Service<'h> {
         answer.successful(&request.url)
     }
 
-    /// The same; `None` if the service has no such key.
+    /// Requests a path. Returns `None` if the service does not have this key.
     ///
     /// # Errors
-    /// As [`Self::ask`], but for 404.
+    /// Same as [`Self::ask`], except for 404.
     pub async fn find(&self, path: &str, header: Header) -> Result<Option<Vec<u8>>, HttpError> {
         match self.ask(Method::Get, path, header).await {
             Err(HttpError::Status { status: 404, .. }) => Ok(None),
@@ -119,10 +120,10 @@ impl<'h> Service<'h> {
         }
     }
 
-    /// The header without which nothing is told.
+    /// Returns the header that the service requires.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// Same as [`Self::ask`].
     pub async fn header(&self, row: &'static MetadataRow) -> Result<Header, HttpError> {
         let Some(token) = &row.token else {
             let (name, value) = clouds::header(row.header.as_deref().unwrap_or_default());
@@ -155,13 +156,13 @@ impl<'h> Service<'h> {
                 ] {
                     *key = key.take().or(value);
                 }
-                // The service answered, so what is still absent does not exist.
+                // The service responded, so missing keys do not exist.
                 let keys = cloud.keys().map(|(fact, _)| fact);
                 (facts.unknown).retain(|line| !keys.contains(&line.fact.as_str()));
             }
             Err(error) => {
                 let why = format!(
-                    "{UNTOLD}, and the metadata service did not: {}",
+                    "{UNTOLD}, and the metadata service failed: {}",
                     one_line(&error)
                 );
                 let keys = facts.cloud.keys().map(|(fact, _)| fact);
@@ -203,19 +204,20 @@ impl<'h> Service<'h> {
         })
     }
 
-    /// The one document that has all keys.
+    /// Requests the document that contains all keys.
     async fn document(&self, path: &str, header: Header) -> Result<Value, Untold> {
         let answer = self.ask(Method::Get, path, header).await?;
         match serde_json::from_slice(&answer) {
             Ok(document @ Value::Object(_)) => Ok(document),
             _ => Err(Untold::Odd {
                 url: self.url(path),
-                what: "a document of JSON",
+                what: "a JSON document",
             }),
         }
     }
 
-    /// A value that is a name, or a path whose last part is one; `None` if the service has no such key.
+    /// Requests a value that is a name, or a path that ends with a name. Returns `None` if the
+    /// service does not have this key.
     async fn name(&self, path: &str, header: Header) -> Result<Option<String>, Untold> {
         let Some(answer) = self.find(path, header).await? else {
             return Ok(None);
@@ -232,7 +234,7 @@ impl<'h> Service<'h> {
     }
 }
 
-/// Whether a text can be a name of the clouds: anything else came from somebody else.
+/// Whether a text can be a cloud resource name. Any other text is not from a metadata service.
 fn is_name(text: &str) -> bool {
     let letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !text.is_empty() && text.len() <= 128 && text.chars().all(letter)

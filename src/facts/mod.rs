@@ -1,8 +1,9 @@
-//! What this program cannot change about a machine, read once per run.
+//! Properties of a machine that gpu-bootstrap cannot change, read once per run.
 //!
-//! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as
-//! little I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names
-//! and architectures of GPUs come from the matrix, through [`DeviceCatalog`]. What can change while a run goes on is in `state`.
+//! [`gather()`] reads everything. There is one file per area, with pure parsers and little I/O.
+//! Unreadable values are null and have an entry in [`Facts::unknown`]. Names and architectures of
+//! GPUs come from the matrix, through [`DeviceCatalog`]. Data that can change during a run is in
+//! `state`.
 
 mod boot;
 mod catalog;
@@ -35,17 +36,17 @@ pub use gather::gather;
 pub(crate) use metadata::standin;
 pub use metadata::{Service, complete};
 
-/// The schema version of the document of `facts`.
+/// The schema version of the `facts` document.
 pub const SCHEMA: u32 = 1;
 
-/// What gathering may do.
+/// Permitted operations for gathering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
-    /// Programs and NVML may be asked. They may not with `--root`, where only files are read.
+    /// Programs and NVML may be called. Not with `--root`, where only files are read.
     pub executes: bool,
 }
 
-/// Everything detected that cannot change. What could not be read is `None` and named in
+/// All detected properties that cannot change. Unreadable values are `None` and listed in
 /// [`Facts::unknown`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -54,35 +55,36 @@ pub struct Facts {
     pub schema: u32,
     /// From `/etc/os-release`.
     pub os: Option<Os>,
-    /// The kernel, now and at the next boot.
+    /// The kernel, running and at the next boot.
     pub kernel: Kernel,
     /// UEFI Secure Boot.
     pub secure_boot: SecureBoot,
     /// Kernel lockdown: `none`, `integrity`, `confidentiality`.
     pub lockdown: Option<String>,
-    /// `kvm`, `amazon`, `systemd-nspawn`, …: the words of `systemd-detect-virt`; `none` on bare
+    /// As in `systemd-detect-virt`, for example `kvm`, `amazon`, `systemd-nspawn`. `none` on bare
     /// metal.
     pub virtualization: Option<String>,
-    /// The model of the machine, as its firmware tells it: `ProLiant DL380a Gen11`, `p5.48xlarge`.
+    /// The machine model reported by the firmware, for example `ProLiant DL380a Gen11`,
+    /// `p5.48xlarge`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
-    /// Where it runs.
+    /// The cloud and the instance.
     pub cloud: Cloud,
     /// `systemd`, or the name of process 1.
     pub init: Option<String>,
-    /// New at every boot.
+    /// Changes at every boot.
     pub boot_id: Option<String>,
-    /// The cloud's id of the instance or the DMI UUID: new for every clone. Where there is neither,
-    /// `machine-id:` and the machine id, which a clone may share.
+    /// The instance ID of the cloud or the DMI UUID, which are new for every clone. Without both,
+    /// `machine-id:` and the machine ID, which a clone may share.
     pub instance_id: Option<String>,
     /// Total memory.
     pub memory_bytes: Option<u64>,
-    /// Filesystems that matter: `/`, `/boot`, `/var`, ….
+    /// Relevant filesystems, for example `/`, `/boot`, `/var`.
     pub disks: Vec<Disk>,
     /// NVIDIA GPUs on PCI, by address.
     pub gpus: Vec<GpuFact>,
-    /// Virtual functions of these GPUs (SR-IOV): they are for virtual machines, and no GPUs of this
-    /// machine.
+    /// Virtual functions of these GPUs (SR-IOV). They are for virtual machines and do not count as
+    /// GPUs of this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtual_functions: Vec<PciFact>,
     /// Display adapters and accelerators of other vendors.
@@ -90,13 +92,13 @@ pub struct Facts {
     pub foreign_gpus: Vec<PciFact>,
     /// NVSwitches on PCI.
     pub nvswitches: Vec<PciFact>,
-    /// Whether a network device manages NVLink switches that are not on PCI, as on HGX B200; `None`
-    /// if no device could tell.
+    /// Whether a network device manages NVLink switches that are not on PCI, as on HGX B200. `None`
+    /// if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_management: Option<bool>,
     /// NVIDIA and Mellanox network devices on PCI.
     pub network_devices: Vec<PciFact>,
-    /// What could not be read, and why.
+    /// Values that could not be read, with the reason.
     pub unknown: Vec<Unknown>,
 }
 
@@ -104,39 +106,39 @@ pub struct Facts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Os {
-    /// `debian`, `ubuntu`, `almalinux`, ….
+    /// For example `debian`, `ubuntu`, `almalinux`.
     pub id: String,
-    /// `12`, `24.04`, `9.6`.
+    /// For example `12`, `24.04`, `9.6`.
     pub version_id: Option<String>,
     /// Families, nearest first.
     pub id_like: Vec<String>,
-    /// `bookworm`, `noble`.
+    /// For example `bookworm`, `noble`.
     pub version_codename: Option<String>,
-    /// For people.
+    /// The human-readable name.
     pub pretty_name: Option<String>,
 }
 
-/// The kernel. What is installed and what the next boot will run does change when a kernel package
-/// is installed; both are facts because the configuration is resolved from them, and a run installs
-/// no kernel.
+/// The kernel. Installed kernels and the kernel of the next boot change if a kernel package is
+/// installed. They are facts anyway, because the configuration is resolved from them at the start
+/// of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Kernel {
-    /// Running now.
+    /// The running kernel.
     pub running: Option<KernelVersion>,
-    /// What the next boot will run, as of the start of the run.
+    /// The kernel of the next boot, as of the start of the run.
     pub next_boot: Option<KernelVersion>,
-    /// All installed kernels (folders below `/lib/modules` with a kernel image), as of the
-    /// start of the run.
+    /// All installed kernels (directories in `/lib/modules` with a kernel image), as of the start
+    /// of the run.
     pub installed: Vec<KernelVersion>,
-    /// `x86_64`, `aarch64`.
+    /// For example `x86_64`, `aarch64`.
     pub arch: Option<String>,
-    /// The compiler that built the running kernel, as `gcc-12`.
+    /// The compiler that built the running kernel, such as `gcc-12`.
     pub compiler: Option<String>,
 }
 
 impl Kernel {
-    /// The running and the next kernel, without repetition.
+    /// The running and the next kernel, without duplicates.
     #[must_use]
     pub fn bootable(&self) -> Vec<String> {
         let mut kernels: Vec<String> = [&self.running, &self.next_boot]
@@ -153,13 +155,13 @@ impl Kernel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SecureBoot {
-    /// Unsigned modules are refused.
+    /// Unsigned modules are rejected.
     Enabled,
     /// UEFI without enforcement.
     Disabled,
-    /// No UEFI, or one without Secure Boot.
+    /// No UEFI, or UEFI without Secure Boot.
     Unsupported,
-    /// Could not be read.
+    /// Not readable.
     Unknown,
 }
 
@@ -167,19 +169,20 @@ pub enum SecureBoot {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cloud {
-    /// `aws`, `gcp`, `azure`, …; `None` outside a known cloud.
+    /// For example `aws`, `gcp`, `azure`. `None` outside a known cloud.
     pub provider: Option<String>,
-    /// The cloud's own id of the instance, such as `i-0929128ff2f73a2f1`.
+    /// The instance ID of the cloud, such as `i-0929128ff2f73a2f1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_id: Option<String>,
-    /// `p5.48xlarge`.
+    /// For example `p5.48xlarge`.
     pub instance_type: Option<String>,
-    /// `on-demand`, `spot`.
+    /// `on-demand` or `spot`.
     pub lifecycle: Option<String>,
-    /// `eu-central-1`, `westeurope`.
+    /// For example `eu-central-1`, `westeurope`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// `eu-central-1a`, `europe-west4-b`; on Azure `1`, `2` or `3`, and absent without a zone.
+    /// For example `eu-central-1a`, `europe-west4-b`. On Azure `1`, `2` or `3`, and absent without
+    /// a zone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
 }
@@ -188,11 +191,9 @@ pub struct Cloud {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Disk {
-    /// The path that was asked about.
+    /// The checked path.
     pub mount: Utf8PathBuf,
-    /// Size.
     pub total_bytes: u64,
-    /// Available.
     pub free_bytes: u64,
 }
 
@@ -200,37 +201,35 @@ pub struct Disk {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GpuFact {
-    /// Where.
     pub pci_address: PciAddress,
-    /// What.
     pub pci_id: PciId,
-    /// The board, where the id alone is ambiguous.
+    /// The board, if the ID is ambiguous.
     pub subsystem_id: Option<PciId>,
-    /// A VGA controller or a 3D controller: some boards can be switched between the two.
+    /// VGA controller or 3D controller. Some boards can be switched between the two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<PciClass>,
-    /// From the matrix, then `pci.ids`.
+    /// The name from the matrix, otherwise from `pci.ids`.
     pub name: Option<String>,
-    /// What `pci.ids` calls it: `GH100 [H100 SXM5 80GB]`.
+    /// The name in `pci.ids`, for example `GH100 [H100 SXM5 80GB]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chip_name: Option<ChipName>,
-    /// `hopper`, ….
+    /// For example `hopper`.
     pub architecture: Option<Architecture>,
-    /// How the architecture is known; `None` if it is not.
+    /// The source of the architecture, or `None` if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture_evidence: Option<ArchitectureEvidence>,
-    /// `9.0`.
+    /// For example `9.0`.
     pub compute_capability: Option<ComputeCapability>,
-    /// The kernel modules that it runs with.
+    /// The supported kernel module flavors.
     pub module_flavour: Option<SupportedFlavours>,
-    /// A slice of a GPU, given by a hypervisor: needs the GRID driver.
+    /// A slice of a GPU, assigned by a hypervisor. Requires the GRID driver.
     pub vgpu: bool,
-    /// The NUMA node; `None` when the firmware does not say.
+    /// The NUMA node, or `None` if the firmware does not report it.
     pub numa_node: Option<u32>,
 }
 
 impl GpuFact {
-    /// What identifies the GPU in the matrix.
+    /// The identity of the GPU in the matrix.
     #[must_use]
     pub fn identity(&self) -> GpuIdentity {
         GpuIdentity {
@@ -245,19 +244,17 @@ impl GpuFact {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PciFact {
-    /// Where.
     pub pci_address: PciAddress,
-    /// What.
     pub pci_id: PciId,
-    /// For people.
+    /// The human-readable name.
     pub name: Option<String>,
 }
 
-/// Something that could not be read.
+/// A value that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unknown {
-    /// The key in this document, dotted.
+    /// The dotted key in this document.
     pub fact: String,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }

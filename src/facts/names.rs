@@ -1,18 +1,18 @@
-//! Names of PCI devices, from the `pci.ids` list of the distribution.
+//! Names of PCI devices from the distribution's `pci.ids` file.
 
 use crate::{
     facts::reader::FactReader,
     model::pci::{NAME_LISTS, PciId},
 };
 
-/// The text of the list, read when the first name is needed.
+/// The content of the file, read on first use.
 #[derive(Default)]
 pub(super) struct Names {
     list: Option<Option<String>>,
 }
 
 impl Names {
-    /// The name in the list; `None` where the list does not have the device, or does not exist.
+    /// Returns the name of a device, or `None` if the file or the entry does not exist.
     pub(super) fn of(
         &mut self,
         reader: &mut FactReader<'_>,
@@ -26,8 +26,8 @@ impl Names {
     }
 }
 
-/// Finds the name of a device. In `pci.ids` a vendor begins a line, its devices follow with one
-/// tab, and their subsystems with two.
+/// Finds the name of a device. In `pci.ids`, vendors are not indented, devices are indented by one
+/// tab, subsystems by two.
 fn device(list: &str, id: PciId) -> Option<&str> {
     let vendor = format!("{:04x}", id.vendor);
     let device = format!("{:04x}", id.device);

@@ -2,18 +2,18 @@
 
 use crate::facts::{Os, reader::FactReader};
 
-/// Reads `/etc/os-release`, then its place in `/usr/lib`, as the manual says.
+/// Reads `/etc/os-release`, then `/usr/lib/os-release`, as specified in the manual.
 pub(super) fn gather(reader: &mut FactReader<'_>) -> Option<Os> {
     let text = reader
         .text("os", "/etc/os-release")
         .or_else(|| reader.text("os", "/usr/lib/os-release"));
     let Some(text) = text else {
-        reader.unknown("os", "`/etc/os-release` is not there");
+        reader.unknown("os", "`/etc/os-release` does not exist");
         return None;
     };
     let os = parse(&text);
     if os.is_none() {
-        reader.unknown("os", "`/etc/os-release` names no `ID`");
+        reader.unknown("os", "`/etc/os-release` has no `ID`");
     }
     os
 }
@@ -22,7 +22,7 @@ fn parse(text: &str) -> Option<Os> {
     let value = |key: &str| {
         text.lines()
             .filter_map(|line| line.trim().split_once('='))
-            // Shell assignments: the last one holds.
+            // Shell assignments: the last one applies.
             .filter(|(name, _)| *name == key)
             .map(|(_, value)| unquote(value))
             .next_back()
@@ -39,7 +39,7 @@ fn parse(text: &str) -> Option<Os> {
     })
 }
 
-/// Takes shell quoting off a value.
+/// Removes shell quoting from a value.
 fn unquote(value: &str) -> String {
     let value = value.trim();
     if let Some(inner) = value.strip_prefix('\'') {

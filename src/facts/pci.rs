@@ -1,5 +1,5 @@
-//! NVIDIA GPUs, NVSwitches and network devices on the PCI bus, from sysfs, and the display adapters
-//! and accelerators of other vendors.
+//! NVIDIA GPUs, NVSwitches and network devices on the PCI bus, and display adapters and
+//! accelerators of other vendors. Read from sysfs.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The devices on the bus that matter here.
+/// The relevant devices on the bus.
 #[derive(Debug, Default)]
 pub(super) struct Bus {
     pub gpus: Vec<GpuFact>,
@@ -24,11 +24,11 @@ pub(super) struct Bus {
     pub nvlink_management: Option<bool>,
 }
 
-/// What the vital product data of the network device contains that manages NVLink switches: HGX
+/// A string in the vital product data of the network device that manages NVLink switches. HGX
 /// boards since Blackwell show their switches nowhere else. Source: NVIDIA/gpu-driver-container.
 const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
 
-/// One function of NVIDIA or Mellanox, or a GPU of another vendor.
+/// A PCI function of NVIDIA or Mellanox, or a GPU of another vendor.
 #[derive(Debug)]
 struct SysfsFunction {
     address: PciAddress,
@@ -37,16 +37,16 @@ struct SysfsFunction {
     subsystem: Option<PciId>,
     numa_node: Option<u32>,
     /// A virtual function of a device of this machine (SR-IOV). The kernel links it to its physical
-    /// function; a guest that was given one sees no such link.
+    /// function. In a guest, a passed-through function has no such symlink.
     is_virtual: bool,
 }
 
-/// Reads every function on the bus, in the order of addresses.
+/// Reads every function on the bus, ordered by address.
 pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCatalog>) -> Bus {
     let mut bus = Bus::default();
     if !reader.exists("gpus", DEVICES) {
         for fact in ["gpus", "nvswitches", "network-devices"] {
-            reader.unknown(fact, format!("`{DEVICES}` is not there"));
+            reader.unknown(fact, format!("`{DEVICES}` does not exist"));
         }
         return bus;
     }
@@ -88,8 +88,8 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
     bus
 }
 
-/// Whether a network device manages NVLink switches; `None` if no device could tell, as in a guest
-/// or for a user who is not root.
+/// Whether a network device manages NVLink switches. `None` if no product data is readable, as in a
+/// guest or without root.
 fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option<bool> {
     let fact = "nvlink-management";
     let mut told = None;
@@ -104,7 +104,7 @@ fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option
     told
 }
 
-/// Reads one function; `None` if it does not matter here, or if what it is cannot be read.
+/// Reads one function. Returns `None` if it is not relevant or its kind cannot be read.
 fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
     let folder = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
@@ -131,20 +131,20 @@ fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
         class,
         is_virtual: reader.answer(&fact, physical).flatten().is_some(),
         subsystem: subsystem(reader),
-        // The kernel writes -1 where the firmware does not say.
+        // The kernel writes -1 if the firmware does not report a node.
         numa_node: reader
             .value(&fact, &format!("{folder}/numa_node"))
             .and_then(|node| node.parse().ok()),
     })
 }
 
-/// A file of one number such as `0x10de`.
+/// Reads a file that contains a number such as `0x10de`.
 fn number(reader: &mut FactReader<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
     let path = format!("{folder}/{name}");
     let text = reader.required(fact, &path)?;
     let value = parse_number(&text);
     if value.is_none() {
-        reader.unknown(fact, format!("`{path}` holds `{text}`"));
+        reader.unknown(fact, format!("`{path}` contains `{text}`"));
     }
     value
 }
@@ -186,7 +186,7 @@ fn gpu(
         if missing {
             reader.unknown(
                 format!("gpus[{}].{key}", function.address),
-                format!("neither the matrix nor `pci.ids` tells for {}", function.id),
+                format!("{} is neither in the matrix nor in `pci.ids`", function.id),
             );
         }
     }
@@ -223,8 +223,8 @@ fn other(
     }
 }
 
-/// Other NVIDIA bridges share the class, so the catalogue decides by id. Without a catalogue the
-/// name in `pci.ids` decides.
+/// Whether a device is an NVSwitch. Other NVIDIA bridges have the same class, so the catalog
+/// decides by ID. Without a catalog, the name in `pci.ids` decides.
 fn is_nvswitch(catalog: Option<&dyn DeviceCatalog>, device: &PciFact) -> bool {
     match catalog {
         Some(catalog) => catalog.is_nvswitch(device.pci_id),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_everything() {
+    fn node_with_all_device_kinds() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         put(files, "0000:5d:00.0", "0x10de", "0x2330", "0x030200");
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_function_is_no_gpu_of_the_host_and_one_in_a_guest() {
+    fn virtual_function_is_a_gpu_only_in_a_guest() {
         let (host, fakes) = fake::host();
         put(&fakes.files, "0000:41:00.0", "0x10de", "0x2330", "0x030200");
         put(&fakes.files, "0000:41:00.4", "0x10de", "0x2330", "0x030200");
@@ -344,7 +344,7 @@ mod tests {
         let gpus: Vec<String> = bus.gpus.iter().map(|g| g.pci_address.to_string()).collect();
         assert_eq!(gpus, ["0000:41:00.0"]);
         assert_eq!(bus.virtual_functions.len(), 1);
-        // The guest that was given the function sees no physical one.
+        // In the guest, the function has no physical function.
         let (host, fakes) = fake::host();
         put(&fakes.files, "0000:06:00.0", "0x10de", "0x2330", "0x030200");
         let mut reader = FactReader::new(host.reader().files());
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_other_vendors_are_named() {
+    fn gpus_of_other_vendors_are_listed() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         put(files, "0000:05:00.0", "0x1002", "0x74a1", "0x120000");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_management_of_nvlink_switches_is_read_from_product_data() {
+    fn nvlink_management_is_read_from_product_data() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         let told = || {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bus_is_unknown_and_an_empty_one_is_not() {
+    fn missing_bus_is_unknown_and_empty_bus_is_not() {
         let (host, fakes) = fake::host();
         let mut reader = FactReader::new(host.reader().files());
         assert!(gather(&mut reader, None).gpus.is_empty());
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sick_function_is_named() {
+    fn unreadable_function_is_listed() {
         let (host, fakes) = fake::host();
         put(
             &fakes.files,

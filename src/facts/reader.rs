@@ -1,5 +1,4 @@
-//! Reading for the document of `facts`: whatever fails becomes a line under `unknown`, never an
-//! error.
+//! A file reader for the `facts` document: failures become entries in `unknown`, never errors.
 
 use std::error::Error;
 
@@ -12,10 +11,10 @@ use crate::{
     model::text::beginning,
 };
 
-/// The most that the kernel puts into a file of one value.
+/// The maximum size of a single-value file in sysfs.
 const PAGE: usize = 4096;
 
-/// The files of the machine, and what could not be known so far.
+/// The files of the machine, and the unknown facts so far.
 pub(crate) struct FactReader<'h> {
     files: &'h dyn ReadFiles,
     unknown: Vec<Unknown>,
@@ -29,78 +28,78 @@ impl<'h> FactReader<'h> {
         }
     }
 
-    /// The files, for what has no fact to blame.
+    /// The files, for reads that do not belong to a fact.
     pub(crate) fn files(&self) -> &'h dyn ReadFiles {
         self.files
     }
 
-    /// Notes that a fact is not known.
+    /// Adds an unknown fact.
     pub(crate) fn unknown(&mut self, fact: impl Into<String>, why: impl Into<String>) {
         let line = Unknown {
             fact: fact.into(),
             why: why.into(),
         };
-        // Several facts rest on one file; one line for each pair is enough.
+        // Several facts may depend on one file, so skip duplicates.
         if !self.unknown.contains(&line) {
             self.unknown.push(line);
         }
     }
 
-    /// What is not known, in the order in which it was found.
+    /// Returns the unknown facts in the order of their detection.
     pub(crate) fn into_unknown(self) -> Vec<Unknown> {
         self.unknown
     }
 
-    /// The content of a file; `None` if it is not there, or if it cannot be read, which is noted.
+    /// Returns the content of a file. `None` if it does not exist or is not readable, which is
+    /// recorded.
     pub(crate) fn bytes(&mut self, fact: &str, path: &str) -> Option<Vec<u8>> {
         let read = self.files.read(Utf8Path::new(path));
         self.take(fact, read).flatten()
     }
 
-    /// As [`FactReader::bytes`], for text. Bytes that are no UTF-8 are replaced: firmware writes what it
-    /// likes, and one odd letter must not hide a file.
+    /// Like [`FactReader::bytes`], for text. Invalid UTF-8 is replaced, because firmware strings
+    /// may contain any byte, and one bad character must not hide a file.
     pub(crate) fn text(&mut self, fact: &str, path: &str) -> Option<String> {
         self.bytes(fact, path)
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// As [`FactReader::text`], for the file of one value: without white space around it, and `None` if
-    /// nothing is left.
+    /// Like [`FactReader::text`], for a single-value file: trimmed, and `None` if empty.
     pub(crate) fn value(&mut self, fact: &str, path: &str) -> Option<String> {
         let text = self.text(fact, path)?;
         let value = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
         (!value.is_empty()).then(|| beginning(value, PAGE))
     }
 
-    /// As [`FactReader::value`]; absence and emptiness are noted too.
+    /// Like [`FactReader::value`], but a missing or empty file is also recorded.
     pub(crate) fn required(&mut self, fact: &str, path: &str) -> Option<String> {
         let before = self.unknown.len();
         let value = self.value(fact, path);
         if value.is_none() && self.unknown.len() == before {
-            self.unknown(fact, format!("`{path}` is not there or empty"));
+            self.unknown(fact, format!("`{path}` is missing or empty"));
         }
         value
     }
 
-    /// Whether something is at the path, links followed.
+    /// Whether the path exists, following symlinks.
     pub(crate) fn exists(&mut self, fact: &str, path: &str) -> bool {
         let exists = self.files.exists(Utf8Path::new(path));
         self.take(fact, exists).unwrap_or(false)
     }
 
-    /// The names in a folder; empty if it is not there.
+    /// Returns the names in a directory. Empty if it does not exist.
     pub(crate) fn list(&mut self, fact: &str, folder: &str) -> Vec<String> {
         let names = self.files.list(Utf8Path::new(folder));
         self.take(fact, names).unwrap_or_default()
     }
 
-    /// Where a path leads, links followed.
+    /// Resolves the symlinks in a path.
     pub(crate) fn resolve(&mut self, fact: &str, path: &str) -> Option<Utf8PathBuf> {
         let target = self.files.resolve(Utf8Path::new(path));
         self.take(fact, target).flatten()
     }
 
-    /// The value of a parse, or a note.
+    /// Returns a parsed value. An error is recorded.
     pub(crate) fn parsed<T, E: Error + 'static>(
         &mut self,
         fact: &str,
@@ -115,7 +114,7 @@ impl<'h> FactReader<'h> {
         }
     }
 
-    /// What reading told, or a note.
+    /// Returns the result of a read. An error is recorded.
     pub(crate) fn answer<T>(&mut self, fact: &str, result: Result<T, FilesError>) -> Option<T> {
         self.take(fact, result)
     }

@@ -1,30 +1,31 @@
-//! Whether the GPUs of a machine are behind switches of NVLink, by every evidence that files give. Boards before
-//! Blackwell show their switches on the bus; later ones show a network device, whose vital product data
-//! only root can read and no guest sees, so that the instance type and the board itself must tell.
+//! Detects whether the GPUs are connected through NVLink switches, from all evidence in files.
+//! Boards before Blackwell have their switches on the PCI bus. Later boards have a network device
+//! whose vital product data is readable only by root and not visible in a guest, so the instance
+//! type and the board are also used as evidence.
 
 use gpu_compat::matrix::{Fabric, Matrix};
 
 use super::{Facts, GpuFact};
 
-/// What shows the switches.
+/// Evidence of the switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
-    /// So many are on the bus.
+    /// This number of switches is on the bus.
     Bus(usize),
     /// The vital product data of a network device.
     ProductData,
-    /// The instance type has them.
+    /// The instance type has switches.
     InstanceType(String),
-    /// All GPUs of a baseboard that is never built without them are there.
+    /// The machine has all GPUs of a baseboard that always has switches.
     Board(String),
-    /// NVML says that GPUs wait to join a fabric.
+    /// NVML reports that GPUs are waiting to join a fabric.
     Nvml,
 }
 
-/// A baseboard of Blackwell has so many GPUs.
+/// The number of GPUs on a Blackwell baseboard.
 const BASEBOARD: usize = 8;
 
-/// The switches of the machine, as what they need and what shows them; `None` if nothing shows any.
+/// Returns the required fabric software and the evidence, or `None` without evidence of switches.
 #[must_use]
 pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
     if facts.gpus.is_empty() {
@@ -45,7 +46,7 @@ pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
     {
         return Some((row.fabric, Evidence::InstanceType(name.clone())));
     }
-    // A guest may have all GPUs of a board whose switches somebody else manages.
+    // A guest may have all GPUs of a board whose switches are managed outside the guest.
     let is_metal = facts.virtualization.as_deref() == Some("none");
     let boards = facts
         .gpus
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn each_evidence_shows_switches() {
+    fn each_kind_of_evidence_is_detected() {
         let matrix = Matrix::builtin().unwrap();
         let of = |facts: &Facts| switches(&matrix, facts);
         assert_eq!(of(&on("10de:2330", 8)), None);
@@ -107,7 +108,7 @@ mod tests {
             guest.cloud.instance_type = Some(name.to_owned());
             assert_eq!(of(&guest).map(|(fabric, _)| fabric), fabric, "{name}");
         }
-        // Eight B300 on a machine of one's own; a guest with fewer, or with all, has no such evidence.
+        // Eight B300 on bare metal. In a guest, or with fewer GPUs, this is not evidence.
         assert!(matches!(
             of(&on("10de:3182", 8)),
             Some((Fabric::FmNvlsm, Evidence::Board(_)))

@@ -1,4 +1,4 @@
-//! Time: read and waited for, so that tests need not wait.
+//! Time and sleeping, replaceable in tests.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use async_trait::async_trait;
 /// Wall clock and waiting.
 #[async_trait]
 pub trait Clock: Send + Sync {
-    /// The time now.
+    /// The current time.
     fn now(&self) -> jiff::Timestamp;
-    /// Time since the machine booted, without that of its suspensions; never goes back. systemd notes the same.
+    /// The time since boot, without suspend. It never goes backwards. systemd uses the same clock.
     fn monotonic(&self) -> Duration;
-    /// Waits.
+    /// Sleeps for a duration.
     async fn sleep(&self, duration: Duration);
 }

@@ -1,52 +1,52 @@
-//! CUDA's driver API as data: what it lists, what each device computed, and what went wrong.
+//! Results of the CUDA driver API as data: device list, computation of each device, errors.
 
 use serde::{Deserialize, Serialize};
 
-/// What a look through CUDA's driver API found. What comes after a fault is not there.
+/// Results of the CUDA driver API. They end with the first error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaView {
-    /// How it started.
+    /// The result of the initialization.
     pub start: Result<CudaStart, CudaFault>,
-    /// What each device did that was asked for, in that order.
+    /// The results of the requested devices, in the requested order.
     pub devices: Vec<CudaDevice>,
 }
 
-/// What CUDA lists.
+/// The devices listed by CUDA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaStart {
-    /// The newest CUDA version of the driver, as `13.0`.
+    /// The latest CUDA version of the driver, such as `13.0`.
     pub version: String,
-    /// UUIDs of the devices, by index. In a process without a choice of its own CUDA lists one MIG
-    /// device at most.
+    /// The UUIDs of the devices by index. A process without a device selection sees at most one MIG
+    /// device.
     pub uuids: Vec<String>,
 }
 
-/// One device, and how it went.
+/// The result of one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaDevice {
-    /// The UUID that was asked for.
+    /// The requested UUID.
     pub uuid: String,
-    /// What it did.
+    /// The result of the computation.
     pub result: Result<CudaWork, CudaFault>,
 }
 
-/// What a device that has computed is.
+/// Properties of a device that has computed successfully.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaWork {
     /// Marketing name.
     pub name: String,
-    /// As `9.0`.
+    /// Such as `9.0`.
     pub compute_capability: String,
     pub memory_bytes: u64,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(
     tag = "kind",
@@ -54,39 +54,39 @@ pub struct CudaWork {
     rename_all_fields = "kebab-case"
 )]
 pub enum CudaFault {
-    /// The dynamic loader refuses the library, with its own words.
+    /// The dynamic loader rejected the library. Contains its message.
     #[error("`libcuda.so.1` cannot be opened: {why}")]
     NotLoadable { why: String },
     #[error("`libcuda.so.1` has no function `{call}`")]
     NoFunction { call: String },
-    /// A function returned an error: a `CUresult`.
+    /// A function returned an error, which is a `CUresult`.
     #[error("`{call}` returned {code}")]
     Returned { call: String, code: i32 },
-    /// A phase did not end in time, and the process was ended.
-    #[error("{phase} did not end within {after_seconds} s")]
+    /// A phase timed out, and the process was killed.
+    #[error("{phase} timed out after {after_seconds} s")]
     Hung { phase: String, after_seconds: u64 },
-    /// The process ended in a phase.
+    /// The process crashed in a phase.
     #[error("while {phase}, the process {why}")]
     Crashed { phase: String, why: String },
     /// The byte offset of the first difference.
-    #[error("what was read back from the GPU differs from what was written, first at byte {at}")]
+    #[error("data read back from the GPU differs from the written data, first at byte {at}")]
     WrongCopy { at: u64 },
-    /// The first number that differs.
-    #[error("the GPU computed another result than the CPU, first in number {at}")]
+    /// The index of the first different number.
+    #[error("the GPU result differs from the CPU result, first in number {at}")]
     WrongResult { at: u64 },
-    /// CUDA does not give the device that was asked for, but others or none.
-    #[error("CUDA gives {found} for NVML's UUID")]
+    /// CUDA does not list the requested device.
+    #[error("CUDA lists {found} for NVML's UUID")]
     OtherDevice { found: String },
-    /// Nothing is executed there.
-    #[error("CUDA was not asked: {why}")]
+    /// Commands must not be executed.
+    #[error("CUDA was not queried: {why}")]
     NotAsked { why: String },
-    /// The process could not be started or understood.
+    /// The process could not be started, or its output could not be parsed.
     #[error("{why}")]
     Failed { why: String },
 }
 
 impl CudaView {
-    /// Nothing but the reason why there is nothing.
+    /// Creates a view that contains only the error.
     #[must_use]
     pub fn without(fault: CudaFault) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! SHA-256, in the lower-case hex that checksum files use.
+//! SHA-256 in lower-case hex, as in checksum files.
 
 use sha2::{Digest, Sha256};
 
@@ -16,7 +16,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a `String` has no way to fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, "{byte:02x}");
             text
         })
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_the_example_of_fips_180() {
+    fn sha256_matches_the_fips_180_example() {
         assert_eq!(
             sha256(b"abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,4 +1,4 @@
-//! Child processes: argument vectors, a deadline, no shell, stdin closed, `LC_ALL=C`.
+//! Child processes: argument vectors, deadline, no shell, no stdin, `LC_ALL=C`.
 
 use std::time::Duration;
 
@@ -7,52 +7,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::secret::Secret;
 
-/// How long a query may take before it counts as hung.
+/// The deadline of a query.
 pub const QUERY_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How many of the last lines of a failed command an error carries.
+/// The number of output lines in the error of a failed command.
 pub const TAIL_LINES: usize = 20;
 
-/// A command: what runs, and how long it may take.
+/// A command to run, with its limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cmd {
-    /// The program: a bare name found on a fixed, safe `PATH`, or an absolute path.
+    /// The program: an absolute path, or a name that is looked up in a fixed, safe `PATH`.
     pub program: String,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// Environment beside `PATH` and `LC_ALL=C`.
+    /// The environment in addition to `PATH` and `LC_ALL=C`.
     pub env: Vec<(String, String)>,
-    /// More of it that must not be seen.
+    /// Additional environment with secret values.
     pub secret_env: Vec<(String, Secret)>,
-    /// Written to its standard input; without it stdin is `/dev/null`.
+    /// The standard input. `/dev/null` by default.
     pub stdin: Option<Secret>,
-    /// After this it is ended (TERM, then KILL, to its whole process group).
+    /// After this time it is killed (TERM, then KILL, sent to its process group).
     pub deadline: Duration,
-    /// It is ended after this time without a line of output and without processor time of its
-    /// processes. Processor time that it used while it still printed may extend the time once.
+    /// It is killed after this time without output and without CPU time of its processes. CPU time
+    /// that was used while it still printed output may extend the time once.
     pub silence: Option<Duration>,
 }
 
-/// A [`Cmd`] that promises to change nothing on the machine.
+/// A [`Cmd`] that does not change the machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Query(Cmd);
 
-/// Where a line came from.
+/// The source of an output line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
-    /// Standard output.
     Out,
-    /// Standard error.
     Err,
 }
 
-/// How a command ended.
+/// How a command finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// It exited with this status.
     Exited(i32),
-    /// This signal ended it.
+    /// It was killed by this signal.
     Signalled(i32),
 }
 
@@ -60,7 +56,7 @@ impl std::fmt::Display for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "exited with status {code}"),
-            Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
+            Self::Signalled(signal) => write!(f, "was killed by signal {signal}"),
         }
     }
 }
@@ -69,72 +65,63 @@ impl std::fmt::Display for Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Output {
-    /// How it ended.
     pub status: Status,
-    /// Standard output, whole.
+    /// The complete standard output.
     pub stdout: String,
-    /// Standard error, whole.
+    /// The complete standard error.
     pub stderr: String,
 }
 
-/// What can go wrong around a command.
+/// An error of a command.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExecError {
-    /// No such program.
+    /// The program does not exist.
     #[error("`{program}` is not installed")]
     NotFound { program: String },
-    /// The operating system refused to start it, or reading its output failed.
+    /// The operating system failed to start it, or its output could not be read.
     #[error("`{command}` could not be run: {why}")]
     Spawn {
-        /// The command line.
         command: String,
-        /// The operating system's words.
+        /// The error of the operating system.
         why: String,
     },
-    /// It is not executed: with `--root` and in a recording only files are read.
-    #[error("`{command}` is not run: {why}")]
+    /// It must not be executed: with `--root` and in a recording, only files are read.
+    #[error("`{command}` was not run: {why}")]
     NotAsked {
-        /// The command line.
         command: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// It took too long.
-    #[error("`{command}` did not end within {} s (last output: {tail})", .after.as_secs())]
+    /// It exceeded its deadline.
+    #[error("`{command}` timed out after {} s (last output: {tail})", .after.as_secs())]
     Deadline {
-        /// The command line.
         command: String,
-        /// The deadline.
         after: Duration,
-        /// Its last lines.
+        /// The last output lines.
         tail: String,
     },
-    /// It printed nothing and did not work for too long.
-    #[error("`{command}` printed nothing and did nothing for {} s and was ended (last output: {tail})", .after.as_secs())]
+    /// It was idle for too long without output.
+    #[error("`{command}` was killed after {} s without output or CPU time (last output: {tail})", .after.as_secs())]
     Silent {
-        /// The command line.
         command: String,
-        /// The bound on silence.
+        /// The limit.
         after: Duration,
-        /// Its last lines.
+        /// The last output lines.
         tail: String,
     },
-    /// It ended badly.
+    /// It failed.
     #[error("`{command}` {status}{}", with_tail(.tail))]
     Failed {
-        /// The command line.
         command: String,
-        /// How it ended.
         status: Status,
-        /// The last lines of its error output, or of its output if that is empty.
+        /// The last lines of standard error, or of standard output if that is empty.
         tail: String,
     },
-    /// It ended well but said something that cannot be understood.
-    #[error("`{command}` printed what cannot be understood: {why}")]
+    /// It succeeded, but its output could not be parsed.
+    #[error("unexpected output of `{command}`: {why}")]
     Unexpected {
-        /// The command line.
         command: String,
-        /// What was expected and what was there.
+        /// The expected and the actual output.
         why: String,
     },
 }
@@ -148,8 +135,9 @@ fn with_tail(tail: &str) -> String {
 }
 
 impl Cmd {
-    /// A command with [`QUERY_DEADLINE`]; raise it with [`Cmd::deadline`]. No value that others can choose may be taken for an
-    /// option: it stands behind `--`, or behind the `=` of one; `tools/tests.rs` holds that.
+    /// Creates a command with [`QUERY_DEADLINE`], which [`Cmd::deadline`] changes. Untrusted values
+    /// must not be parsed as options: pass them after `--` or as `--option=VALUE`. `tools/tests.rs`
+    /// enforces this.
     #[must_use]
     #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
@@ -166,42 +154,41 @@ impl Cmd {
         }
     }
 
-    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Bounds silence, as long as nothing works in it: a compiler may print nothing.
+    /// Sets a limit for idle time without output. A busy compiler may print nothing.
     #[must_use]
     pub fn silence(mut self, silence: Duration) -> Self {
         self.silence = Some(silence);
         self
     }
 
-    /// Adds to the environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, key: &str, value: &str) -> Self {
         self.env.push((key.to_owned(), value.to_owned()));
         self
     }
 
-    /// Adds a secret to the environment.
+    /// Adds an environment variable with a secret value.
     #[must_use]
     pub fn secret_env(mut self, key: &str, value: &Secret) -> Self {
         self.secret_env.push((key.to_owned(), value.clone()));
         self
     }
 
-    /// Gives it standard input.
+    /// Sets the standard input.
     #[must_use]
     pub fn stdin(mut self, input: Secret) -> Self {
         self.stdin = Some(input);
         self
     }
 
-    /// The command line, for people.
+    /// The human-readable command line.
     #[must_use]
     pub fn line(&self) -> String {
         std::iter::once(&self.program)
@@ -213,35 +200,33 @@ impl Cmd {
 }
 
 impl Query {
-    /// Declares that the command changes nothing.
+    /// Creates a command that does not change the machine.
     #[must_use]
     #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
         Self(Cmd::new(program, args))
     }
 
-    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.0.deadline = deadline;
         self
     }
 
-    /// Adds to the environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, key: &str, value: &str) -> Self {
         self.0 = self.0.env(key, value);
         self
     }
 
-    /// Gives it standard input.
+    /// Sets the standard input.
     #[must_use]
     pub fn stdin(mut self, input: Secret) -> Self {
         self.0.stdin = Some(input);
         self
     }
 
-    /// The command.
     #[must_use]
     pub fn cmd(&self) -> &Cmd {
         &self.0
@@ -249,20 +234,19 @@ impl Query {
 }
 
 impl Output {
-    /// Whether it exited with 0.
     #[must_use]
     pub fn ok(&self) -> bool {
         self.status == Status::Exited(0)
     }
 
-    /// Whether the middle of standard output is missing, because the output was too large.
+    /// Whether the middle of standard output was dropped because it was too large.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.stdout.lines().any(|line| line.starts_with(LEFT_OUT))
     }
 
-    /// Hands out the lines of an output that is there already: standard output first, because how
-    /// the two were mixed is not known any more.
+    /// Passes the lines of a complete output to a callback. Standard output comes first, because
+    /// the original order is unknown.
     pub fn hand_out(&self, on_line: &mut OnLine<'_>) {
         for (stream, text) in [(Stream::Out, &self.stdout), (Stream::Err, &self.stderr)] {
             for line in text.lines() {
@@ -271,10 +255,10 @@ impl Output {
         }
     }
 
-    /// The output if the command exited with 0.
+    /// Returns the output if the command exited with 0.
     ///
     /// # Errors
-    /// [`ExecError::Failed`] with the tail of what it printed.
+    /// [`ExecError::Failed`] with the last lines of the output.
     pub fn success(self, cmd: &Cmd) -> Result<Self, ExecError> {
         if self.ok() {
             return Ok(self);
@@ -282,7 +266,7 @@ impl Output {
         Err(self.failure(cmd))
     }
 
-    /// The output as an error: for a command whose status does not tell everything.
+    /// Converts the output to an error, for commands whose status is not sufficient.
     #[must_use]
     pub fn failure(&self, cmd: &Cmd) -> ExecError {
         let said = if self.stderr.trim().is_empty() {
@@ -298,31 +282,31 @@ impl Output {
     }
 }
 
-/// How the line begins that replaces the middle of an output that is too large.
+/// The prefix of the line that replaces the middle of an output that is too large.
 pub const LEFT_OUT: &str = "[… ";
 
-/// The last [`TAIL_LINES`] lines of a text.
+/// Returns the last [`TAIL_LINES`] lines of a text.
 #[must_use]
 pub fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
-/// Is handed each line as it comes. (An alias, because `async_trait` would tie the line's lifetime
+/// A callback for each output line. (An alias, because `async_trait` would tie the line's lifetime
 /// to the call if it were written out in the method.)
 pub type OnLine<'a> = dyn FnMut(Stream, &str) + Send + 'a;
 
 /// Runs commands.
 #[async_trait]
 pub trait Exec: Send + Sync {
-    /// Runs one to its end, handing each line out as it comes.
+    /// Runs a command until it exits, and passes on each output line immediately.
     ///
     /// # Errors
-    /// When it cannot be started or a bound is exceeded; a bad status is in the [`Output`].
+    /// If it cannot be started or exceeds a limit. A failure status is in the [`Output`].
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError>;
 }
 
-/// Where the commands of a test are built.
+/// Records the source locations where a test creates commands.
 #[cfg(test)]
 pub(crate) mod built {
     use std::{cell::RefCell, collections::BTreeSet, panic::Location};
@@ -335,7 +319,7 @@ pub(crate) mod built {
         PLACES.with_borrow_mut(|places| places.insert((at.file().to_owned(), at.line())));
     }
 
-    /// File and line of each place where this thread has built a command.
+    /// Returns file and line of each command created by this thread.
     pub(crate) fn places() -> BTreeSet<(String, u32)> {
         PLACES.with_borrow(Clone::clone)
     }

@@ -1,37 +1,37 @@
-//! Files: reading never writes, writing is atomic and durable.
+//! File access: reading never writes, and writing is atomic and durable.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::model::text::bytes;
 
-/// Bytes below which a filesystem has no room for what this program writes.
+/// With less free space in bytes, a filesystem is full for our purposes.
 const LITTLE: u64 = 4 << 20;
 
-/// Inodes below which a filesystem cannot take the files of packages.
+/// With fewer free inodes, a filesystem has no room for the files of packages.
 const FEW_INODES: u64 = 1000;
 
-/// What the name of a file ends with that is being written and not yet in its place.
+/// The suffix of a temporary file that is being written.
 const UNFINISHED: &str = ".gpu-bootstrap-new";
 
-/// A name for what becomes `name` when it is whole: hidden, and with an ending that no daemon reads
-/// from its `.d` folder.
+/// Returns the temporary name for a file that is being written: hidden, with a suffix that daemons
+/// ignore in their `.d` directories.
 #[must_use]
 pub fn unfinished(name: &str, pid: u32, number: u32) -> String {
     format!("{}{pid}-{number}{UNFINISHED}", stem(name))
 }
 
 fn stem(name: &str) -> String {
-    // Room for the suffix: a name has at most 255 bytes.
+    // Names are limited to 255 bytes, including the suffix.
     let start: String = name.chars().take(50).collect();
     format!(".{start}.")
 }
 
-/// What writers of this file left beside it when they were killed. Only for one that is alone in
-/// writing it.
+/// Returns the temporary files that killed writers of this file left behind. Only valid for a file
+/// with a single writer.
 ///
 /// # Errors
-/// The operating system's reason.
+/// The error of the operating system.
 pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(Vec::new());
@@ -49,14 +49,14 @@ pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathB
         .collect())
 }
 
-/// What kind of thing a path names.
+/// The kind of a directory entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileKind {
     /// A regular file.
     File,
     Folder,
-    /// A symbolic link, with its target as written.
+    /// A symlink with its target as written.
     Link(Utf8PathBuf),
     /// A character device with its major and minor number.
     CharDevice(u32, u32),
@@ -64,37 +64,37 @@ pub enum FileKind {
     Other,
 }
 
-/// What is known about a path, without following a final link.
+/// Metadata of a path, without following a final symlink.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Stat {
     pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
-    /// Owner.
+    /// Owner ID.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Time of last modification, seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub mtime: i64,
-    /// Number of the inode; 0 where it is not known.
+    /// Inode number, or 0 if unknown.
     #[serde(default)]
     pub inode: u64,
 }
 
-/// Room on the filesystem of a path, in bytes.
+/// Free space on the filesystem of a path, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Room {
-    /// Size of the filesystem.
+    /// The size of the filesystem.
     pub total: u64,
     /// Available to an unprivileged process.
     pub free: u64,
     /// Mounted read-only.
     pub read_only: bool,
-    /// `None` if the filesystem has no fixed number of inodes, as Btrfs.
+    /// `None` if the filesystem has no fixed number of inodes, like Btrfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inodes: Option<Inodes>,
 }
@@ -108,31 +108,31 @@ pub struct Inodes {
 }
 
 impl Room {
-    /// Whether no more files fit, whatever space is free.
+    /// Whether no more files can be created, regardless of the free space.
     #[must_use]
     pub fn lacks_inodes(&self) -> bool {
         self.inodes.is_some_and(|inodes| inodes.free < FEW_INODES)
     }
 }
 
-/// The limit because of which a filesystem refuses a write.
+/// The limit that makes a filesystem reject a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// All blocks are used.
     Space,
     /// All inodes are used.
     Inodes,
-    /// The disk quota of a user, group or project is used up.
+    /// The disk quota of a user, group or project is exceeded.
     Quota,
     ReadOnly,
-    /// Read-only for this process, but not for the machine: [`view`](super::view).
+    /// Read-only for this process, but not for the machine. See [`view`](super::view).
     ReadOnlyHere,
-    /// The file would be larger than the process may write, or than the filesystem supports.
+    /// The file would exceed the size limit of the process or the filesystem.
     FileSize,
 }
 
 impl Limit {
-    /// The limit that an error of a write shows; `None` if it is not about a limit of the filesystem.
+    /// Returns the limit that a write error indicates, or `None` for other errors.
     pub(super) fn of(error: &std::io::Error, room: &Room) -> Option<Self> {
         use std::io::ErrorKind;
         Some(match error.kind() {
@@ -145,7 +145,7 @@ impl Limit {
         })
     }
 
-    /// The stable word for scripts.
+    /// The stable identifier for scripts.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -158,35 +158,37 @@ impl Limit {
         }
     }
 
-    /// The remedy on the filesystem at this mount point.
+    /// The remedy for the filesystem at this mount point.
     #[must_use]
     pub fn remedy(self, mount: &Utf8Path, room: &Room) -> String {
-        let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
+        let free = format!("{} of {} free", bytes(room.free), bytes(room.total));
         match self {
-            Self::Space if room.free < LITTLE => format!("free some room on `{mount}`: {free}"),
+            Self::Space if room.free < LITTLE => format!("free disk space on `{mount}` ({free})"),
             Self::Space => format!(
-                "free some room on `{mount}`: {free}, so that a project quota or the filesystem's own metadata may be \
-                 used up (`df {mount}`)"
+                "free disk space on `{mount}` ({free}; a project quota or the metadata of the \
+                 filesystem may be full, see `df {mount}`)"
             ),
             Self::Inodes => {
                 let Inodes { total, free } = room.inodes.unwrap_or(Inodes { total: 0, free: 0 });
                 format!(
-                    "`{mount}` has {free} free inodes of {total}: remove files that are not needed (`du --inodes -x {mount} \
-                     | sort -n | tail` shows where most are); more free space does not help"
+                    "remove unneeded files: `{mount}` has {free} of {total} inodes free (`du \
+                     --inodes -x {mount} | sort -n | tail` shows the largest directories); more \
+                     disk space does not help"
                 )
             }
             Self::Quota => format!(
-                "the disk quota on `{mount}` is used up, although {free}: raise it (`repquota {mount}`, `edquota`), or \
+                "raise the disk quota on `{mount}` ({free}; `repquota {mount}`, `edquota`), or \
                  remove files of its owner"
             ),
             Self::ReadOnly => format!(
-                "`{mount}` is mounted read-only: mount it writable (`mount -o remount,rw \
-                 {mount}`), and ask the kernel's log whether its disk is broken (`dmesg`)"
+                "`{mount}` is mounted read-only: remount it (`mount -o remount,rw {mount}`), and \
+                 check the kernel log for disk errors (`dmesg`)"
             ),
             Self::ReadOnlyHere => format!(
-                "`{mount}` is read-only for this process, but not for the machine: its unit has `ProtectSystem=` or \
-                 `ReadOnlyPaths=` (`systemctl status $$` shows the unit); remove them, or run the command outside of the unit \
-                 (`systemd-run --pipe --wait COMMAND`)"
+                "`{mount}` is read-only for this process, but not for the machine: remove \
+                 `ProtectSystem=` or `ReadOnlyPaths=` from its unit (`systemctl status $$` shows \
+                 the unit), or run the command outside the unit (`systemd-run --pipe --wait \
+                 COMMAND`)"
             ),
             Self::FileSize => format!(
                 "raise the file size limit of this process (`ulimit -f`, or `LimitFSIZE=` of its unit), or use a filesystem \
@@ -196,60 +198,57 @@ impl Limit {
     }
 }
 
-/// A filesystem that refuses a write.
+/// A filesystem that rejects a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullFilesystem {
-    /// Where it is mounted.
+    /// The mount point.
     pub mount: Utf8PathBuf,
     pub room: Room,
     pub limit: Limit,
 }
 
-/// What can go wrong with a file.
+/// A file error.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// The operating system said no.
+    /// An error of the operating system.
     #[error("{verb} `{path}`")]
     Io {
-        /// What was tried: `read`, `write`, ….
+        /// The operation: `read`, `write`, ….
         verb: &'static str,
-        /// On which path.
+        /// The path.
         path: Utf8PathBuf,
-        /// Its reason.
+        /// The error of the operating system.
         source: std::io::Error,
-        /// The filesystem, where it is full or not to be written to.
+        /// The filesystem, if it is full or read-only.
         disk: Option<Box<FullFilesystem>>,
     },
-    /// The file decides what root does, and others than root may change it.
+    /// The file controls what root does, but is writable by non-root users.
     #[error(
-        "trust `{path}`: others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
+        "trust `{path}`: `{at}` is writable by non-root users (owner {uid}, group {gid}, mode \
+        {mode:04o})"
     )]
     Foreign {
-        /// The file.
         path: Utf8PathBuf,
-        /// What others may change: the file, a folder that leads to it, or a link.
+        /// The path that is writable by non-root users: the file, a parent directory, or a symlink.
         at: Utf8PathBuf,
-        /// Its owner.
         uid: u32,
-        /// Its group.
         gid: u32,
-        /// Its permission bits.
         mode: u32,
     },
-    /// The content is no UTF-8.
-    #[error("read `{path}`: it is not UTF-8")]
+    /// The content is not valid UTF-8.
+    #[error("read `{path}`: not valid UTF-8")]
     NotText { path: Utf8PathBuf },
-    /// Nothing is known about the path: the machine is known from a text that does not tell it.
+    /// The path is unknown, because the machine is only known from a text that does not contain it.
     #[error("read `{path}`: {why}")]
     NotTold {
         path: Utf8PathBuf,
-        /// What is known instead.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl FilesError {
-    /// The filesystem, where it is full or not to be written to.
+    /// The filesystem, if it is full or read-only.
     #[must_use]
     pub fn disk(&self) -> Option<&FullFilesystem> {
         match self {
@@ -258,7 +257,7 @@ impl FilesError {
         }
     }
 
-    /// Why nothing is known about the path, if that is the reason: it is not a fault of the machine.
+    /// The reason the path is unknown, if that is the cause. It is not a problem of the machine.
     #[must_use]
     pub fn not_told(&self) -> Option<&'static str> {
         match self {
@@ -267,13 +266,13 @@ impl FilesError {
         }
     }
 
-    /// Whether this user may not read it, where root may.
+    /// Whether permission was denied to this user. Root may have access.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
     }
 
-    /// The stable word for scripts, where the filesystem or an owner is at fault.
+    /// The stable identifier for scripts, if the cause is the filesystem or an owner.
     #[must_use]
     pub fn reason(&self) -> Option<&'static str> {
         if matches!(self, Self::Foreign { .. }) {
@@ -282,12 +281,12 @@ impl FilesError {
         self.disk().map(|disk| disk.limit.reason())
     }
 
-    /// What to do, where the filesystem or an owner is at fault.
+    /// The remedy, if the cause is the filesystem or an owner.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         if let Self::Foreign { at, .. } = self {
             return Some(format!(
-                "look at what is in it, then run `chown -h root:root {at} && chmod go-w {at}`"
+                "check the content, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));
         }
         let FullFilesystem { mount, room, limit } = self.disk()?;
@@ -296,40 +295,41 @@ impl FilesError {
 }
 
 pub trait ReadFiles: Send + Sync {
-    /// The content, or `None` if nothing is there.
+    /// Returns the content, or `None` if the file does not exist.
     ///
     /// # Errors
-    /// Anything but absence.
+    /// Any error except a missing file.
     fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError>;
 
-    /// Kind, mode and owner without following a final link, or `None` if nothing is there.
+    /// Returns the metadata without following a final symlink, or `None` if the path does not
+    /// exist.
     ///
     /// # Errors
-    /// Anything but absence.
+    /// Any error except a missing path.
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError>;
 
-    /// The sorted names in a folder; empty if it is not there.
+    /// Returns the sorted names in a directory. Empty if it does not exist.
     ///
     /// # Errors
-    /// Anything but absence.
+    /// Any error except a missing directory.
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError>;
 
-    /// The path with all links resolved, or `None` if nothing is at its end.
+    /// Returns the path with all symlinks resolved, or `None` if the target does not exist.
     ///
     /// # Errors
-    /// Anything but absence.
+    /// Any error except a missing path.
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError>;
 
-    /// Room on the filesystem that holds the path or its nearest existing ancestor.
+    /// Returns the free space on the filesystem of the path or its nearest existing parent.
     ///
     /// # Errors
-    /// When the operating system does not tell.
+    /// The error of the operating system.
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError>;
 
-    /// The content as text, or `None` if nothing is there.
+    /// Returns the content as text, or `None` if the file does not exist.
     ///
     /// # Errors
-    /// Anything but absence; content that is no UTF-8.
+    /// Any error except a missing file. Also if the content is not valid UTF-8.
     fn read_text(&self, path: &Utf8Path) -> Result<Option<String>, FilesError> {
         self.read(path)?
             .map(String::from_utf8)
@@ -339,85 +339,85 @@ pub trait ReadFiles: Send + Sync {
             })
     }
 
-    /// The same of a file that people write and this program only reads: what is no UTF-8, such as a comment in another
-    /// encoding, is replaced.
+    /// Returns the content of a file that administrators edit and gpu-bootstrap only reads. Invalid
+    /// UTF-8, such as a comment in another encoding, is replaced.
     ///
     /// # Errors
-    /// As [`ReadFiles::read`].
+    /// Same as [`ReadFiles::read`].
     fn read_lossy(&self, path: &Utf8Path) -> Result<Option<String>, FilesError> {
         let bytes = self.read(path)?;
         Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Whether something is at the path, links followed.
+    /// Whether the path exists, following symlinks.
     ///
     /// # Errors
-    /// As [`ReadFiles::resolve`].
+    /// Same as [`ReadFiles::resolve`].
     fn exists(&self, path: &Utf8Path) -> Result<bool, FilesError> {
         Ok(self.resolve(path)?.is_some())
     }
 }
 
-/// Writing. Every method is durable when it returns: file and folder are synced.
+/// Write access. The result of every method is durable: file and directory are synced.
 pub trait Files: ReadFiles {
-    /// Replaces the content atomically (temporary file in the same folder, fsync, rename, fsync of
-    /// the folder), creating missing parents with mode 0755. Sets the mode exactly; an existing file
-    /// keeps its owner.
+    /// Replaces the content atomically (temporary file in the same directory, fsync, rename, fsync
+    /// of the directory). Creates missing parents with mode 0755. Sets the mode exactly, and keeps
+    /// the owner of an existing file.
     ///
     /// # Errors
-    /// The operating system's reason; the old content is then untouched.
+    /// The error of the operating system. The old content is then unchanged.
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
 
-    /// Appends and syncs; creates the file with the mode if it is missing.
+    /// Appends and syncs. Creates a missing file with this mode.
     ///
     /// # Errors
-    /// The operating system's reason. What was written is then cut off again; if that fails, too,
-    /// the error says so.
+    /// The error of the operating system. The appended data is then removed. If this also fails, it
+    /// is part of the error.
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
 
-    /// Makes a symbolic link, replacing one that is there.
+    /// Creates or replaces a symlink.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError>;
 
     /// Sets owner and group.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError>;
 
-    /// Removes a file or link; nothing there is no error.
+    /// Removes a file or symlink, if it exists.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn remove(&self, path: &Utf8Path) -> Result<(), FilesError>;
 
-    /// Removes a folder if it is empty; true if it does not exist afterwards.
+    /// Removes a directory if it is empty. Returns whether it no longer exists.
     ///
     /// # Errors
-    /// The operating system's reason, except "not empty".
+    /// The error of the operating system, except "not empty".
     fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError>;
 
-    /// Makes a folder and its missing parents.
+    /// Creates a directory and its missing parents.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
 
-    /// Brings to the disk what other programs have written so far, on every filesystem that holds a part of
-    /// the system: package managers, DKMS and the generators of initial RAM filesystems do not sync all their
-    /// files.
+    /// Syncs files written by other programs, on every filesystem that contains a part of the
+    /// system. Package managers, DKMS and initramfs generators do not sync all their files.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn sync_system(&self) -> Result<(), FilesError>;
 
-    /// Takes an exclusive lock on a file (created with mode 0600), without waiting. The content
-    /// names the holder. `None`: another process holds it. Dropping the guard releases it.
+    /// Acquires an exclusive lock on a file (created with mode 0600), without waiting. The content
+    /// describes the holder. Returns `None` if another process holds the lock. Dropping the guard
+    /// releases it.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The error of the operating system.
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError>;
 }
 
@@ -430,7 +430,7 @@ mod tests {
     use super::{Inodes, Limit, Room};
 
     #[test]
-    fn each_limit_has_its_own_reason_and_remedy() {
+    fn each_limit_has_a_separate_reason_and_remedy() {
         let room = |free, inodes| Room {
             total: 8 << 30,
             free,
@@ -442,10 +442,10 @@ mod tests {
         };
         let mut seen = std::collections::BTreeSet::new();
         for (errno, room, limit, reason, words) in rows! {
-            Errno::ENOSPC, room(0, 9000), Limit::Space, "no-disk-space", "free some room on `/var`";
-            // Both are nearly used up: without inodes, space does not help.
-            Errno::ENOSPC, room(0, 0), Limit::Inodes, "no-inodes", "0 free inodes of 65536";
-            Errno::ENOSPC, room(4 << 30, 2), Limit::Inodes, "no-inodes", "more free space does not help";
+            Errno::ENOSPC, room(0, 9000), Limit::Space, "no-disk-space", "free disk space on `/var`";
+            // Both are nearly used up, and more space does not help without inodes.
+            Errno::ENOSPC, room(0, 0), Limit::Inodes, "no-inodes", "0 of 65536 inodes free";
+            Errno::ENOSPC, room(4 << 30, 2), Limit::Inodes, "no-inodes", "more disk space does not help";
             Errno::EDQUOT, room(4 << 30, 9000), Limit::Quota, "disk-quota", "`repquota /var`";
             Errno::EROFS, room(4 << 30, 9000), Limit::ReadOnly, "read-only-filesystem", "remount,rw";
             Errno::EFBIG, room(4 << 30, 9000), Limit::FileSize, "file-too-large", "`LimitFSIZE=`";
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(seen.len(), 6);
         let other = Error::from_raw_os_error(Errno::EACCES as i32);
         assert_eq!(Limit::of(&other, &room(0, 0)), None);
-        // Btrfs has no fixed number.
+        // Btrfs has no fixed number of inodes.
         let none = Room {
             inodes: None,
             ..room(0, 0)

@@ -1,4 +1,5 @@
-//! NVML as states with a name: it may be absent, of another version, empty or hung. And what asks it.
+//! The NVML interface. Every NVML result is a named state: missing, another version, no devices,
+//! hung.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{cuda::CudaView, health::GpuHealth};
 use crate::model::pci::{PciAddress, PciId};
 
-/// The view of NVML, or the reason why there is none.
+/// The NVML result, or the reason there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "state",
@@ -16,116 +17,110 @@ use crate::model::pci::{PciAddress, PciId};
     rename_all_fields = "kebab-case"
 )]
 pub enum Nvml {
-    /// It answers.
+    /// NVML responds.
     Ready(NvmlView),
     /// `libnvidia-ml.so.1` cannot be opened.
     NotLoadable {
         /// The message of the dynamic loader.
         why: String,
     },
-    /// The library is there, the kernel module is not.
+    /// The library is installed, but the kernel module is not loaded.
     DriverNotLoaded,
-    /// Library and kernel module are of different versions: a reboot is due.
+    /// Library and kernel module have different versions, so a reboot is required.
     VersionMismatch,
-    /// Both are there and no GPU answers.
+    /// Library and module exist, but no GPU responds.
     NoDevices,
-    /// It did not answer in time and its process was ended.
+    /// NVML timed out, and its process was killed.
     Hung {
-        /// Seconds waited.
+        /// The timeout in seconds.
         after_seconds: u64,
     },
-    /// It is not queried: with `--root` nothing is executed.
+    /// NVML was not queried. With `--root`, no command is executed.
     NotAsked {
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// Any other error.
     Failed {
-        /// The NVML return code, where there was one.
+        /// The NVML return code, if any.
         code: Option<i32>,
-        /// In words.
+        /// A description.
         why: String,
     },
 }
 
-/// An inventory by NVML.
+/// The NVML inventory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlView {
     /// The driver version.
     pub driver_version: String,
-    /// The newest CUDA version that the driver serves, as `12.2`.
+    /// The latest CUDA version that the driver supports, such as `12.2`.
     pub cuda_version: Option<String>,
     /// The GPUs, by index.
     pub devices: Vec<NvmlDevice>,
 }
 
-/// One GPU by NVML; a value that it does not report is `None`.
+/// One GPU in NVML. Unreported values are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlDevice {
-    /// NVML index.
+    /// The NVML index.
     pub index: u32,
-    /// `GPU-…`.
+    /// The UUID (`GPU-…`).
     pub uuid: Option<String>,
-    /// Marketing name.
+    /// The marketing name.
     pub name: Option<String>,
-    /// Its PCI address.
     pub pci_address: Option<PciAddress>,
-    /// Its PCI id.
     pub pci_id: Option<PciId>,
-    /// Number of `/dev/nvidiaN`.
+    /// The number in `/dev/nvidiaN`.
     pub minor: Option<u32>,
-    /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// As `9.0`.
+    /// The compute capability, such as `9.0`.
     pub compute_capability: Option<String>,
-    /// Persistence mode.
     pub persistence: Option<bool>,
-    /// MIG enabled.
+    /// Whether MIG is enabled.
     pub mig: Option<bool>,
-    /// Its MIG devices; none unless MIG is enabled.
+    /// The MIG devices. Empty unless MIG is enabled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
-    /// Its place in the fabric of switches; `None` where the GPU or its driver knows none.
+    /// The fabric registration, or `None` if the GPU or its driver does not support it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<GpuFabric>,
-    /// Its health; `None` if it did not answer before this was asked.
+    /// The health, or `None` if the GPU failed before it was queried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<GpuHealth>,
-    /// Why this GPU does not answer, if it does not.
+    /// The reason this GPU does not respond, if it does not.
     pub error: Option<String>,
 }
 
-/// How far a GPU is with joining the fabric of its switches.
+/// The fabric registration of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GpuFabric {
     /// The progress.
     pub state: FabricProgress,
-    /// The NVML return code with which joining ended; 0 is success.
+    /// The NVML return code of the registration. 0 is success.
     pub status: u32,
-    /// The UUID of the cluster of GPUs that NVLink joins, also across machines; `None` where the fabric
-    /// has none.
+    /// The UUID of the GPU cluster that is connected by NVLink, possibly across machines. `None` if
+    /// the fabric has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// The number of the clique within the cluster: its GPUs reach each other's memory.
+    /// The clique ID within the cluster. GPUs of a clique can access each other's memory.
     #[serde(default)]
     pub clique: u32,
-    /// The health of its way through the fabric, where the driver tells it.
+    /// The health of its fabric link, if the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<FabricHealth>,
 }
 
-/// The summary of `nvmlGpuFabricInfo_v3_t`, without "not supported".
+/// The summary in `nvmlGpuFabricInfo_v3_t`, without "not supported".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FabricHealth {
-    /// Whole.
     Healthy,
-    /// Broken.
     Unhealthy,
-    /// It works at less than its full bandwidth.
+    /// The link does not have its full bandwidth.
     LimitedCapacity,
 }
 
@@ -135,29 +130,29 @@ pub enum FabricHealth {
 pub enum FabricProgress {
     /// The GPU waits for the fabric manager.
     NotStarted,
-    /// It is being joined.
+    /// The registration is in progress.
     InProgress,
-    /// It was joined, with success or not.
+    /// The registration has finished, successfully or not.
     Completed,
 }
 
-/// One MIG device: a part of a GPU that programs use in its place.
+/// A MIG device: a partition of a GPU that programs use instead of the GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MigDevice {
-    /// Its index on the GPU.
+    /// The index on the GPU.
     pub index: u32,
-    /// `MIG-…`.
+    /// The UUID (`MIG-…`).
     pub uuid: Option<String>,
-    /// The profile, as `1g.10gb` or `1g.10gb+me`.
+    /// The profile, such as `1g.10gb` or `1g.10gb+me`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// How much of the GPU it has.
+    /// The resources of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<MigShare>,
 }
 
-/// What a MIG device has of its GPU (`nvmlDeviceAttributes_t`).
+/// The resources of a MIG device (`nvmlDeviceAttributes_t`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MigShare {
@@ -165,29 +160,27 @@ pub struct MigShare {
     pub memory_mib: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Slices of the GPU instance.
+    /// GPU instance slices.
     pub gpu_slices: u32,
-    /// Slices of the compute instance.
+    /// Compute instance slices.
     pub compute_slices: u32,
-    /// Copy engines, shared with other compute instances of the GPU instance, as all that follow.
+    /// Copy engines. Like all following fields, they are shared with other compute instances of the
+    /// GPU instance.
     pub copy_engines: u32,
-    /// Video decoders.
     pub decoders: u32,
-    /// Video encoders.
     pub encoders: u32,
-    /// JPEG decoders.
     pub jpeg: u32,
     /// Optical flow accelerators.
     pub ofa: u32,
 }
 
-/// Asks the driver's libraries.
+/// Calls the driver libraries.
 #[async_trait]
 pub trait Gpu: Send + Sync {
-    /// NVML's inventory now, or the state that prevents one. Bounded in time; never fails.
+    /// Returns the NVML inventory, or the state that prevents it. Has a timeout and never fails.
     async fn survey(&self) -> Nvml;
 
-    /// Computes through CUDA on the devices with these UUIDs (`GPU-…`, `MIG-…`), each in a process of
-    /// its own. It ends `within` this time; a fault is data.
+    /// Runs a CUDA computation on the devices with these UUIDs (`GPU-…`, `MIG-…`), each in a
+    /// separate process. Finishes `within` this time. Failures are returned as data.
     async fn compute(&self, devices: &[String], within: Duration) -> CudaView;
 }

@@ -1,140 +1,138 @@
-//! The health of a GPU, as NVML tells it.
+//! GPU health as reported by NVML.
 
 use serde::{Deserialize, Serialize};
 
-/// What NVML says of a GPU's health now. `None` where the GPU or its driver does not report a value: NVML hides
-/// the errors of memory while a GPU has MIG devices, for example.
+/// The current health of a GPU according to NVML. `None` if the GPU or its driver does not report a
+/// value. For example, NVML hides memory errors while a GPU has MIG devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct GpuHealth {
-    /// What the driver asks for: `nvmlDeviceGpuRecoveryAction_t`, field 230, of branch 565 and newer.
+    /// The recovery action requested by the driver: `nvmlDeviceGpuRecoveryAction_t`, field 230,
+    /// branch 565 and later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery_action: Option<u32>,
-    /// Errors of memory; `None` also while ECC is off.
+    /// Memory errors. Also `None` while ECC is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ecc: Option<EccErrors>,
-    /// ECC is on now, and will be after a reset.
+    /// The ECC mode now and after a reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ecc_mode: Option<EccMode>,
-    /// SRAM has had more uncorrected errors than NVIDIA allows.
+    /// Uncorrected SRAM errors exceed NVIDIA's threshold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sram_threshold_exceeded: Option<bool>,
-    /// Remapped rows, from Ampere on.
+    /// Remapped rows (Ampere and later).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remapped_rows: Option<RemappedRows>,
-    /// Pages of memory that are not used any more, before Ampere.
+    /// Retired memory pages (before Ampere).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retired_pages: Option<RetiredPages>,
-    /// The board's own data is whole.
+    /// The infoROM is valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inforom_valid: Option<bool>,
-    /// Temperatures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<Temperature>,
-    /// Power limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerLimit>,
-    /// Why clocks are lower than they could be: the bits of `nvmlClocksEventReason…`.
+    /// The reasons for lower clocks: the bits of `nvmlClocksEventReason…`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock_events: Option<u64>,
-    /// 0 is full speed.
+    /// The performance state. 0 is full speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub performance_state: Option<u32>,
-    /// The link to the machine.
+    /// The PCIe link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieLink>,
-    /// Links to other GPUs and switches; not asked of a GPU in MIG mode.
+    /// Links to other GPUs and switches. Not queried in MIG mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLinks>,
 }
 
-/// Errors of memory. The volatile ones are counted since the driver was loaded.
+/// Memory errors. Volatile errors are counted since the driver was loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccErrors {
-    /// Corrected since the driver was loaded.
+    /// Corrected errors since the driver was loaded.
     pub corrected: u64,
-    /// Not corrected since the driver was loaded.
+    /// Uncorrected errors since the driver was loaded.
     pub uncorrected: u64,
-    /// Not corrected in the GPU's life.
+    /// Uncorrected errors in the lifetime of the GPU.
     pub lifetime_uncorrected: u64,
 }
 
-/// Whether errors of memory are corrected.
+/// Whether memory errors are corrected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccMode {
-    /// Now.
     pub current: bool,
     /// After the next reset.
     pub pending: bool,
 }
 
-/// Remapped rows: spare ones stand in for broken ones.
+/// Remapped memory rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RemappedRows {
-    /// For errors that were corrected.
+    /// Rows remapped because of corrected errors.
     pub correctable: u32,
-    /// For errors that were not.
+    /// Rows remapped because of uncorrected errors.
     pub uncorrectable: u32,
-    /// Some more after the next reset.
+    /// More rows will be remapped at the next reset.
     pub pending: bool,
     /// A row could not be remapped.
     pub failed: bool,
-    /// Banks of memory that have no spare row left.
+    /// Memory banks without spare rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exhausted_banks: Option<u32>,
 }
 
-/// Pages of memory that are not used any more.
+/// Retired memory pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RetiredPages {
-    /// For errors of two bits, and for many of one.
+    /// Pages with double-bit errors or multiple single-bit errors.
     pub count: u32,
-    /// Some more after the next reset.
+    /// More pages will be retired at the next reset.
     pub pending: bool,
 }
 
-/// Degrees Celsius.
+/// Temperatures in degrees Celsius.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Temperature {
-    /// Of the GPU.
+    /// The GPU temperature.
     pub gpu: i32,
-    /// Until the hardware slows down; at 0 and below it does.
+    /// The margin to the slowdown temperature. The hardware slows down at 0 or less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<i32>,
-    /// Of the memory, where it has a sensor.
+    /// The memory temperature, if it has a sensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<u32>,
-    /// At which the driver slows the memory down.
+    /// The memory temperature at which the driver slows down the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<u32>,
 }
 
-/// Milliwatts.
+/// Power limits in milliwatts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PowerLimit {
-    /// In force now, whoever set it.
+    /// The limit in effect.
     pub enforced: u32,
-    /// The board's own.
+    /// The default limit of the board.
     pub default: u32,
 }
 
-/// The link to the machine.
+/// The PCIe link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PcieLink {
     /// Lanes in use.
     pub width: u32,
-    /// Lanes that GPU and slot could use.
+    /// Lanes supported by GPU and slot.
     pub max_width: u32,
-    /// Generation in use; it falls while the GPU is idle.
+    /// Generation in use. It is lower while the GPU is idle.
     pub generation: u32,
-    /// Generation that GPU and slot could use.
+    /// Generation supported by GPU and slot.
     pub max_generation: u32,
 }
 
@@ -142,9 +140,9 @@ pub struct PcieLink {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvLinks {
-    /// That the GPU has.
+    /// The number of links.
     pub count: u32,
-    /// That work.
+    /// The number of active links.
     pub active: u32,
     /// Recovery errors since the driver was loaded.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! HTTP, bounded in time and size.
+//! HTTP with limits on time and size.
 
 use std::time::Duration;
 
@@ -9,37 +9,26 @@ use crate::{
     model::secret::{Secret, without_logins},
 };
 
-/// What can go wrong with a request.
+/// An HTTP error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum HttpError {
-    /// No connection, a broken one, or too slow; for `file://`, a file that cannot be read.
+    /// Connection failed or too slow. For `file://`, the file is not readable.
     #[error("get `{url}`: {why}")]
     Transport {
-        /// The address.
         url: String,
-        /// The chain of causes in one line.
+        /// The chain of causes on one line.
         why: String,
     },
-    /// The server answered with an error.
-    #[error("get `{url}`: the server answered {status}")]
-    Status {
-        /// The address.
-        url: String,
-        /// The HTTP status.
-        status: u16,
-    },
-    /// More bytes than were allowed.
-    #[error("get `{url}`: the answer is larger than {limit} bytes")]
-    TooLarge {
-        /// The address.
-        url: String,
-        /// The bound.
-        limit: u64,
-    },
+    /// The server returned an error status.
+    #[error("get `{url}`: the server returned {status}")]
+    Status { url: String, status: u16 },
+    /// The response exceeds the size limit.
+    #[error("get `{url}`: the response is larger than {limit} bytes")]
+    TooLarge { url: String, limit: u64 },
 }
 
 impl HttpError {
-    /// Whether another attempt may go better.
+    /// Whether a retry may succeed.
     #[must_use]
     pub fn passes(&self) -> bool {
         match self {
@@ -50,58 +39,54 @@ impl HttpError {
     }
 }
 
-/// Whether a later answer may have another status.
+/// Whether a status is transient.
 fn status_passes(status: u16) -> bool {
     matches!(status, 408 | 425 | 429 | 500..)
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
-    /// It reads.
+    /// Reads.
     Get,
-    /// It sends nothing but headers: so AWS gives out tokens.
+    /// Sends only headers. AWS uses this to issue tokens.
     Put,
-    /// It sends this document.
+    /// Sends this document.
     Post(String),
-    /// It stores this content.
+    /// Stores this content.
     Store(Vec<u8>),
 }
 
-/// How a request reaches its service.
+/// The route of a request to its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// Through no proxy, which would answer for another machine.
+    /// Without a proxy, which would respond for another machine.
     Direct,
-    /// Through the proxy of the configuration, if there is one.
+    /// Through the configured proxy, if any.
     Proxied,
 }
 
-/// One request to a service of a cloud, such as its metadata service.
+/// A request to a cloud service, such as the metadata service.
 #[derive(Debug, Clone)]
 pub struct HttpRequest {
-    /// What it does.
     pub method: Method,
-    /// How it gets there.
     pub route: Route,
-    /// The address.
     pub url: String,
-    /// Headers; their values may be secret.
+    /// The headers, whose values may be secret.
     pub headers: Vec<(&'static str, Secret)>,
-    /// How long the whole may take.
+    /// The maximum total time.
     pub within: Duration,
-    /// The bytes that the answer may have.
+    /// The maximum size of the response in bytes.
     pub limit: u64,
 }
 
-/// What a service answers, whatever its status is.
+/// A response with any status.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpResponse {
-    /// The HTTP status.
     pub status: u16,
     /// The content, which may be secret.
     pub body: Vec<u8>,
-    /// The headers, by their names in small letters.
+    /// The headers. Names are in lower case.
     pub headers: Vec<(String, String)>,
 }
 
@@ -112,13 +97,13 @@ impl std::fmt::Debug for HttpResponse {
 }
 
 impl HttpResponse {
-    /// The values of a header, by its name in small letters.
+    /// The values of a header. The name is in lower case.
     pub fn header(&self, name: &str) -> impl Iterator<Item = &str> {
         let named = self.headers.iter().filter(move |(one, _)| one == name);
         named.map(|(_, value)| value.as_str())
     }
 
-    /// The content, if the status is one of success.
+    /// Returns the content if the status is a success.
     ///
     /// # Errors
     /// [`HttpError::Status`] otherwise.
@@ -133,41 +118,44 @@ impl HttpResponse {
     }
 }
 
-/// Fetches. `file://` addresses are allowed: an offline mirror is a folder.
+/// An HTTP client. `file://` URLs are allowed, because an offline mirror may be a directory.
 #[async_trait]
 pub trait Http: Send + Sync {
-    /// A small document, at most `limit` bytes.
+    /// Downloads a small document of at most `limit` bytes.
     ///
     /// # Errors
-    /// See [`HttpError`]; passing faults were retried already.
+    /// See [`HttpError`]. Transient errors were already retried.
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError>;
 
-    /// Asks once, without following a redirect, which would take the headers elsewhere.
+    /// Sends one request. Redirects are not followed, because they would send the headers to
+    /// another server.
     ///
     /// # Errors
-    /// No answer, or one that is too large. A redirect is a status.
+    /// If there is no response, or it is too large. A redirect is returned as a status.
     async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError>;
 }
 
-/// The first pause after an answer that passes, such as "too many requests"; the next are twice as long.
+/// The first pause after a transient error, such as "too many requests". Each pause is twice as
+/// long as the previous one.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// No pause is longer.
+/// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long to go on asking.
+/// The limits of retries.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryLimit {
-    /// Until when on the monotonic clock, pauses included.
+    /// The deadline on the monotonic clock, including pauses.
     pub until: Duration,
-    /// How often the service may say nothing at all. Where nothing answers, there may be no service.
+    /// The maximum number of attempts without a response. If nothing responds, there may be no
+    /// service.
     pub silences: u32,
 }
 
-/// Asks, and asks again while the answer may pass and time is left.
+/// Sends a request, and retries transient errors until the limit.
 ///
 /// # Errors
-/// No answer; the last one, if it is still one that passes.
+/// If there is no response. The last transient error, if retries do not help.
 pub async fn ask_again(
     http: &dyn Http,
     clock: &dyn Clock,

@@ -1,5 +1,5 @@
-//! A machine of which only some files are known, because a text tells them: reading any other file is
-//! an error that says so. Nothing is executed or changed.
+//! A machine with only some known files, described by a text. Reading any other file returns an
+//! error that says that it is unknown. Commands and changes are not possible.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -9,17 +9,18 @@ use super::files::Room;
 use super::read_only;
 use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
-/// What is known about a path.
+/// The information about a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     File(Vec<u8>),
     Folder,
     Link(Utf8PathBuf),
-    /// It may be there or not.
+    /// Unknown whether it exists.
     NotTold(&'static str),
 }
 
-/// Files in memory. Below a folder that was added, what was not added does not exist.
+/// Files in memory. An added directory is complete: paths below it that were not added do not
+/// exist.
 #[derive(Debug, Clone)]
 pub struct Tree {
     entries: BTreeMap<Utf8PathBuf, Entry>,
@@ -27,7 +28,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A machine of which nothing is known, with the reason.
+    /// Creates a machine without known files. `why` is the reason other files are unknown.
     #[must_use]
     pub fn new(why: &'static str) -> Self {
         Self {
@@ -36,7 +37,7 @@ impl Tree {
         }
     }
 
-    /// Adds a folder; it is known completely.
+    /// Adds a directory, which is then completely known.
     pub fn folder(&mut self, path: &str) {
         self.entries.insert(path.into(), Entry::Folder);
     }
@@ -47,25 +48,25 @@ impl Tree {
             .insert(path.into(), Entry::File(content.into()));
     }
 
-    /// Adds a link.
+    /// Adds a symlink.
     pub fn link(&mut self, path: String, target: String) {
         let target = Entry::Link(target.into());
         self.entries.insert(path.into(), target);
     }
 
-    /// Notes that nothing tells whether this path exists, with the reason.
+    /// Marks a path as unknown, with the reason.
     pub fn not_told(&mut self, path: String, why: &'static str) {
         self.entries.insert(path.into(), Entry::NotTold(why));
     }
 
-    /// A host with these files, and without anything else.
+    /// Creates a host with only these files.
     #[must_use]
     pub fn host(self) -> Host {
         let why = self.why;
         read_only::host(self, why)
     }
 
-    /// The entry of a path; `None` if it is known not to exist.
+    /// Returns the entry of a path, or `None` if it is known not to exist.
     fn entry(&self, path: &Utf8Path) -> Result<Option<&Entry>, FilesError> {
         let not_told = |why| {
             Err(FilesError::NotTold {
@@ -89,12 +90,12 @@ impl Tree {
         }
     }
 
-    /// Whether something lies below a path.
+    /// Whether there are entries below a path.
     fn is_above(&self, path: &Utf8Path) -> bool {
         self.below(path).next().is_some()
     }
 
-    /// The paths below a path. They follow it in the order of paths, which is by their parts.
+    /// Returns the paths below a path. In path order (by components), they directly follow it.
     fn below<'t>(&'t self, path: &'t Utf8Path) -> impl Iterator<Item = &'t Utf8PathBuf> {
         (self.entries)
             .range::<Utf8Path, _>((Bound::Excluded(path), Bound::Unbounded))
@@ -166,7 +167,7 @@ mod tests {
     use crate::host::Nvml;
 
     #[test]
-    fn what_is_not_told_is_no_absence() {
+    fn unknown_path_is_not_a_missing_path() {
         let mut tree = Tree::new("only a text is known");
         tree.folder("/sys/bus");
         tree.file("/sys/bus/a/vendor".into(), "0x10de\n");
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_a_path_is_told_by_its_parts() {
+    fn paths_are_compared_by_components() {
         let mut tree = Tree::new("only a text is known");
         tree.folder("/a");
         for path in ["/a/b/c", "/a/b/d/e", "/a/b.x/c", "/a/b-y", "/a/c"] {
@@ -207,9 +208,9 @@ mod tests {
         assert!(!tree.is_above("/a/b/c".into()) && !tree.is_above("/a/b-".into()));
     }
 
-    /// A walk over all paths for each question would take minutes.
+    /// Iterating over all paths for each query would take minutes.
     #[test]
-    fn a_question_takes_no_longer_in_a_large_tree() {
+    fn query_time_does_not_depend_on_tree_size() {
         let mut tree = Tree::new("only a text is known");
         tree.folder("/devices");
         for device in 0..4096 {
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_of_this_machine_is_asked() {
+    async fn local_machine_is_not_queried() {
         let host = Tree::new("only a text is known").host();
         assert!(matches!(host.gpu.survey().await, Nvml::NotAsked { .. }));
         assert!(host.system.processes().is_err());

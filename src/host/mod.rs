@@ -1,4 +1,4 @@
-//! The machine, as six narrow capabilities. A new tool never adds a method here: the knowledge of a
+//! The machine as six narrow interfaces. A new tool never adds a method here: the knowledge about a
 //! tool is in `tools`, which runs it through `Exec`.
 
 pub mod clock;
@@ -33,28 +33,28 @@ pub use health::GpuHealth;
 pub use http::{Http, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again};
 pub use system::System;
 
-/// The six capabilities through which everything outside this process is reached.
+/// The six interfaces to everything outside this process.
 #[derive(Clone)]
 pub struct Host {
-    /// Files: read, write atomically, remove, list, stat.
+    /// Files.
     pub files: Arc<dyn Files>,
-    /// Child processes; never a shell.
+    /// Child processes, never with a shell.
     pub exec: Arc<dyn Exec>,
     pub http: Arc<dyn Http>,
     /// NVML and CUDA, called in child processes with deadlines.
     pub gpu: Arc<dyn Gpu>,
     /// Memory and processes.
     pub system: Arc<dyn System>,
-    /// Time.
+    /// Clock and sleeping.
     pub clock: Arc<dyn Clock>,
 }
 
-/// What an assessing step sees of the host: nothing on it can write.
+/// The read-only view of the host for assessments.
 #[derive(Clone, Copy)]
 pub struct Reader<'h>(&'h Host);
 
 impl Host {
-    /// The read-only view.
+    /// Returns the read-only view.
     #[must_use]
     pub fn reader(&self) -> Reader<'_> {
         Reader(self)
@@ -62,17 +62,17 @@ impl Host {
 }
 
 impl<'h> Reader<'h> {
-    /// Files, to read.
+    /// Read access to files.
     #[must_use]
     pub fn files(&self) -> &'h dyn ReadFiles {
         &*self.0.files
     }
 
-    /// Runs a command that promises to change nothing.
+    /// Runs a command that does not change the machine.
     ///
     /// # Errors
-    /// When it cannot be started, or exceeds its deadline. A non-zero status is not an error here:
-    /// see [`Output::success`].
+    /// If it cannot be started or exceeds its deadline. A non-zero status is not an error, see
+    /// [`Output::success`].
     pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
         self.0.exec.run(query.cmd(), &mut |_, _| {}).await
     }
@@ -83,7 +83,7 @@ impl<'h> Reader<'h> {
         &*self.0.system
     }
 
-    /// The time now.
+    /// The current time.
     #[must_use]
     pub fn now(&self) -> jiff::Timestamp {
         self.0.clock.now()

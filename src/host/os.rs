@@ -1,4 +1,4 @@
-//! What the implementations that read real files have in common.
+//! Helpers shared by all implementations that read real files.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -12,15 +12,15 @@ use nix::sys::statvfs::{FsFlags, Statvfs};
 use super::files::{Inodes, Room};
 use super::{FileKind, FilesError, Stat};
 
-/// The largest file that is read as a whole: a bound against a path that leads to a core dump.
+/// The maximum size of a file that is read completely, in case a path leads to a core dump.
 const READ_LIMIT: u64 = 256 << 20;
 
-/// An error number as an error.
+/// Converts an error number to an error.
 pub(super) fn error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno as i32)
 }
 
-/// Whether the error says that nothing is at the path.
+/// Whether the error means that the path does not exist.
 pub(super) fn absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -28,7 +28,7 @@ pub(super) fn absent(error: &io::Error) -> bool {
     )
 }
 
-/// Absence is no error.
+/// Converts a missing path from an error to `None`.
 pub(super) fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if absent(&error) => Ok(None),
@@ -36,7 +36,7 @@ pub(super) fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Adds what was tried on which path.
+/// Adds the operation and the path to an error.
 pub(super) fn failed(
     verb: &'static str,
     path: &Utf8Path,
@@ -50,7 +50,8 @@ pub(super) fn failed(
     }
 }
 
-/// Refuses everything but regular files: opening a device can act on it, a pipe can wait for ever.
+/// Rejects everything except regular files, because opening a device can trigger an action, and a
+/// pipe can block forever.
 pub(super) fn regular(about: &Metadata) -> io::Result<()> {
     if about.is_dir() {
         Err(error(Errno::EISDIR))
@@ -61,13 +62,13 @@ pub(super) fn regular(about: &Metadata) -> io::Result<()> {
     }
 }
 
-/// The whole content. Files of sysfs and procfs do not know their size, so the bound is on what
-/// comes.
+/// Reads the complete content. Files of sysfs and procfs do not report their size, so the limit
+/// applies to the read data.
 pub(super) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     read_at_most(file, READ_LIMIT)
 }
 
-/// The same with another bound.
+/// Reads the complete content up to a limit.
 pub(super) fn read_at_most(file: File, limit: u64) -> io::Result<Vec<u8>> {
     if file.metadata()?.len() > limit {
         return Err(error(Errno::EFBIG));
@@ -80,7 +81,7 @@ pub(super) fn read_at_most(file: File, limit: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// What is known about a path; `target` reads where it leads if it is a link.
+/// Converts metadata. `target` reads the target of a symlink.
 pub(super) fn stat(
     about: &Metadata,
     target: impl FnOnce() -> io::Result<Utf8PathBuf>,
@@ -109,7 +110,7 @@ pub(super) fn stat(
     })
 }
 
-/// Room in bytes.
+/// Returns the free space in bytes.
 pub(super) fn room(about: &Statvfs) -> Room {
     let unit = about.fragment_size();
     Room {

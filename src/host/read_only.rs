@@ -1,4 +1,4 @@
-//! A read-only host: reading works, everything else is refused with a reason.
+//! A read-only host: reading works, everything else is rejected with a reason.
 
 use std::io;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use super::{
     HttpRequest, HttpResponse, Nvml, Output, ReadFiles, Stat,
 };
 
-/// Files that can be read and not written.
+/// Files that can only be read.
 #[derive(Debug, Clone)]
 pub struct ReadOnly<R> {
     files: R,
     why: &'static str,
 }
 
-/// Programs, network and NVML that refuse every call.
+/// Programs, network and NVML that reject every call.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusing {
     /// The reason.
     pub why: &'static str,
 }
 
-/// A host that has these files and can only look; what it refuses, it refuses for this reason.
+/// Creates a read-only host with these files. `why` is the reason for rejected calls.
 #[must_use]
 pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
     let refusing = Refusing { why };
@@ -46,7 +46,7 @@ pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
 }
 
 impl<R: ReadFiles> ReadOnly<R> {
-    /// Refuses every write to these files, for this reason.
+    /// Wraps files and rejects every write with this reason.
     #[must_use]
     pub fn new(files: R, why: &'static str) -> Self {
         Self { files, why }
@@ -106,11 +106,11 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
     }
 
     fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
-        self.refuse("remove the folder", path)
+        self.refuse("remove the directory", path)
     }
 
     fn create_folder(&self, path: &Utf8Path, _: u32) -> Result<(), FilesError> {
-        self.refuse("create the folder", path)
+        self.refuse("create the directory", path)
     }
 
     fn sync_system(&self) -> Result<(), FilesError> {

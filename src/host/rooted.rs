@@ -1,6 +1,7 @@
-//! `--root DIR`: a mounted image or a recorded tree in place of `/`. Only its files are read, and
-//! nothing is executed. Links resolve inside the tree, as they would if it were booted; so do the links of drivers and
-//! libraries that a copy has kept as text, as git and some archives do where they cannot make links.
+//! `--root DIR`: uses a mounted image or a recorded tree instead of `/`. Only its files are read,
+//! and no command is executed. Symlinks are resolved inside the tree, as if it were booted. This
+//! includes symlinks of drivers and libraries that a copy has stored as text files, as git and some
+//! archives do if they cannot create symlinks.
 
 use std::fs::File;
 use std::io;
@@ -18,44 +19,45 @@ use super::os::{self, absent, failed, present};
 use super::read_only;
 use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
-/// The reason of every refusal.
-const WHY: &str = "nothing is changed in or executed from a `--root` tree";
+/// The reason for rejected calls.
+const WHY: &str = "a `--root` tree is read-only and no command is executed in it";
 
-/// The kernel asks to try again when a folder moved during the look-up.
+/// The kernel requires a retry if a directory was moved during the lookup.
 const ATTEMPTS: usize = 16;
 
-/// The largest file of a tree that is read. The lists of a package manager have up to 80 MB.
+/// The maximum size of a file in a tree. Package lists are up to 80 MB.
 const FILE_LIMIT: u64 = 128 << 20;
 
-/// The most that is read of a tree in all: a small archive can have any number of huge sparse files.
+/// The maximum total size that is read, because a small archive can contain any number of huge
+/// sparse files.
 const TREE_LIMIT: u64 = 2 << 30;
 
-/// Folders that are links on most systems, in a tree that has them.
+/// Directories that are symlinks on most systems.
 const FOLDERS: [&str; 6] = ["/var/run", "/var/lock", "/bin", "/sbin", "/lib", "/lib64"];
 
-/// The files below a folder.
+/// The files in a directory.
 #[derive(Debug)]
 pub struct RootedFiles {
     root: File,
-    /// The folder's real path: the prefix of every path that the kernel resolves in it.
+    /// The real path of the directory: the prefix of every path that the kernel resolves in it.
     prefix: Utf8PathBuf,
-    /// Bytes that may still be read.
+    /// The remaining number of bytes that may be read.
     left: AtomicU64,
 }
 
-/// A host that sees the folder as `/`, and can only look.
+/// Creates a read-only host that uses this directory as `/`.
 ///
 /// # Errors
-/// When the folder cannot be opened.
+/// If the directory cannot be opened.
 pub fn host(folder: &Utf8Path) -> Result<Host, FilesError> {
     Ok(read_only::host(RootedFiles::open(folder)?, WHY))
 }
 
 impl RootedFiles {
-    /// The files below this folder.
+    /// Opens the files in this directory.
     ///
     /// # Errors
-    /// When it cannot be opened, or is no folder.
+    /// If it cannot be opened or is not a directory.
     pub fn open(folder: &Utf8Path) -> Result<Self, FilesError> {
         let opened = folder.canonicalize_utf8().and_then(|prefix| {
             let root = File::open(&prefix)?;
@@ -79,7 +81,7 @@ impl RootedFiles {
             match openat2(&self.root, path.as_std_path(), how) {
                 Err(Errno::EAGAIN) => {}
                 Err(Errno::ENOSYS) => {
-                    let why = "`--root` needs `openat2`, which Linux has since 5.6";
+                    let why = "`--root` needs `openat2`, which is available since Linux 5.6";
                     return Err(io::Error::new(io::ErrorKind::Unsupported, why));
                 }
                 opened => return Ok(opened?.into()),
@@ -88,11 +90,12 @@ impl RootedFiles {
         Err(os::error(Errno::EAGAIN))
     }
 
-    /// The target of a link that a copy of the tree has kept as a file with its text. Only where a machine has nothing but
-    /// links or folders: the driver of a device, a library's name without its whole version, and [`FOLDERS`]. What cannot be
-    /// read here is no such link; whoever asks for the path itself hears why.
+    /// Returns the target of a symlink that is stored as a text file. Only for paths that are
+    /// always symlinks or directories on a real machine: the driver of a device, a library name
+    /// without its complete version, and [`FOLDERS`]. An unreadable file is not such a symlink, and
+    /// reading the path itself returns the error.
     fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
-        /// A path in a package or in sysfs is shorter.
+        /// Paths in packages and in sysfs are shorter.
         const LONGEST: u64 = 255;
         let name = path.file_name()?;
         let is_driver = path.starts_with("/sys") && name == "driver";
@@ -112,7 +115,7 @@ impl RootedFiles {
         (is_path && !target.is_empty()).then(|| target.into())
     }
 
-    /// The path without the links kept as text on the way to it.
+    /// Replaces parent directories that are symlinks stored as text.
     fn below_folders(&self, path: &Utf8Path) -> Utf8PathBuf {
         let inside = FOLDERS.iter().find_map(|folder| {
             let rest = path.strip_prefix(folder).ok()?;
@@ -123,9 +126,9 @@ impl RootedFiles {
         inside.unwrap_or_else(|| path.to_owned())
     }
 
-    /// The path that links kept as text lead to.
+    /// Follows symlinks stored as text.
     fn followed(&self, path: &Utf8Path) -> Utf8PathBuf {
-        /// libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
+        /// For example libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
         const CHAIN: usize = 4;
         let mut at = self.below_folders(path);
         for _ in 0..CHAIN {
@@ -138,12 +141,13 @@ impl RootedFiles {
     }
 
     fn read_regular(&self, path: &Utf8Path) -> io::Result<Vec<u8>> {
-        // First without opening it for real: that can act on a device, or wait for a pipe.
+        // Check the type before opening, because opening can trigger an action of a device or block
+        // on a pipe.
         os::regular(&self.open_at(path, OFlag::O_PATH)?.metadata()?)?;
         let file = self.open_at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
         let left = self.left.load(Ordering::Relaxed);
         let content = os::read_at_most(file, left.min(FILE_LIMIT))?;
-        // Reads side by side can exceed the bound by a few files.
+        // Parallel reads can exceed the limit by a few files.
         let read = content.len() as u64;
         let less = |left: u64| Some(left.saturating_sub(read));
         let _ = (self.left).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -177,7 +181,7 @@ impl RootedFiles {
 
     fn real(&self, path: &Utf8Path) -> io::Result<Utf8PathBuf> {
         let file = self.open_at(path, OFlag::O_PATH)?;
-        // The kernel's own answer to where an open file is.
+        // The kernel's path of an open file.
         let at = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let at = text(at)?;
         let inside = at.strip_prefix(&self.prefix).map_err(io::Error::other)?;
@@ -220,7 +224,7 @@ impl ReadFiles for RootedFiles {
 
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
         self.room_at(path)
-            .map_err(failed("ask for the room at", path))
+            .map_err(failed("read the free space of", path))
     }
 }
 
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_a_copy_kept_as_text_are_links_where_only_links_are() {
+    fn symlinks_stored_as_text_are_followed_at_known_paths() {
         let (keep, _) = tree();
         let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
         for (path, content) in rows! {
@@ -299,7 +303,7 @@ mod tests {
             host.files.list("/var/run/cdi".into()).unwrap(),
             ["nvidia.yaml"]
         );
-        // A circle ends.
+        // A loop ends.
         assert_eq!(
             resolve("/usr/lib/libself.so.1").unwrap(),
             "/usr/lib/libself.so.1"
@@ -310,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_files_of_a_tree_are_not_read() {
+    fn huge_files_are_not_read() {
         let (keep, _) = tree();
         let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
         let sparse = File::create(root.join("etc/huge")).unwrap();
@@ -323,12 +327,12 @@ mod tests {
         // 12 bytes.
         assert!(read("/etc/passwd").is_ok());
         assert!(read("/etc/passwd").is_err());
-        // 4 bytes are more than the 3 that are left.
+        // 4 bytes exceed the remaining 3 bytes.
         assert!(read("/sys/module/nvidia/version").is_err());
     }
 
     #[test]
-    fn links_stay_inside() {
+    fn symlinks_stay_inside_the_tree() {
         let (_keep, host) = tree();
         let text = |path: &str| host.files.read_text(path.into()).unwrap();
         assert_eq!(text("/etc/os-release").unwrap(), "ID=almalinux\n");
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everything_but_looking_is_refused() {
+    async fn everything_except_reading_is_rejected() {
         let (_keep, host) = tree();
         let path = Utf8Path::new("/etc/passwd");
         let errors = [
@@ -382,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_not_there_is_an_error() {
+    fn missing_root_is_an_error() {
         assert!(host("/no/such/folder".into()).is_err());
         assert!(host("/etc/passwd".into()).is_err());
     }

@@ -1,4 +1,4 @@
-//! What the kernel tells about the machine at this moment: memory and processes.
+//! The current state of memory and processes.
 
 use std::sync::Arc;
 
@@ -7,22 +7,23 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{FileKind, Files, FilesError, ReadFiles};
 use crate::model::text::is_control;
 
-/// Where the kernel tells about memory.
+/// The memory file of the kernel.
 pub(super) const MEMINFO: &str = "/proc/meminfo";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// The process ID.
     pub pid: u32,
-    /// Its name, as `unattended-upgr` (the kernel keeps 15 characters).
+    /// The name, such as `unattended-upgr` (at most 15 characters).
     pub name: Option<String>,
-    /// Its command line.
+    /// The command line.
     pub command: Option<String>,
-    /// Its real user.
+    /// The real user ID.
     pub uid: Option<u32>,
 }
 
-/// What a process says about itself, in one line: line feeds in it would look like lines of this program's.
+/// Converts text from a process to one line, because line breaks could imitate output of
+/// gpu-bootstrap.
 pub(super) fn one_line(text: &str) -> String {
     let plain = |c: char| if is_control(c) { ' ' } else { c };
     text.chars()
@@ -33,7 +34,8 @@ pub(super) fn one_line(text: &str) -> String {
 }
 
 impl Process {
-    /// Whether it calls itself so: by its first argument, or by the name that it gave itself, as `k3s-agent`. Everybody may.
+    /// Whether the first argument or the process name (such as `k3s-agent`) is this program. Any
+    /// user can fake both.
     #[must_use]
     pub fn is_called(&self, program: &str) -> bool {
         let first = (self.command.as_deref()).and_then(|line| line.split(' ').next());
@@ -42,13 +44,13 @@ impl Process {
     }
 }
 
-/// The namespaces of a program of the machine itself. A process in other ones is in a container.
+/// The namespaces that a program outside of containers shares with us.
 const NAMESPACES: [&str; 2] = ["pid", "mnt"];
 
-/// Whether a process runs in our namespaces; `false` if it has ended or only root may look.
+/// Whether a process is in our namespaces. `false` if it has exited or only root may read this.
 ///
 /// # Errors
-/// If a link of a running process cannot be read by root.
+/// If root cannot read a symlink of a running process.
 pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
     for namespace in NAMESPACES {
         let theirs = link_of(files, pid, &format!("/proc/{pid}/ns/{namespace}"))?;
@@ -60,10 +62,11 @@ pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, Fil
     Ok(true)
 }
 
-/// Returns the target of a link in `/proc`; `None` if the process has ended or only root may look.
+/// Returns the target of a symlink in `/proc`. `None` if the process has exited or only root may
+/// read it.
 ///
 /// # Errors
-/// If a link of a running process cannot be read by root.
+/// If root cannot read a symlink of a running process.
 pub fn link_of(
     files: &dyn ReadFiles,
     pid: u32,
@@ -85,39 +88,38 @@ pub fn link_of(
     }
 }
 
-/// Why the memory is not known.
+/// The reason the memory size is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// A file cannot be read.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The kernel's file is missing.
-    #[error("`{MEMINFO}` is not there or empty")]
+    /// The file does not exist.
+    #[error("`{MEMINFO}` is missing or empty")]
     Absent,
-    /// The file lacks the number.
+    /// The file does not contain the number.
     #[error("`{MEMINFO}` has no `MemTotal`")]
     NoTotal,
 }
 
 /// Memory and processes.
 pub trait System: Send + Sync {
-    /// Total memory in bytes.
+    /// Returns the total memory in bytes.
     ///
     /// # Errors
     /// See [`MemoryError`].
     fn memory_bytes(&self) -> Result<u64, MemoryError>;
 
-    /// A process by its number; what cannot be known about it is `None`: it may end at any moment.
+    /// Returns a process by its ID. Unknown values are `None`, because it may exit at any time.
     fn process(&self, pid: u32) -> Process;
 
-    /// All processes, those of containers included.
+    /// Returns all processes, including those in containers.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     fn processes(&self) -> Result<Vec<Process>, FilesError>;
 }
 
-/// The same from the `/proc` of a tree of files: below `--root`, in a recording and in tests.
+/// The same data from `/proc` in a file tree: for `--root`, recordings and tests.
 #[derive(Clone)]
 pub struct ProcFiles(pub Arc<dyn Files>);
 
@@ -145,7 +147,7 @@ impl System for ProcFiles {
             pid,
             name: text("comm").map(|name| one_line(&name)),
             command: text("cmdline").map(|line| one_line(&line)),
-            uid: text("status").and_then(|status| uid(&status)),
+            uid: text("status").and_then(|status| real_user(&status)),
         }
     }
 
@@ -156,7 +158,7 @@ impl System for ProcFiles {
     }
 }
 
-/// `MemTotal:       65843200 kB`, where kB are KiB.
+/// Parses `MemTotal:       65843200 kB`, where kB means KiB.
 fn total(meminfo: &str) -> Option<u64> {
     let value = meminfo
         .lines()
@@ -165,8 +167,9 @@ fn total(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The real user in `/proc/PID/status`, proc_pid_status(5).
-fn uid(status: &str) -> Option<u32> {
+/// Returns the real user ID in `/proc/PID/status`, proc_pid_status(5).
+#[must_use]
+pub fn real_user(status: &str) -> Option<u32> {
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_whitespace().next()?.parse().ok()
 }
@@ -179,7 +182,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn memory_in_bytes() {
+    fn memory_size_is_in_bytes() {
         assert_eq!(
             total("MemTotal:       65843200 kB\nMemFree: 1 kB\n"),
             Some(67_423_436_800)
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_a_tree() {
+    fn process_is_read_from_a_tree() {
         let files = FakeFiles::new();
         files.put("/proc/812/comm", "dockerd\n");
         files.put("/proc/812/cmdline", "/usr/bin/dockerd\0-H\nx\0fd://\0");
@@ -213,9 +216,9 @@ mod tests {
         assert!(matches!(system.memory_bytes(), Err(MemoryError::Absent)));
     }
 
-    /// What stands in for the real one says the same of this process.
+    /// The file-based implementation must return the same data as the real one.
     #[test]
-    fn the_real_system_and_its_files_agree() {
+    fn real_and_file_based_system_agree() {
         let (real, files) = (RealSystem, ProcFiles(Arc::new(RealFiles)));
         let memory = real.memory_bytes().unwrap();
         assert_eq!(memory, files.memory_bytes().unwrap());
@@ -228,6 +231,6 @@ mod tests {
 
     reads_any_text!(
         "(MemTotal:|Uid:|kB|\n|.)*",
-        |text| total(&text); uid(&text)
+        |text| total(&text); real_user(&text)
     );
 }

@@ -1,23 +1,23 @@
-//! Files that root obeys. What others than root may write must not decide what root does, so such a
-//! file is refused, as sudo refuses its own configuration.
+//! Permission checks for files that control what root does. A file that is writable by non-root
+//! users is rejected, as sudo does with `sudoers`.
 
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 
 use super::files::Room;
 use super::{FileKind, FilesError, ReadFiles, Stat};
 
-/// How many symbolic links are followed, as in the kernel (path_resolution(7)).
+/// The maximum number of symlinks, as in the kernel (path_resolution(7)).
 const MOST_LINKS: usize = 40;
 
-/// The bits that let a group and others write.
+/// The write bits of the group and of other users.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 
-/// In a folder with this bit others cannot replace or remove a file of root.
+/// In a directory with this bit, non-root users cannot replace or remove a file of root.
 const STICKY: u32 = 0o1000;
 
-/// Files that are obeyed: reading one fails if others than root may write it, one of its folders, or a
-/// symbolic link on the way.
+/// Reads files that control root. Reading fails if the file, one of its directories, or a symlink
+/// in its path is writable by non-root users.
 #[derive(Clone, Copy)]
 pub struct Trusted<'f> {
     files: &'f dyn ReadFiles,
@@ -25,24 +25,24 @@ pub struct Trusted<'f> {
 }
 
 impl<'f> Trusted<'f> {
-    /// `by_root` says whether root obeys them. Another user can change nothing, and a tree of another
-    /// machine is only examined, so that nothing is refused then.
+    /// `by_root` is whether the files control root. Nothing is rejected for other users, who cannot
+    /// change anything, or for a tree of another machine, which is only examined.
     #[must_use]
     pub fn new(files: &'f dyn ReadFiles, by_root: bool) -> Self {
         Self { files, by_root }
     }
 }
 
-/// Refuses a path that others than root may change. A path that does not exist is no error.
+/// Rejects a path that is writable by non-root users. A missing path is not an error.
 ///
 /// # Errors
-/// [`FilesError::Foreign`], or a file that cannot be examined.
+/// [`FilesError::Foreign`], or if a file cannot be checked.
 pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), FilesError> {
     is_there(files, path).map(drop)
 }
 
-/// Whether a path exists that only root may change. If it does not exist, others may still create it, in a folder such as
-/// `/tmp`: what is there later was not looked at.
+/// Whether a path exists and is writable only by root. If it does not exist, other users may still
+/// create it in a directory such as `/tmp`, and such a file has not been checked.
 fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     let foreign = |at: &Utf8Path, stat: &Stat| FilesError::Foreign {
         path: path.to_owned(),
@@ -67,7 +67,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
         }
         let next = at.join(part);
         let Some(stat) = files.stat(&next)? else {
-            // The kernel's own links to an open pipe name no path.
+            // The kernel's symlinks to open pipes have no real path.
             return Ok(at.starts_with("/proc"));
         };
         if is_foreign(&stat) {
@@ -90,29 +90,31 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
     Ok(true)
 }
 
-/// Why root may not rely on a file that everybody may read, such as a keyring or a certificate; `None` if it may. It is one
-/// that root alone may write, as are the folders and links that lead to it.
+/// Returns the reason root must not rely on a world-readable file such as a keyring or a
+/// certificate, or `None`. The file and all directories and symlinks in its path must be writable
+/// only by root.
 ///
 /// # Errors
-/// When it cannot be examined.
+/// If it cannot be checked.
 pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, FilesError> {
     match is_there(files, path) {
         Ok(true) => Ok(None),
-        Ok(false) => Ok(Some("it is missing".to_owned())),
+        Ok(false) => Ok(Some("missing".to_owned())),
         Err(FilesError::Foreign {
             at, uid, gid, mode, ..
         }) => Ok(Some(format!(
-            "others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
+            "`{at}` is writable by non-root users (owner {uid}, group {gid}, mode {mode:04o})"
         ))),
         Err(error) => Err(error),
     }
 }
 
-/// Why root may not use a file with a secret, a kubeconfig, or the environment of a command; `None` if it may. It is one that
-/// root alone may read and write, as are the folders and links that lead to it.
+/// Returns the reason root must not use a file with a secret, a kubeconfig, or the environment of a
+/// command, or `None`. The file must be accessible only by root, and all directories and symlinks
+/// in its path writable only by root.
 ///
 /// # Errors
-/// When it cannot be examined.
+/// If it cannot be checked.
 pub fn unusable_secret(
     files: &dyn ReadFiles,
     path: &Utf8Path,
@@ -123,17 +125,17 @@ pub fn unusable_secret(
     let target = files.resolve(path)?.unwrap_or_else(|| path.to_owned());
     let stat = files.stat(&target)?;
     Ok(match stat {
-        None => Some("it is missing".to_owned()),
-        Some(stat) if stat.kind != FileKind::File => Some("it is no file".to_owned()),
+        None => Some("missing".to_owned()),
+        Some(stat) if stat.kind != FileKind::File => Some("not a regular file".to_owned()),
         Some(stat) if stat.mode & 0o077 != 0 => Some(format!(
-            "it has mode {:04o}: others than root may use it",
+            "mode is {:04o}: accessible to users other than root",
             stat.mode & 0o7777
         )),
         Some(_) => None,
     })
 }
 
-/// The names in a path, the first one last.
+/// Returns the components of a path in reverse order.
 fn parts(path: &Utf8Path) -> Vec<String> {
     (path.components().rev())
         .filter_map(|part| match part {
@@ -144,8 +146,9 @@ fn parts(path: &Utf8Path) -> Vec<String> {
         .collect()
 }
 
-/// Whether others than root may change it. A link has no mode of its own. Root's group counts, too: where a file has an access
-/// control list, the bits of the group are the most that any user or group in it has, acl(5).
+/// Whether it is writable by non-root users. A symlink has no mode. The group bits count even for
+/// the group root, because with an access control list they are the upper limit for all its users
+/// and groups, acl(5).
 fn is_foreign(stat: &Stat) -> bool {
     let link = matches!(stat.kind, FileKind::Link(_));
     let sticky = stat.kind == FileKind::Folder && stat.mode & STICKY != 0;
@@ -191,7 +194,7 @@ mod tests {
         files
     }
 
-    /// The path that is refused, with owner and mode.
+    /// Returns the rejected path with owner and mode.
     fn refused(files: &FakeFiles, path: &str) -> Option<String> {
         match Trusted::new(files, true).read(path.into()) {
             Err(FilesError::Foreign { at, uid, mode, .. }) => Some(format!("{at} {uid} {mode:o}")),
@@ -201,11 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn what_only_root_may_write_is_read() {
+    fn file_writable_only_by_root_is_read() {
         let files = files();
         assert_eq!(refused(&files, FILE), None);
         files.put_mode(FILE, "", 0o644);
-        assert_eq!(refused(&files, FILE), None, "the group is root's");
+        assert_eq!(refused(&files, FILE), None, "the group is root");
         files.put_folder("/tmp", 0o1777);
         files.put("/tmp/site.toml", "");
         assert_eq!(refused(&files, "/tmp/site.toml"), None, "/tmp is sticky");
@@ -214,11 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_or_a_folder_that_others_may_write_is_refused() {
+    fn file_or_directory_writable_by_other_users_is_rejected() {
         for (mode, gid, why) in [
             (0o646, 0, "/etc/gpu-bootstrap/config.toml 0 646"),
             (0o664, 7, "/etc/gpu-bootstrap/config.toml 0 664"),
-            // A user who is named in its access control list may.
+            // A user in its access control list may have write access.
             (0o664, 0, "/etc/gpu-bootstrap/config.toml 0 664"),
         ] {
             let files = files();
@@ -243,7 +246,7 @@ mod tests {
         );
     }
 
-    /// A machine on which somebody creates the file right after the look.
+    /// A machine on which another user creates the file right after the check.
     struct Late(FakeFiles);
 
     impl ReadFiles for Late {
@@ -267,26 +270,26 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_not_there_when_it_was_looked_at_is_not_read() {
+    fn file_created_after_the_check_is_not_read() {
         let files = FakeFiles::new();
         files.put_folder("/tmp", 0o1777);
         let late = Late(files);
         let read = Trusted::new(&late, true).read("/tmp/site.toml".into());
         assert_eq!(read.unwrap(), None);
-        // What the shell passes as an open pipe is not a path.
+        // An open pipe passed by the shell is not a path.
         late.0.put_link("/proc/7/fd/0", "pipe:[12]");
         assert!(is_there(&late, "/proc/7/fd/0".into()).unwrap());
     }
 
     #[test]
-    fn links_are_followed() {
+    fn symlinks_are_followed() {
         let files = files();
         files.put("/home/ada/gpu.toml", "");
         files.own("/home/ada", 1000, 1000);
         files.put_link("/etc/gpu-bootstrap/link.toml", "../../home/ada/gpu.toml");
         let link = "/etc/gpu-bootstrap/link.toml";
         assert_eq!(refused(&files, link).as_deref(), Some("/home/ada 1000 755"));
-        // A chain of links, whose middle somebody else can redirect.
+        // A chain of symlinks whose middle part can be redirected by another user.
         files.put_link("/home/ada/way", "/etc/gpu-bootstrap");
         files.put_link("/etc/chain", "/home/ada/way");
         let chain = "/etc/chain/config.toml";
@@ -306,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_is_refused_nothing() {
+    fn nothing_is_rejected_for_non_root_users() {
         let files = files();
         files.put_mode(FILE, "", 0o666);
         assert!(Trusted::new(&files, false).read(FILE.into()).is_ok());
     }
 
     #[test]
-    fn a_secret_is_in_a_file_that_root_alone_may_use_and_replace() {
+    fn secret_file_must_be_accessible_only_by_root() {
         const SECRET: &str = "/opt/agent/token";
         let why = |arrange: &dyn Fn(&FakeFiles)| {
             let files = FakeFiles::new();
@@ -325,9 +328,9 @@ mod tests {
         type Spoilt<'f> = (&'f dyn Fn(&FakeFiles), &'f str);
         let spoilt: [Spoilt<'_>; 6] = rows! {
             &|files| files.take(SECRET), "missing";
-            &|files| files.put_mode(SECRET, "", 0o640), "mode 0640";
+            &|files| files.put_mode(SECRET, "", 0o640), "mode is 0640";
             &|files| files.own(SECRET, 1000, 0), "`/opt/agent/token` (owner 1000";
-            // Its owner could put another file there.
+            // The owner could replace the file.
             &|files| files.own("/opt/agent", 1000, 0), "`/opt/agent` (owner 1000";
             &|files| {
                 files.take(SECRET);
@@ -335,7 +338,7 @@ mod tests {
                 files.own("/home/ada", 1000, 1000);
                 files.put_link(SECRET, "/home/ada/token");
             }, "`/home/ada` (owner 1000";
-            &|files| { files.take(SECRET); files.put_folder(SECRET, 0o700); }, "no file";
+            &|files| { files.take(SECRET); files.put_folder(SECRET, 0o700); }, "not a regular file";
         };
         for (arrange, expected) in spoilt {
             let why = why(arrange).expect(expected);

@@ -1,29 +1,29 @@
-//! Whether this process sees the machine as PID 1 does. A unit with `PrivateDevices=` or `ProtectSystem=` has its own mount
-//! namespace: directories are read-only, or other ones, only for its processes. Sources: systemd.exec(5), "Sandboxing";
-//! mount_namespaces(7); proc_pid_mountinfo(5).
+//! Checks whether this process sees the machine as PID 1 does. A unit with `PrivateDevices=` or
+//! `ProtectSystem=` has its own mount namespace, in which directories may be read-only or replaced.
+//! Sources: systemd.exec(5), "Sandboxing"; mount_namespaces(7); proc_pid_mountinfo(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{FileKind, FilesError, ReadFiles};
 
-/// The directories that this program reads and writes.
+/// The directories that gpu-bootstrap reads and writes.
 const PATHS: [&str; 5] = ["/run", "/etc", "/usr", "/boot", "/var"];
 
 /// The directory of device nodes.
 const DEVICES: &str = "/dev";
 
-/// How the view of this process differs from that of PID 1.
+/// The differences between the views of this process and PID 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrivateView {
     /// The unit of this process, if it is a service.
     pub unit: Option<String>,
     /// Directories that are read-only for this process, but not for the machine.
     pub read_only: Vec<&'static str>,
-    /// `/dev` is not that of the machine.
+    /// `/dev` is not the machine's `/dev`.
     pub devices: bool,
 }
 
-/// A line of the kernel's list of mounts.
+/// A line of the kernel's mount list.
 struct Mount<'t> {
     device: &'t str,
     point: &'t str,
@@ -31,8 +31,8 @@ struct Mount<'t> {
 }
 
 impl<'t> Mount<'t> {
-    /// ID, parent, device, root, mount point, and options of the mount; after ` - ` type, source, and options of the
-    /// filesystem.
+    /// Parses a line: ID, parent, device, root, mount point, mount options, and after ` - ` type,
+    /// source, filesystem options.
     fn parse(line: &'t str) -> Option<Self> {
         let mut fields = line.split(' ').skip(2);
         let (device, point) = (fields.next()?, fields.nth(1)?);
@@ -46,7 +46,8 @@ impl<'t> Mount<'t> {
         })
     }
 
-    /// The mount that holds a path. Of several at one point the last one is visible.
+    /// Returns the mount of a path. If several filesystems are mounted at one point, the last one
+    /// is visible.
     fn holding(list: &'t str, path: &Utf8Path) -> Option<Self> {
         list.lines()
             .filter_map(Self::parse)
@@ -55,7 +56,7 @@ impl<'t> Mount<'t> {
     }
 }
 
-/// What only root may know, and what a recording does not have, is unknown.
+/// Converts errors to `None` if only root may read the data or a recording does not contain it.
 fn unknown<T>(error: FilesError) -> Result<Option<T>, FilesError> {
     match error.is_denied() || error.not_told().is_some() {
         true => Ok(None),
@@ -63,8 +64,8 @@ fn unknown<T>(error: FilesError) -> Result<Option<T>, FilesError> {
     }
 }
 
-/// The lists of mounts of this process and of PID 1; `None` if both have the same mount namespace, or if this user may not
-/// know it.
+/// Returns the mount lists of this process and PID 1. `None` if both have the same mount namespace
+/// or this user may not read it.
 fn lists(files: &dyn ReadFiles) -> Result<Option<(String, String)>, FilesError> {
     let namespace = |process: &str| {
         let path = Utf8PathBuf::from(format!("/proc/{process}/ns/mnt"));
@@ -101,7 +102,7 @@ fn differs(own: &str, machine: &str, path: &Utf8Path) -> bool {
     is_read_only(own) == Some(true) && is_read_only(machine) == Some(false)
 }
 
-/// How the view of this process differs from that of PID 1; `None` if it does not, as far as it concerns this program.
+/// Returns the relevant differences between the views of this process and PID 1, or `None`.
 ///
 /// # Errors
 /// If the kernel's lists cannot be read.
@@ -121,7 +122,7 @@ pub fn private(files: &dyn ReadFiles) -> Result<Option<PrivateView>, FilesError>
     Ok((view.devices || !view.read_only.is_empty()).then_some(view))
 }
 
-/// The service of this process, by its cgroup, cgroups(7).
+/// Returns the service of this process according to its cgroup, cgroups(7).
 ///
 /// # Errors
 /// If the kernel's list cannot be read.
@@ -133,7 +134,7 @@ pub fn unit(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
         line.strip_prefix("0::")
             .or_else(|| line.split_once(":name=systemd:").map(|(_, path)| path))
     });
-    // A container or a session of a user is a scope below a slice or a service.
+    // A container or a user session is a scope below a slice or a service.
     let unit = path.and_then(|path| {
         let mut units = path.split('/').rev();
         units.find(|part| part.ends_with(".service") || part.ends_with(".scope"))
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_of_a_unit_is_told_from_the_machine() {
+    fn sandbox_of_a_unit_is_distinguished_from_the_machine() {
         let files = process("mnt:[7]", UNIT, MACHINE);
         let expected = PrivateView {
             unit: Some("gpu-setup.service".into()),
@@ -182,11 +183,11 @@ mod tests {
             let found = is_read_only_here(&files, path.into()).expect("readable");
             assert_eq!(found, expected, "{path}");
         }
-        // A path that is read-only for the machine, too, is a fault of the machine.
+        // A path that is also read-only for the machine is a problem of the machine.
         let files = process("mnt:[7]", UNIT, UNIT);
         assert_eq!(private(&files).expect("readable"), None);
         assert!(!is_read_only_here(&files, "/run".into()).expect("readable"));
-        // Other differences, such as `PrivateTmp=`, do not matter; neither does the same namespace.
+        // Other differences, such as `PrivateTmp=`, and the same namespace are ignored.
         for (namespace, own) in [("mnt:[7]", MACHINE), ("mnt:[4026531841]", UNIT)] {
             let files = process(namespace, own, MACHINE);
             assert_eq!(private(&files).expect("readable"), None);

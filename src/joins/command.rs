@@ -1,5 +1,5 @@
-//! Commands of the administrator's: one joins, one leaves. Their secrets come as environment, from a file that only root may
-//! read.
+//! Join and leave commands of the administrator. Their secrets are passed as environment variables, from a file that only root
+//! may read.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::{
     work::{Hands, Problem, Reverted, Sink},
 };
 
-/// Below the state folder from the start of the command that leaves until it has ended well: one that was cut off has
-/// perhaps removed the file that tells of the membership, and not the rest.
+/// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
+/// the file that indicates the membership, but not the rest.
 const LEAVING: &str = "leaving";
 
 pub(super) const ROW: WayRow = WayRow {
@@ -33,7 +33,7 @@ pub(super) const ROW: WayRow = WayRow {
     ],
     runtimes: Cluster::OfMachine,
     node: NodeRule {
-        // A command registers the node as it likes.
+        // A custom command may register the node in any way.
         has_default_taint: false,
         ..NodeRule::OURS
     },
@@ -42,7 +42,7 @@ pub(super) const ROW: WayRow = WayRow {
         let command = wrong.needed(
             "command",
             given.command,
-            "write program and arguments as a list",
+            "set it to a list of program and arguments",
         );
         for (key, command, example) in [
             ("command", command, "join"),
@@ -52,15 +52,15 @@ pub(super) const ROW: WayRow = WayRow {
             if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
                 wrong.add::<()>(
                     key,
-                    "it does not start with the path of a program",
-                    &format!("write program and arguments as a list, such as `[\"/usr/local/sbin/{example}\"]`"),
+                    "must start with an absolute path",
+                    &format!("set it to a list of program and arguments, such as `[\"/usr/local/sbin/{example}\"]`"),
                 );
             }
         }
         let joined = wrong.needed(
             "joined-file",
             given.joined_file,
-            "name a file that exists once the machine has joined, such as the kubelet's kubeconfig",
+            "set it to a file that exists after the machine has joined, such as the kubeconfig of the kubelet",
         );
         Some(JoinMethod::Command {
             command: command?.to_vec(),
@@ -71,7 +71,7 @@ pub(super) const ROW: WayRow = WayRow {
     },
 };
 
-/// Joins by a command.
+/// Joins with a command.
 pub(super) struct ByCommand<'a> {
     pub command: &'a [String],
     pub environment_file: Option<&'a Utf8Path>,
@@ -92,7 +92,7 @@ impl Way for ByCommand<'_> {
         let program = self.command.first().filter(|_| !found.has_program)?;
         Some(Lack {
             why: format!("`{program}` does not exist"),
-            hint: "put the program there, or correct `cluster.command`",
+            hint: "install the program there, or correct `cluster.command`",
         })
     }
 
@@ -100,7 +100,7 @@ impl Way for ByCommand<'_> {
         Some(self.joined_file)
     }
 
-    /// A command starts hybrid nodes of EKS.
+    /// EKS hybrid nodes are started by a command.
     fn kubelets_of(&self, kubeconfig: &Utf8Path) -> &'static [&'static str] {
         nodeadm::kubelets_of(kubeconfig)
     }
@@ -125,7 +125,7 @@ impl Way for ByCommand<'_> {
     }
 }
 
-/// Leaves by a command.
+/// Leaves with a command.
 pub(super) struct LeaveByCommand<'a> {
     pub command: &'a [String],
     pub environment_file: Option<&'a Utf8Path>,
@@ -135,7 +135,7 @@ pub(super) struct LeaveByCommand<'a> {
 
 #[async_trait]
 impl Leaving for LeaveByCommand<'_> {
-    /// What the command that joins has done is not known.
+    /// The effect of the join command is unknown.
     fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
         Ok(true)
     }
@@ -144,7 +144,7 @@ impl Leaving for LeaveByCommand<'_> {
         Ok(found.is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG))
     }
 
-    /// Its kubelet may have stopped since.
+    /// Its kubelet may have stopped in the meantime.
     fn counts_without_kubelet(&self) -> bool {
         true
     }
@@ -164,7 +164,7 @@ impl Leaving for LeaveByCommand<'_> {
         let runs = hands.with_environment(self.command, self.environment_file, self.timeout);
         Ok(match runs {
             Ok(cmd) if !hands.host.files.exists(Utf8Path::new(&cmd.program))? => Some(format!(
-                "`{}` does not exist, which `cluster.leave-command` names",
+                "`{}` from `cluster.leave-command` does not exist",
                 cmd.program
             )),
             Ok(_) => None,
@@ -197,11 +197,11 @@ impl Hands {
         if self.host.files.exists(joined_file)? {
             return Ok(());
         }
-        let words = format!("the command ended well, but `{joined_file}` does not exist");
+        let words = format!("the command succeeded, but `{joined_file}` does not exist");
         Err(join.timed_out(&cmd.program, Some(words)))
     }
 
-    /// Takes the machine out of its cluster. What the command does not do is left to people.
+    /// Runs the leave command. Steps that it does not complete are left to the administrator.
     pub(crate) async fn leave_by_command(
         &self,
         (command, timeout): (&[String], Duration),
@@ -213,13 +213,13 @@ impl Hands {
         let mark = self.state.join(LEAVING);
         if self.has_left_by_command(joined_file, is_member)? {
             return Ok(Reverted::nothing(format!(
-                "`{joined_file}` does not exist any more"
+                "`{joined_file}` no longer exists"
             )));
         }
         let words = command.join(" ");
         let left = |why: String| {
             Ok(Reverted::left(
-                format!("what `cluster.command` has done (`{words}` undoes it)"),
+                format!("the changes made by `cluster.command` (reverted by `{words}`)"),
                 why,
             ))
         };
@@ -233,22 +233,22 @@ impl Hands {
             let by_hand = match files.exists(joined_file)? {
                 true => String::new(),
                 false => format!(
-                    "; `{joined_file}` is gone, but perhaps not all the rest: once it is, run `rm {mark}`, or the \
-                     next uninstall runs the command again"
+                    "; `{joined_file}` was removed, but possibly not the rest: when it is, run `rm \
+                     {mark}`, or the next uninstall runs the command again"
                 ),
             };
             return left(one_line(&error) + &by_hand);
         }
         if files.exists(joined_file)? {
             return left(format!(
-                "the command ended well, but `{joined_file}` still exists"
+                "the command succeeded, but `{joined_file}` still exists"
             ));
         }
         files.remove(&mark)?;
         Ok(Reverted::done(format!("ran `{words}`")))
     }
 
-    /// Whether there is nothing that the command could undo.
+    /// Returns `true` if the leave command has nothing to revert.
     pub(crate) fn has_left_by_command(
         &self,
         joined_file: &Utf8Path,
@@ -259,7 +259,7 @@ impl Hands {
         Ok(!is_member && !begun && !files.exists(joined_file)?)
     }
 
-    /// The command, with what stands in its file now.
+    /// Creates the command with the current content of its environment file.
     pub(crate) fn with_environment(
         &self,
         command: &[String],
@@ -292,12 +292,12 @@ impl Hands {
 fn command_failed(error: ExecError) -> Problem {
     let hint = match error {
         ExecError::Deadline { .. } | ExecError::Silent { .. } => {
-            "see what your command waits for, or set a longer `cluster.timeout`; what it has done by \
-             then stays. Then run the command again"
+            "check what your command waits for, or set a longer `cluster.timeout`, then run the \
+             command again. Its changes until then are kept"
         }
         _ => {
-            "mend what your command says; what it has done before it failed stays, and nothing here undoes it. \
-             Then run the command again"
+            "fix the error that your command reports, then run the command again. Its changes \
+             before the error are kept and not reverted by gpu-bootstrap"
         }
     };
     Problem::new("join-command", "join the cluster with your command")

@@ -1,4 +1,4 @@
-//! Nodes that a provider's own agent joins.
+//! Nodes that an agent of the provider joins.
 
 use async_trait::async_trait;
 
@@ -15,15 +15,15 @@ pub(super) const ROW: WayRow = WayRow {
         is_named_by_provider: true,
         has_default_taint: false,
         no_taints: Some((
-            "a node gets its taints when it joins, and this one has joined already",
-            "give the node pool these taints",
+            "a node registers with its taints, and this one has already joined",
+            "set these taints in the node pool",
         )),
     },
     has_packages: false,
     read: |_, _| Some(JoinMethod::Managed),
 };
 
-/// Waits for the provider.
+/// Waits for the provider to join the machine.
 pub(super) struct Managed;
 
 #[async_trait]
@@ -42,13 +42,13 @@ impl Way for Managed {
         })
     }
 
-    /// The step never asks for it.
+    /// The step never requests this.
     async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), Problem> {
         Ok(())
     }
 }
 
-/// Nothing undoes the join.
+/// The join cannot be undone.
 pub(super) struct Never<'a> {
     pub method: &'a str,
 }
@@ -61,12 +61,12 @@ impl Leaving for Never<'_> {
 
     fn never(&self) -> Option<String> {
         Some(format!(
-            "nothing undoes what `cluster.join = \"{}\"` has done",
+            "the changes of `cluster.join = \"{}\"` cannot be reverted",
             self.method
         ))
     }
 
     async fn leave(&self, _: &Hands, _: bool, _: &dyn Sink) -> Result<Reverted, Problem> {
-        Ok(Reverted::nothing("nothing undoes the join"))
+        Ok(Reverted::nothing("the join cannot be undone"))
     }
 }

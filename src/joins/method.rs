@@ -1,4 +1,4 @@
-//! How a machine becomes a node of a cluster, and what the node is registered with.
+//! Join methods with their settings, and the registration of the node.
 
 use std::time::Duration;
 
@@ -17,29 +17,29 @@ use crate::{
 
 use super::{Leaving, Way, WayRow, agents, command, kubeadm, managed, nodeadm};
 
-/// Ways to join a cluster, as settings name them.
+/// Names of the join methods in the settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum JoinKind {
-    /// The machine joins no cluster.
+    /// The machine does not join a cluster.
     #[default]
     None,
     /// `kubeadm join`.
     Kubeadm,
-    /// The agent of k3s.
+    /// The k3s agent.
     K3s,
-    /// The agent of RKE2.
+    /// The RKE2 agent.
     Rke2,
-    /// EKS: `nodeadm`, which Amazon's images bring.
+    /// EKS: `nodeadm`, which is part of Amazon images.
     Eks,
-    /// A command of the administrator's.
+    /// Run a command of the administrator.
     Command,
-    /// The machine is a node already: its provider has joined it.
+    /// The machine is already a node, because its provider has joined it.
     Managed,
 }
 
 impl JoinKind {
-    /// Its row; `None` if the machine joins no cluster.
+    /// Its properties. `None` if the machine does not join a cluster.
     #[must_use]
     pub const fn row(self) -> Option<&'static WayRow> {
         Some(match self {
@@ -60,61 +60,61 @@ impl JoinKind {
     }
 }
 
-/// The cluster that the machine belongs to.
+/// The cluster of the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClusterWish {
-    /// How it joins.
+    /// The join method.
     pub method: JoinMethod,
-    /// What the node is registered with.
+    /// The registration of the node.
     pub node: NodeWish,
-    /// What is installed for it.
+    /// The Kubernetes packages.
     pub packages: Vec<PackageWish>,
     /// A kubeconfig that may change nodes.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds that each part of joining may take: to find the cluster, to get a certificate, to start the kubelet, to run
-    /// a command, to become Ready.
+    /// Time limit in seconds of each part of the join: discovery, the certificate request, the start of the kubelet, a
+    /// command, and the wait until the node is Ready.
     pub timeout_seconds: u64,
 }
 
-/// How a machine joins, with what that needs. No secret is in here: only places that have one.
+/// A join method with its settings. It contains the locations of secrets, but no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum JoinMethod {
     /// `kubeadm join`.
     Kubeadm {
-        /// How the cluster is found.
+        /// The discovery method.
         discovery: Discovery,
-        /// The address of the container runtime's socket.
+        /// The URL of the container runtime socket.
         socket: String,
-        /// Preflight checks whose errors count as warnings.
+        /// Preflight checks whose errors are treated as warnings.
         ignore_preflight_errors: Vec<String>,
     },
-    /// The agent of k3s.
+    /// The k3s agent.
     K3s {
-        /// The address of the server.
+        /// The server URL.
         server: String,
-        /// Where the token is.
+        /// The location of the token.
         token_source: TokenSource,
     },
-    /// The agent of RKE2.
+    /// The RKE2 agent.
     Rke2 {
-        /// The address of the server.
+        /// The server URL.
         server: String,
-        /// Where the token is.
+        /// The location of the token.
         token_source: TokenSource,
     },
     /// `nodeadm`.
     Eks,
-    /// A command of the administrator's.
+    /// Run a command of the administrator.
     Command {
         /// Program and arguments.
         command: Vec<String>,
         /// The file with its environment.
         environment_file: Option<Utf8PathBuf>,
-        /// The file that exists once the machine has joined.
+        /// The file that exists after the machine has joined.
         joined_file: Utf8PathBuf,
-        /// Program and arguments that take the machine out of its cluster again; empty if nothing does.
+        /// Program and arguments of the command that removes the machine from its cluster. May be empty.
         #[serde(default)]
         leave_command: Vec<String>,
     },
@@ -128,18 +128,18 @@ pub enum JoinMethod {
 pub enum Leave {
     /// `kubeadm reset`.
     Kubeadm {
-        /// The address of the container runtime's socket.
+        /// The URL of the container runtime socket.
         socket: String,
-        /// Folders that were not there before; removed if they are empty.
+        /// Directories that did not exist before. They are removed if they are empty.
         created_folders: Vec<Utf8PathBuf>,
     },
-    /// The agent of k3s stops.
+    /// Stop the k3s agent.
     K3s,
-    /// The agent of RKE2 stops.
+    /// Stop the RKE2 agent.
     Rke2,
-    /// EKS' `nodeadm` may not join any more, and its kubelet stops.
+    /// Prevent `nodeadm` of EKS from joining, and stop its kubelet.
     Nodeadm,
-    /// A command of the administrator's.
+    /// Run a command of the administrator.
     Command {
         /// Program and arguments.
         command: Vec<String>,
@@ -147,10 +147,10 @@ pub enum Leave {
         environment_file: Option<Utf8PathBuf>,
         /// The file that exists while the machine is a node.
         joined_file: Utf8PathBuf,
-        /// Seconds for the command.
+        /// Time limit of the command, in seconds.
         timeout_seconds: u64,
     },
-    /// Nothing undoes this way to join.
+    /// This join method cannot be undone.
     Never {
         /// Its name in the settings.
         method: String,
@@ -158,7 +158,7 @@ pub enum Leave {
 }
 
 impl Leave {
-    /// How it leaves.
+    /// Its implementation.
     #[must_use]
     pub fn way(&self) -> Box<dyn Leaving + '_> {
         match self {
@@ -185,7 +185,7 @@ impl Leave {
     }
 }
 
-/// How kubeadm finds the cluster, and trusts what it finds.
+/// The discovery method of kubeadm, with its trust anchor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Discovery {
@@ -193,44 +193,44 @@ pub enum Discovery {
     Token {
         /// `HOST:PORT` of the API server.
         server: String,
-        /// Where the token is.
+        /// The location of the token.
         token_source: TokenSource,
-        /// Digests of the certificate authority's public key, one of which must fit.
+        /// Digests of the public key of the CA certificate. One of them must match.
         ca_cert_hashes: Vec<String>,
     },
     /// By a kubeconfig.
     File {
         /// The kubeconfig.
         path: Utf8PathBuf,
-        /// Where the token for the kubelet's first certificate is, if the kubeconfig has no credentials.
+        /// The location of the token for the first certificate request, if the kubeconfig has no credentials.
         token_source: Option<TokenSource>,
     },
 }
 
-/// What a node is registered with.
+/// The registration of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeWish {
-    /// Its name; `None` is the machine's host name.
+    /// The node name. `None` means the host name.
     pub name: Option<NodeName>,
-    /// Labels that the settings name.
+    /// The configured labels.
     pub labels: Labels,
-    /// Whether it is labelled with what its GPUs are.
+    /// Whether the node has labels for its GPUs.
     pub gpu_labels: bool,
-    /// How MIG devices are labelled.
+    /// The strategy for labels of MIG devices.
     #[serde(default)]
     pub mig_strategy: MigStrategy,
-    /// Taints that stay.
+    /// Permanent taints.
     pub taints: Vec<Taint>,
-    /// Taints that go when the node is Ready and proven.
+    /// Taints that are removed when the node is Ready and validated.
     #[serde(default)]
     pub startup_taints: Vec<Taint>,
 }
 
-/// What stands in a file with secrets.
+/// The format of a secret file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecretKind {
-    /// A token alone.
+    /// A token.
     Token,
     /// `NAME=VALUE` lines.
     Environment,
@@ -239,7 +239,7 @@ pub enum SecretKind {
 }
 
 impl JoinMethod {
-    /// What the program has to know about it.
+    /// Its implementation.
     #[must_use]
     pub fn way(&self) -> Box<dyn Way + '_> {
         match self {
@@ -299,7 +299,7 @@ impl JoinMethod {
         }
     }
 
-    /// Where its token is.
+    /// The location of its token.
     #[must_use]
     pub const fn token_source(&self) -> Option<&TokenSource> {
         match self {
@@ -312,7 +312,7 @@ impl JoinMethod {
         }
     }
 
-    /// The same, to be changed.
+    /// A mutable reference to the location of its token.
     pub const fn token_source_mut(&mut self) -> Option<&mut TokenSource> {
         match self {
             Self::Kubeadm { discovery, .. } => match discovery {
@@ -324,7 +324,7 @@ impl JoinMethod {
         }
     }
 
-    /// The files with secrets that it reads, and what stands in each.
+    /// The secret files that it reads, with their formats.
     #[must_use]
     pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
         use SecretKind::{Environment, Kubeconfig, Token};
@@ -353,7 +353,7 @@ mod tests {
     use crate::{joins::agents::K3S, tools::kubernetes::membership::Membership};
 
     #[test]
-    fn each_method_knows_a_node_that_another_method_has_made() {
+    fn node_of_another_join_method_is_detected() {
         const SERVER: &str = "https://10.0.0.1:6443";
         let k3s = JoinMethod::K3s {
             server: SERVER.to_owned(),

@@ -1,4 +1,4 @@
-//! The ways to join a cluster, one file each.
+//! The methods to join a cluster, one module each.
 
 pub mod agents;
 mod command;
@@ -35,47 +35,47 @@ use crate::{
     work::{Hands, Problem, Reverted, Sink},
 };
 
-/// What a machine joins, and with what it is registered.
+/// The cluster to join, and the registration of the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Join {
-    /// How.
+    /// The join method.
     pub method: JoinMethod,
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
-    /// Its labels.
+    /// The node labels.
     pub labels: Labels,
-    /// Its taints.
+    /// The node taints.
     pub taints: Vec<Taint>,
     /// A kubeconfig that may drain and delete the node when the machine leaves.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds for each part of the join.
+    /// Time limit of each part of the join, in seconds.
     pub timeout_seconds: u64,
 }
 
-/// Where an API server listens by default.
+/// The default port of an API server.
 const API_PORT: u16 = 6443;
 
-/// A join method with its settings. The methods of the trait are what the settings, the step, the checks and the change
-/// have to know about it; only [`JoinMethod::way`] knows all methods.
+/// A join method with its settings. The settings, the step, the checks and the change use it through this trait. The only
+/// list of all methods is in [`JoinMethod::way`].
 #[async_trait]
 pub trait Way: Send + Sync {
-    /// What joins the machine, and our part of its configuration.
+    /// Returns the tool that joins the machine, and its configuration files.
     fn tool(&self) -> WayTool<'_> {
         WayTool::default()
     }
 
-    /// What is wrong with a token, judged by its format.
+    /// Returns the error of a token, based on its format.
     fn wrong_token(&self, _token: &str) -> Option<&'static str> {
         None
     }
 
-    /// What the machine lacks to join.
+    /// Returns a requirement of the join that the machine lacks.
     fn missing(&self, _found: &Found) -> Option<Lack> {
         None
     }
 
-    /// Our configuration file, and its content.
+    /// Returns the path and content of our configuration file.
     fn our_file(
         &self,
         _node: &NodeName,
@@ -85,7 +85,7 @@ pub trait Way: Send + Sync {
         None
     }
 
-    /// Whether the node is registered with the taints of the settings.
+    /// Whether the node registers with the configured taints.
     fn registers_taints(&self) -> bool {
         true
     }
@@ -95,23 +95,24 @@ pub trait Way: Send + Sync {
         false
     }
 
-    /// The file that exists once the machine has joined, if no kubeconfig proves it.
+    /// The file that exists after the machine has joined, if there may be no kubeconfig.
     fn joined_file(&self) -> Option<&Utf8Path> {
         None
     }
 
-    /// The kubeconfig that names the cluster.
+    /// The kubeconfig for discovery of the cluster.
     fn discovery_file(&self) -> Option<&Utf8Path> {
         None
     }
 
-    /// The units of which one must run before this kubeconfig proves a membership. Empty: the file is proof enough.
+    /// Kubelet units, one of which must be running before this kubeconfig counts as a membership. If empty, the file is
+    /// sufficient.
     fn kubelets_of(&self, _kubeconfig: &Utf8Path) -> &'static [&'static str] {
         &[]
     }
 
-    /// Why the machine is a node of another cluster than the settings name. `config` is our configuration file, `wanted` the
-    /// cluster of [`discovery_file`](Self::discovery_file).
+    /// Returns the reason if the machine is a node of a cluster that is not the configured one. `config` is the content of our
+    /// configuration file, `wanted` the cluster in [`discovery_file`](Self::discovery_file).
     fn another(
         &self,
         _membership: &Membership,
@@ -126,12 +127,12 @@ pub trait Way: Send + Sync {
         None
     }
 
-    /// Whether the method starts the kubelet of the machine, for which this program prepares the kernel and the runtime.
+    /// Whether the method starts the kubelet of the machine, so that gpu-bootstrap prepares the kernel and the runtime.
     fn starts_kubelet(&self) -> bool {
         false
     }
 
-    /// Whether a failed preflight check counts as a warning.
+    /// Whether errors of a preflight check are treated as warnings.
     fn ignores(&self, _check: &str) -> bool {
         false
     }
@@ -141,45 +142,46 @@ pub trait Way: Send + Sync {
         None
     }
 
-    /// Whether the kernel, with all modules that containers need, is the provider's.
+    /// Whether the provider supplies the kernel with all modules that containers need.
     fn has_kernel_of_provider(&self) -> bool {
         false
     }
 
-    /// The undo, before the join.
+    /// Returns the undo. Called before the join.
     fn leaving(&self, hands: &Hands, join: &Join) -> Result<Leave, Problem>;
 
-    /// Joins.
+    /// Joins the cluster.
     async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem>;
 }
 
-/// How a machine leaves a cluster: the undo in the journal.
+/// The undo of a join, as stored in the journal.
 #[async_trait]
 pub trait Leaving: Send + Sync {
-    /// Why the machine never leaves.
+    /// Returns the reason if the join cannot be undone.
     fn never(&self) -> Option<String> {
         None
     }
 
-    /// Whether a join has begun that left no membership.
+    /// Whether a join has started without a resulting membership.
     fn has_begun(&self, hands: &Hands) -> Result<bool, Problem>;
 
-    /// Whether the kubeconfig may be older than the join, so that it counts only while the kubelet runs.
+    /// Whether the kubeconfig may be older than the join. It then only counts while the kubelet is running.
     fn is_early(&self, _hands: &Hands, _found: Option<&Membership>) -> Result<bool, Problem> {
         Ok(false)
     }
 
-    /// Whether a membership that was found once counts without a running kubelet.
+    /// Whether a membership that was found before also counts without a running kubelet.
     fn counts_without_kubelet(&self) -> bool {
         false
     }
 
-    /// Removes what an interrupted attempt of this program left.
+    /// Cleans up after an interrupted attempt.
     async fn clear(&self, _hands: &Hands, _sink: &dyn Sink) -> Result<(), Problem> {
         Ok(())
     }
 
-    /// Why the machine cannot leave, so that its node must not be deleted. `clone` is why it is not the machine that joined.
+    /// Returns the reason if the machine cannot leave, so that its node must not be deleted. `clone` is the reason that it is
+    /// not the machine that joined.
     fn stays(
         &self,
         _hands: &Hands,
@@ -189,7 +191,7 @@ pub trait Leaving: Send + Sync {
         Ok(None)
     }
 
-    /// Leaves.
+    /// Leaves the cluster.
     async fn leave(
         &self,
         hands: &Hands,
@@ -198,64 +200,64 @@ pub trait Leaving: Send + Sync {
     ) -> Result<Reverted, Problem>;
 }
 
-/// What joins a machine.
+/// The tool that joins a machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WayTool<'a> {
-    /// Its unit, which this program enables once the machine has joined.
+    /// Its unit, which gpu-bootstrap enables after the join.
     pub unit: Option<&'static str>,
-    /// Its program.
+    /// The path of its executable.
     pub program: Option<&'a str>,
-    /// A folder that the program needs.
+    /// A directory that it requires.
     pub folder: Option<&'static str>,
     /// Our configuration file.
     pub config: Option<&'static str>,
-    /// A unit beside which the unit may refuse to start.
+    /// Another unit. While it is enabled, the unit may not start.
     pub conflict: Option<&'static str>,
 }
 
-/// What the machine has of a [`WayTool`].
+/// The parts of a [`WayTool`] that exist on the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
-    /// The unit exists, or nobody could be asked.
+    /// The unit exists, or systemd could not be queried.
     pub has_unit: bool,
-    /// The program and its folder exist.
+    /// The executable and its directory exist.
     pub has_program: bool,
     /// The unit does not start because of the conflict.
     pub conflicts: bool,
 }
 
-/// What a machine lacks to join.
+/// A requirement of the join that the machine lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lack {
     pub why: String,
     pub hint: &'static str,
 }
 
-/// What a join method says before there are settings of it.
+/// The properties of a join method that do not depend on its settings.
 pub struct WayRow {
-    /// The keys of `[cluster]` that it uses, beside those of all methods.
+    /// The keys of `[cluster]` that it uses, in addition to the common keys.
     pub keys: &'static [&'static str],
     /// The container runtime that its kubelet uses.
     pub runtimes: Cluster,
     pub node: NodeRule,
     /// Whether the packages of the Kubernetes community are installed.
     pub has_packages: bool,
-    /// Reads its settings. `None` if something is wrong.
+    /// Parses its settings. `None` if there are errors.
     pub read: fn(&Given<'_>, &mut Wrongs) -> Option<JoinMethod>,
 }
 
-/// What settings may say about the node.
+/// The node settings that a join method allows.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeRule {
     pub is_named_by_provider: bool,
-    /// Whether a node with GPUs gets a taint if the settings name none.
+    /// Whether a node with GPUs has a taint by default.
     pub has_default_taint: bool,
-    /// Why the settings may name no taints, and the hint.
+    /// If taints must not be configured: the reason and the hint.
     pub no_taints: Option<(&'static str, &'static str)>,
 }
 
 impl NodeRule {
-    /// A node that this program registers.
+    /// A node that gpu-bootstrap registers.
     pub const OURS: Self = Self {
         is_named_by_provider: false,
         has_default_taint: true,
@@ -270,45 +272,49 @@ pub struct Given<'a> {
     pub token: Option<&'a TokenSource>,
     pub ca_cert_hashes: Option<Vec<String>>,
     pub discovery_file: Option<&'a Utf8Path>,
-    /// Preflight checks whose errors count as warnings.
+    /// Preflight checks whose errors are treated as warnings.
     pub ignored: Vec<String>,
     pub command: Option<&'a [String]>,
     pub environment_file: Option<&'a Utf8Path>,
     pub joined_file: Option<&'a Utf8Path>,
     pub leave_command: Option<&'a [String]>,
-    /// The container runtimes that are wanted.
+    /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
-    /// The kernel of the next boot, or the kernel series of the release if it is unknown.
+    /// The default boot kernel, or the kernel series of the release if it is unknown.
     pub kernel: Option<&'a str>,
+    /// The machine boots with cgroup v1.
+    pub cgroup_v1: bool,
+    /// The oldest minor version of Kubernetes whose packages are installed.
+    pub oldest: u32,
 }
 
-/// What is wrong with settings: the key, the reason and the hint.
+/// The errors in settings: the key, the reason and the hint.
 #[derive(Debug, Default)]
 pub struct Wrongs(pub Vec<(String, String, String)>);
 
 impl Wrongs {
-    /// Notes what is wrong with a key of `[cluster]`. There is no value then.
+    /// Records an error of a key in `[cluster]`, so it has no value.
     pub fn add<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
         self.at(&format!("cluster.{key}"), why, hint)
     }
 
-    /// The same of any key.
+    /// Records an error of any key.
     pub fn at<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
         self.0
             .push((key.to_owned(), why.to_owned(), hint.to_owned()));
         None
     }
 
-    /// A key that is needed. If it is missing it has no location, so the error names `cluster.join`.
+    /// Returns the value of a required key. A missing key has no location, so its error is reported at `cluster.join`.
     pub fn needed<T>(&mut self, key: &str, value: Option<T>, hint: &str) -> Option<T> {
         match value {
             Some(value) => Some(value),
-            None => self.add("join", &format!("`cluster.{key}` is needed, too"), hint),
+            None => self.add("join", &format!("`cluster.{key}` is also required"), hint),
         }
     }
 }
 
-/// Whether the machine is validated and joins once cloud-init has ended.
+/// Whether the machine is validated, and joins after cloud-init has finished.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -321,19 +327,19 @@ impl Join {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    /// The error of a unit or program that has not joined the machine in time, with its last words.
+    /// The error of a unit or program that has not joined in time, with its last output.
     pub(crate) fn timed_out(&self, who: &str, words: Option<String>) -> Problem {
         let seconds = self.timeout_seconds;
-        let what = format!("join the cluster: `{who}` has not joined it within {seconds} s");
+        let what = format!("join the cluster: `{who}` did not join within {seconds} s");
         Problem::new("join-timeout", what)
             .telling(words)
-            .advice("see what its log says, then run the command again")
+            .advice("check its log, then run the command again")
     }
 }
 
 impl Hands {
-    /// The cluster that the machine is a node of, or is about to be. With some methods the kubeconfig is written before
-    /// anything may join.
+    /// The cluster that the machine is, or is about to be, a node of. Some methods write the kubeconfig before the machine is
+    /// allowed to join.
     pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
         let is_early = way.way().is_early(self, found.as_ref())?;
@@ -343,7 +349,7 @@ impl Hands {
         Ok(found)
     }
 
-    /// The cluster that this machine's kubelet has credentials of.
+    /// The cluster for which the kubelet of this machine has credentials.
     pub(crate) fn joined_cluster(&self) -> Result<Option<Membership>, Problem> {
         membership::read(&*self.host.files).map_err(|error| match error {
             MembershipError::Files(error) => error.into(),
@@ -353,19 +359,19 @@ impl Hands {
         })
     }
 
-    /// A secret in a file. Its step has looked before: the file may have changed since.
+    /// Reads a secret from a file. It is checked again, because it may have changed since the step checked it.
     pub(crate) fn secret(&self, path: &Utf8Path) -> Result<Secret, Problem> {
         self.refuse_unusable(path)?;
         let text = self.host.files.read_text(path)?;
         let text = text.ok_or_else(|| bad_secret(path, "it is missing"))?;
-        // It may be another one than at the start of the run.
+        // It may have changed since the start of the run.
         let secret = Secret::new(text.trim());
         self.secrets.learn(&secret);
         Ok(secret)
     }
 
-    /// Refuses a file with a secret, or a kubeconfig, that others than root may read or replace: a kubeconfig can name a
-    /// program, which kubectl runs.
+    /// Rejects a file with a secret, or a kubeconfig, if other users may read or replace it. A kubeconfig can contain a command
+    /// that kubectl runs.
     pub(crate) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), Problem> {
         match unusable_secret(&*self.host.files, path)? {
             None => Ok(()),
@@ -373,8 +379,8 @@ impl Hands {
         }
     }
 
-    /// Writes a file with a secret below the run folder, and removes it when the work is done. kubeadm
-    /// takes a token from its configuration or from the command line only.
+    /// Writes a secret to a file in the run directory, and removes it afterwards. kubeadm only accepts a token in its
+    /// configuration or on the command line.
     pub(crate) async fn with_secret_file<T>(
         &self,
         name: &str,
@@ -390,7 +396,7 @@ impl Hands {
     }
 }
 
-/// The error of a file with a secret that cannot be used.
+/// The error of an unusable secret file.
 pub(crate) fn bad_secret(path: &Utf8Path, why: &str) -> Problem {
     Problem::new("join-secret", format!("use the secret in `{path}`: {why}"))
         .advice("write the secret into the file, with `chmod 600`, then run the command again")

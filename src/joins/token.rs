@@ -1,8 +1,7 @@
-//! The token that joins a cluster, fetched at the moment of joining. What a cloud's store of secrets wants is in `clouds/`;
-//! one file here for each way in which an instance shows who it is.
+//! Fetches the join token when the machine joins. The secret stores of the clouds are described in `clouds/`. There is a file
+//! here for each authentication method of instances.
 //!
-//! The identity of the instance is asked of its metadata service, through no proxy; the secret through the proxy of the
-//! settings.
+//! The instance identity is requested from the metadata service without a proxy, and the secret through the configured proxy.
 
 mod bearer;
 mod signed;
@@ -25,21 +24,21 @@ use crate::{
     },
 };
 
-/// How long the metadata service may take.
+/// The time limit of the metadata service.
 const IDENTITY: Duration = Duration::from_secs(15);
 
-/// How long the service with the secret may take, and one of its answers.
+/// The time limit of the secret store, and of each of its responses.
 const SECRET: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// How often each may say nothing.
+/// The maximum number of attempts without a response.
 const SILENCES: u32 = 3;
 
-/// A secret of AWS has up to 64 KiB, and JSON may double it.
+/// An AWS secret has up to 64 KiB, which JSON may double.
 const LARGEST: u64 = 256 << 10;
 
 impl Hands {
-    /// The token from its place.
+    /// Fetches the token.
     pub(crate) async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
         if let TokenSource::File(path) = source {
             return self.secret(path);
@@ -55,7 +54,7 @@ impl Hands {
         self.unless_stopped(&what, clouds.token(source)).await?
     }
 
-    /// The token, unless `wrong` says why it cannot be used.
+    /// Fetches the token. Fails if `wrong` returns a reason to reject it.
     pub(crate) async fn usable_token(
         &self,
         source: &TokenSource,
@@ -72,20 +71,20 @@ impl Hands {
     }
 }
 
-/// The services of the clouds.
+/// The cloud services.
 struct Clouds<'h> {
     host: &'h Host,
     metadata: Service<'h>,
-    /// What the run hides: all that is fetched is added.
+    /// The secrets that the run hides. All fetched secrets are added.
     secrets: &'h Secrets,
-    /// An address that answers in place of theirs.
+    /// A base URL that replaces the real one in tests.
     instead: Option<&'h str>,
 }
 
-/// Why a cloud gives no token.
+/// The reason a cloud returned no token.
 type TokenFailure = (TokenFault, String);
 
-/// The error; `why` is without the secret.
+/// The error. `why` does not contain the secret.
 fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
     let hints = match place {
         TokenSource::Store(place) => place.store().map(|row| &row.hints),
@@ -101,28 +100,26 @@ fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
         ),
         (TokenFault::Denied, _) => (
             "join-token-denied",
-            "let the machine's identity read the secret",
+            "allow the machine's identity to read the secret",
         ),
         (TokenFault::NotFound, TokenSource::Credential(_)) => (
             "join-token-not-found",
-            "see `systemd-creds list --system`; `/etc/credstore` is a place that lasts",
+            "check `systemd-creds list --system`; credentials in `/etc/credstore` are persistent",
         ),
         (TokenFault::NotFound, _) => (
             "join-token-not-found",
-            "correct `cluster.token`, or make the secret",
+            "correct `cluster.token`, or create the secret",
         ),
         (TokenFault::Form, _) => (
             "join-token-form",
-            "store the token alone, as text, as a new version of the secret",
+            "store only the token, as text, as a new version of the secret",
         ),
         (TokenFault::Unreachable, _) => (
             "join-token-unreachable",
-            "see that routes, firewalls and `packages.proxy` let this machine reach it, then run the command again",
+            "check that routes, firewalls and `packages.proxy` allow access to it, then run the \
+             command again",
         ),
-        (TokenFault::Refused, _) => (
-            "join-token-refused",
-            "see what the cloud's log of requests says",
-        ),
+        (TokenFault::Refused, _) => ("join-token-refused", "check the audit log of the cloud"),
     };
     Problem {
         passes: fault == TokenFault::Unreachable,
@@ -136,20 +133,25 @@ impl Clouds<'_> {
         let fetched = match source {
             TokenSource::Store(place) => self.of_store(place).await,
             TokenSource::File(_) | TokenSource::Credential(_) => {
-                Err((TokenFault::NotFound, "it is not there".to_owned()))
+                Err((TokenFault::NotFound, "it does not exist".to_owned()))
             }
         };
         let token = fetched.and_then(|token| {
             self.secrets.learn(&token);
             let text = token.expose().trim();
             let is_one = !text.is_empty() && !text.contains(char::is_whitespace);
-            let wrong = || (TokenFault::Form, "the secret is no single word".to_owned());
+            let wrong = || {
+                (
+                    TokenFault::Form,
+                    "the secret is not a single word".to_owned(),
+                )
+            };
             is_one.then(|| Secret::new(text)).ok_or_else(wrong)
         });
         token.map_err(|(fault, why)| problem(fault, source, &why))
     }
 
-    /// The secret of a cloud's store.
+    /// Reads a secret from a cloud's secret store.
     async fn of_store(&self, place: &SecretPlace) -> Result<Secret, TokenFailure> {
         let none = || (TokenFault::NotFound, "there is no such store".to_owned());
         let of = |cloud: &'static CloudRow| Some((cloud, cloud.secret.as_ref()?));
@@ -175,7 +177,7 @@ impl Clouds<'_> {
             let text = row.value_base64.iter().find_map(at).ok_or_else(valueless)?;
             return decoded(STANDARD.decode(text));
         }
-        // It may have a name space before `#`.
+        // It may start with a namespace and `#`.
         let word = at(&row.word).and_then(|word| word.rsplit('#').next());
         match word.and_then(|word| row.words.get(word)) {
             Some(fault) => Err((*fault, said(answer.status, word))),
@@ -183,7 +185,7 @@ impl Clouds<'_> {
         }
     }
 
-    /// What the metadata service has of the identity.
+    /// Reads the identity from the metadata service.
     async fn identity(
         &self,
         cloud: &'static CloudRow,
@@ -211,14 +213,14 @@ impl Clouds<'_> {
         })
     }
 
-    /// What an identity's document has at a key; it is secret.
+    /// Returns the value of a key in an identity document. The value is secret.
     fn learned(&self, document: &Value, key: &str) -> Result<Secret, TokenFailure> {
         let text = document
             .get(key)
             .and_then(Value::as_str)
             .unwrap_or_default();
         if text.is_empty() {
-            let why = format!("the metadata service tells no `{key}`");
+            let why = format!("the metadata service returned no `{key}`");
             return Err((TokenFault::NoIdentity, why));
         }
         let secret = Secret::new(text);
@@ -226,7 +228,7 @@ impl Clouds<'_> {
         Ok(secret)
     }
 
-    /// Asks a service of the cloud.
+    /// Sends a request to a cloud service.
     async fn ask(
         &self,
         method: Method,
@@ -255,7 +257,7 @@ impl Clouds<'_> {
     }
 }
 
-/// What is asked of a store.
+/// A request to a secret store.
 struct StoreRequest {
     host: String,
     path: String,
@@ -285,14 +287,14 @@ fn failed(error: HttpError) -> TokenFailure {
     (fault, error.to_string())
 }
 
-/// An answer that is no success, by its status and by the word with which the service names the error.
+/// Classifies an error response by its status and the error code of the service.
 fn refused(status: u16, word: Option<&str>) -> TokenFailure {
     let fault = match status {
         401 | 403 => TokenFault::Denied,
         404 => TokenFault::NotFound,
         _ => TokenFault::Refused,
     };
-    // Only a word: a text may repeat what was sent.
+    // Only an error code, because a text may contain parts of the request.
     let is_word = |word: &&str| {
         word.len() <= 64 && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
@@ -302,26 +304,26 @@ fn refused(status: u16, word: Option<&str>) -> TokenFailure {
 
 fn said(status: u16, word: Option<&str>) -> String {
     match word {
-        Some(word) => format!("the service answered {status}, {word}"),
-        None => format!("the service answered {status}"),
+        Some(word) => format!("the service returned {status}, {word}"),
+        None => format!("the service returned {status}"),
     }
 }
 
-/// A document of JSON; anything else is null.
+/// Parses JSON. Invalid input becomes null.
 fn document(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap_or_default()
 }
 
-/// The text of a value that may be in Base64.
+/// Decodes a value that may be Base64-encoded.
 fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, TokenFailure> {
     let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.map(Secret::new)
-        .ok_or_else(|| (TokenFault::Form, "the secret is no text".to_owned()))
+        .ok_or_else(|| (TokenFault::Form, "the secret is not text".to_owned()))
 }
 
-/// An answer without the value.
+/// The error of a response without the value.
 fn valueless() -> TokenFailure {
-    let why = "the answer has no secret in it".to_owned();
+    let why = "the response does not contain the secret".to_owned();
     (TokenFault::Form, why)
 }
 

@@ -1,6 +1,5 @@
-//! The journal: an append-only record of every change of the machine. Each record is written and
-//! synced before the engine continues. It has two purposes: it says what to undo, and that a reboot
-//! is awaited. The state of the machine is never read from it.
+//! The journal: an append-only record of every change of the machine. Each record is written and synced before the engine
+//! continues. It records how to undo changes, and whether a reboot is pending. The state of the machine is never read from it.
 
 mod read;
 mod receipt;
@@ -27,24 +26,24 @@ use crate::{
     tools::packages::Manager,
 };
 
-/// The schema version of [`JournalLine`]. It is increased if an old reader would misunderstand a new journal, or
-/// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part,
-/// files that are undone by key, and the rollback to an earlier driver.
+/// The schema version of [`JournalLine`]. It is increased if an old reader would misinterpret a new journal, or report it as
+/// damaged. Version 2 added boot counts, changes that are reduced, files that are reverted by key, and the rollback to an
+/// earlier driver.
 pub const SCHEMA: u32 = 2;
 
-/// The journal's path.
+/// The path of the journal.
 #[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("journal.jsonl")
 }
 
-/// The receipt's path.
+/// The path of the receipt.
 #[must_use]
 pub fn receipt_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("receipt.json")
 }
 
-/// The file of [`Request::credentials`].
+/// The file that stores [`Request::credentials`].
 fn credentials_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("credentials.json")
 }
@@ -52,15 +51,14 @@ fn credentials_path() -> Utf8PathBuf {
 /// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JournalLine {
-    /// [`SCHEMA`].
+    /// The schema version, [`SCHEMA`].
     pub schema: u32,
-    /// Counts from 0 through the whole journal, without gaps.
+    /// Sequence number in the whole journal, from 0 and without gaps.
     pub seq: u64,
     /// Wall-clock time.
     pub at: jiff::Timestamp,
-    /// The id of the run that wrote it.
+    /// The id of the run that wrote the record.
     pub run: String,
-    /// The record itself.
     pub record: Record,
 }
 
@@ -74,26 +72,23 @@ pub struct JournalLine {
 pub enum Record {
     /// A run has started.
     RunStarted {
-        /// Version of this program.
+        /// The version of gpu-bootstrap.
         tool: String,
         /// `install` or `uninstall`.
         mode: String,
-        /// The cloud's id of the instance, or the DMI UUID. Another id than before means a cloned
-        /// image.
+        /// The cloud's instance id, or the DMI UUID. A new id means that the image was cloned.
         instance_id: Option<String>,
-        /// Different after every boot.
+        /// The kernel's boot id, which changes at every boot.
         boot_id: Option<String>,
-        /// The options of the run; a resumed run uses the same.
+        /// The options of the run, which a resumed run repeats.
         request: Request,
-        /// How the run changes packages; absent in journals of older versions and after
-        /// `uninstall`.
+        /// The package policy of the run. Absent in journals of older versions and for `uninstall`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         policy: Option<Policy>,
     },
-    /// A run is about to end, because several boots ended before it did. The next boot does not
-    /// continue it.
+    /// A run is about to stop, because several boots were interrupted before it finished. The next boot does not resume it.
     GaveUp {
-        /// What happened.
+        /// The reason.
         why: String,
     },
     /// A change is about to be applied.
@@ -102,21 +97,21 @@ pub enum Record {
         steps: Vec<StepId>,
         /// The change.
         change: Change,
-        /// How to undo it, as far as this is known in advance.
+        /// How to undo it, if known in advance.
         undo: Undo,
     },
     /// A change was applied.
     Applied {
         /// The `seq` of its intent.
         intent: u64,
-        /// How to undo it, exactly.
+        /// The exact undo.
         undo: Undo,
     },
     /// A change failed.
     Failed {
         /// The `seq` of its intent.
         intent: u64,
-        /// What went wrong.
+        /// The error message.
         message: String,
         /// The causes, outermost first.
         causes: Vec<String>,
@@ -137,11 +132,11 @@ pub enum Record {
         /// A description.
         what: String,
     },
-    /// A part of a change was undone, because some of its steps are no longer wanted.
+    /// A part of a change was undone, because some of its steps are no longer configured.
     Reduced {
         /// The `seq` of its intent.
         intent: u64,
-        /// The steps that still need it; none if only packages need it that others installed.
+        /// The steps that still need it. Empty if it is only needed by packages that gpu-bootstrap did not install.
         steps: Vec<StepId>,
         /// A description.
         what: String,
@@ -152,56 +147,55 @@ pub enum Record {
     Left {
         /// The `seq` of its intent.
         intent: u64,
-        /// What remains, and why.
+        /// The remaining part, and the reason.
         why: String,
     },
     /// The run can continue only after a reboot.
     RebootAwaited {
-        /// The boot id at this time; another id means that the reboot has happened.
+        /// The boot id at this time. A different id means that the machine was rebooted.
         boot_id: Option<String>,
         /// The reason.
         why: String,
-        /// Whether this program reboots the machine and resumes by itself.
+        /// Whether gpu-bootstrap reboots the machine and resumes automatically.
         automatic: bool,
     },
-    /// The driver has passed every proof.
+    /// The driver has passed validation.
     Proven {
-        /// The settings that name it: its source, flavour, branch and build.
+        /// The settings that select it: source, flavor, branch and build.
         settings: Vec<String>,
         /// The packages of the driver, with their exact versions.
         driver: Vec<PackageWish>,
     },
-    /// Another driver has failed validation. From here on the driver that was proven before is wanted,
-    /// until [`Record::WentBack`].
+    /// A new driver has failed validation. The last validated driver is the desired driver until [`Record::WentBack`].
     GoingBack {
         /// The driver that failed.
         from: String,
-        /// The driver that was proven before.
+        /// The last validated driver.
         to: String,
-        /// How it failed.
+        /// The validation error.
         why: String,
     },
-    /// The rollback has ended, well or not.
+    /// The rollback has finished, successfully or not.
     WentBack {
-        /// The driver before has passed validation again.
+        /// Whether the last validated driver has passed validation again.
         proven: bool,
     },
-    /// The run has ended regularly.
+    /// The run has finished normally.
     RunFinished {
         /// Its exit status.
         exit: u8,
-        /// The outcomes, counted.
+        /// The number of steps per outcome.
         summary: Summary,
     },
 }
 
-/// The options of a run: enough to repeat it after a reboot, without secrets.
+/// The options that are needed to repeat a run after a reboot, without secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Request {
-    /// `--profile`: a name, or an absolute path.
+    /// `--profile`: a name or an absolute path.
     pub profile: Option<String>,
-    /// `--config`, absolute.
+    /// `--config`: absolute paths.
     pub config: Vec<Utf8PathBuf>,
     /// `--set`, as given.
     pub set: Vec<String>,
@@ -215,29 +209,28 @@ pub struct Request {
     pub lock_timeout_seconds: Option<u64>,
     /// `--deadline`.
     pub deadline_seconds: Option<u64>,
-    /// The settings of `--set` and the environment that hold a secret. They are kept in a file of
-    /// their own with mode 0600.
+    /// Settings from `--set` and the environment that contain a secret. They are stored in a separate file with mode 0600.
     #[serde(skip)]
     pub credentials: Vec<Secret>,
 }
 
-/// The part of the package policy of a run that undoing needs: so `uninstall` needs no profile.
+/// The part of a package policy that `uninstall` needs, so that it does not need a profile.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Policy {
     /// The package manager.
     pub manager: Manager,
-    /// Seconds to wait for another package manager to end.
+    /// Seconds to wait until another package manager exits.
     pub lock_timeout_seconds: u64,
-    /// Units that start the package manager by themselves; paused during a run.
+    /// Units that start the package manager automatically. They are paused during a run.
     pub pause_units: Vec<String>,
-    /// Shell patterns over names of packages that are a kernel: the running one stays.
+    /// Shell patterns for the names of kernel packages. The running kernel is not removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<String>,
 }
 
 impl Policy {
-    /// What undoing needs to know of a policy.
+    /// Selects the part of a policy that an undo needs.
     #[must_use]
     pub fn of(policy: &PackagePolicy) -> Self {
         Self {
@@ -249,18 +242,21 @@ impl Policy {
     }
 }
 
-/// Why the journal cannot be used.
+/// The reason the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file error.
     #[error("use the journal")]
     Files(#[from] FilesError),
-    /// A record of this run could not be written. Whether a part of it is in the file is not known, so
-    /// this and every later record of the run is refused.
+    /// A record of this run could not be written. It may be partially in the file, so this record and all later ones of the run
+    /// are rejected.
     #[error("use the journal")]
     Broken(#[source] Arc<FilesError>),
-    /// Written by a newer version of this program.
-    #[error("read `{path}`: line {line} has schema {found}, this version knows up to {SCHEMA}")]
+    /// The journal was written by a newer version of gpu-bootstrap.
+    #[error(
+        "read `{path}`: line {line} has schema {found}, but this version only supports schemas up \
+         to {SCHEMA}"
+    )]
     Newer {
         /// The journal.
         path: Utf8PathBuf,
@@ -269,17 +265,17 @@ pub enum JournalError {
         /// Its schema version.
         found: u64,
     },
-    /// It is missing or empty, and its receipt says that changes stand.
+    /// The journal is missing or empty, but its receipt lists applied changes.
     #[error(
-        "read `{path}`: it has no record, but `{}` names changes that stand",
+        "read `{path}`: it contains no records, but `{}` lists applied changes",
         receipt_path()
     )]
     Lost {
         /// The journal.
         path: Utf8PathBuf,
     },
-    /// A line that no version of this program wrote.
-    #[error("read `{path}`: line {line} is no journal record: {why}")]
+    /// A line that was not written by gpu-bootstrap.
+    #[error("read `{path}`: line {line} is not a journal record: {why}")]
     Garbage {
         /// The journal.
         path: Utf8PathBuf,
@@ -297,26 +293,25 @@ pub enum JournalError {
         line: usize,
         /// Its sequence number.
         found: u64,
-        /// The sequence number that follows that of the line before.
+        /// The expected sequence number.
         expected: u64,
     },
-    /// The data for the run after the reboot is damaged. Its content is not shown, because it is
-    /// secret.
-    #[error("read `{}`: no version of this program wrote that", credentials_path())]
+    /// The data for the run after the reboot is damaged. It is secret, so it is not shown.
+    #[error("read `{}`: not written by gpu-bootstrap", credentials_path())]
     Credentials,
-    /// A secret occurs in a name that undoing a change needs.
-    #[error("record the change before it is made: the value of a secret occurs in `{name}`")]
+    /// A name that is needed to undo a change contains a secret.
+    #[error("record the change before it is made: `{name}` contains the value of a secret")]
     SecretInName {
         /// The name.
         name: String,
     },
-    /// A record cannot be serialised; this is a bug.
+    /// A record cannot be serialized. This is a bug.
     #[error("write a journal record")]
     Encode(#[source] serde_json::Error),
 }
 
 impl JournalError {
-    /// The file error, if it is one.
+    /// The file error, if this is one.
     fn files(&self) -> Option<&FilesError> {
         match self {
             Self::Files(error) => Some(error),
@@ -330,10 +325,11 @@ impl Report for JournalError {
     fn exit(&self) -> Exit {
         match self.files() {
             Some(error) if error.is_denied() => Exit::NotPermitted,
-            // A change that cannot be recorded is not made: the filesystem, an owner or a folder in a file's place is no bug.
+            // A change that cannot be recorded is not made. A full or read-only filesystem, a wrong owner, or a directory at
+            // the path of a file is not a bug.
             Some(_) => Exit::Blocked,
             None if matches!(self, Self::SecretInName { .. }) => Exit::Config,
-            // What the machine has lost or somebody has edited is no bug; nothing was changed.
+            // A journal that was lost or edited is not a bug, and nothing was changed.
             None if matches!(
                 self,
                 Self::Newer { .. }
@@ -370,28 +366,31 @@ impl Report for JournalError {
             }
             Self::Files(_) | Self::Broken(_) => Some(
                 (self.files().and_then(FilesError::hint))
-                    .unwrap_or_else(|| format!("is `{STATE}` writable, and is there room?")),
+                    .unwrap_or_else(|| format!("check that `{STATE}` is writable and has free \
+                                                space")),
             ),
             Self::Credentials => Some(format!(
-                "remove `{}` and run `gpu-bootstrap install` with its options again",
+                "remove `{}` and run `gpu-bootstrap install` again with its options",
                 credentials_path()
             )),
             Self::Newer { .. } => {
                 Some("use the version of gpu-bootstrap that wrote it, or a newer one".to_owned())
             }
             Self::Garbage { path, .. } | Self::OutOfOrder { path, .. } => Some(format!(
-                "somebody edited it: restore it from a backup, or move it aside with \
-                 `mv {path} {path}.damaged` and run `gpu-bootstrap install` again; what it \
-                 recorded can then no longer be undone, and `uninstall` keeps it and its backups"
+                "the journal was edited: restore it from a backup, or move it aside with `mv \
+                 {path} {path}.damaged` and run `gpu-bootstrap install` again. The changes that \
+                 it recorded can then no longer be undone, and `uninstall` keeps it and its \
+                 backups"
             )),
             Self::Lost { path } => Some(format!(
-                "restore the journal from a backup; without one undo by hand what `{receipt}` names, then run \
-                 `mv {receipt} {path}.lost` and the same command again",
+                "restore the journal from a backup. Without a backup, undo the changes in \
+                 `{receipt}` manually, then run `mv {receipt} {path}.lost` and the same command \
+                 again",
                 receipt = receipt_path()
             )),
             Self::SecretInName { .. } => Some(
-                "choose another password or token, which is no part of a path, of a package name or \
-                 of another name: the journal keeps names in clear, because undoing needs them"
+                "choose another password or token that does not occur in a path, a package name or \
+                 another name: the journal stores names unencrypted, because the undo needs them"
                     .to_owned(),
             ),
             Self::Encode(_) => None,
@@ -419,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_in_the_place_of_the_journal_blocks_the_run_and_only_root_may_write_it() {
+    fn journal_file_errors_block_the_run() {
         use std::io::ErrorKind;
 
         for (kind, exit, hint) in rows! {

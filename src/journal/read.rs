@@ -1,6 +1,5 @@
-//! Parses the journal. Only the last line may be incomplete, because a power cut can leave half of
-//! it. Nothing was done yet on the basis of an incomplete record. Any other invalid line is an
-//! error.
+//! Parses the journal. Only the last line may be incomplete, because a power loss can truncate it. No action has been taken for
+//! an incomplete record. Any other invalid line is an error.
 
 use camino::Utf8Path;
 use serde_json::Value;
@@ -10,9 +9,9 @@ use super::{JournalError, JournalLine, SCHEMA};
 /// The content of a journal.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    /// Its records, oldest first.
+    /// The records, oldest first.
     pub lines: Vec<JournalLine>,
-    /// An incomplete last line, left by a power cut.
+    /// An incomplete last line, caused by a power loss.
     pub torn: Option<Torn>,
     /// The number of bytes with complete records.
     pub whole: usize,
@@ -23,14 +22,14 @@ pub struct History {
 pub struct Torn {
     /// The line number, from 1.
     pub line: usize,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: usize,
 }
 
-/// Reads a journal; `path` is for messages.
+/// Parses a journal. `path` is used in error messages.
 ///
 /// # Errors
-/// See [`JournalError`]: a newer schema, or a line that is no record.
+/// See [`JournalError`]: a newer schema, or a line that is not a record.
 pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
     let mut history = History::default();
     let mut rest = content;
@@ -44,8 +43,8 @@ pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
         };
         let value: Value = match serde_json::from_slice(line) {
             Ok(value) => value,
-            // A complete line ends with a line feed. A power cut may also leave it with NUL bytes in it, where a block of
-            // the disk was not written.
+            // A complete line ends with a line feed. After a power loss it may also contain NUL bytes, if a disk block was not
+            // written.
             Err(_) if after.is_empty() && (end.is_none() || line.contains(&0)) => {
                 history.torn = Some(Torn {
                     line: number,
@@ -79,7 +78,7 @@ pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
 }
 
 fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<JournalLine, JournalError> {
-    // The schema version first: a newer record may look completely different.
+    // Check the schema version first, because a newer record may have a different structure.
     if let Some(found) = value.get("schema").and_then(Value::as_u64)
         && found > u64::from(SCHEMA)
     {
@@ -100,10 +99,10 @@ fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<JournalLine,
 mod tests {
     use super::parse;
 
-    /// A power cut leaves half a record, or one in which a block was not written. Whatever else is wrong with a whole line
-    /// is damage: what it says may stand on the machine.
+    /// A power loss leaves a truncated record, or one with a block that was not written. Any other error in a complete line is
+    /// damage, because its change may be applied.
     #[test]
-    fn a_last_line_is_torn_or_damaged() {
+    fn only_truncated_last_line_is_ignored() {
         let path = "/journal.jsonl".into();
         for torn in [&b"{\"schema\":1,"[..], b"{\"schema\":1,\0\0\0}\n"] {
             let history = parse(path, torn).expect("torn");

@@ -1,4 +1,4 @@
-//! The receipt: the standing changes, computed from the journal by a pure function.
+//! The receipt: the applied changes, computed from the journal by a pure function.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
     model::id::StepId,
 };
 
-/// The receipt. It can be deleted at any time: it is computed again from the journal.
+/// The receipt. It can be deleted at any time, because it is computed again from the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Receipt {
@@ -22,39 +22,37 @@ pub struct Receipt {
     pub schema: u32,
     /// The instance of the last run.
     pub instance_id: Option<String>,
-    /// A reboot that, according to the journal, has not happened yet.
+    /// A reboot that has not happened yet, according to the journal.
     pub awaited: Option<Awaited>,
-    /// The number of reboots awaited since the last run that ended well, or since a driver failed its
-    /// proof.
+    /// The number of pending reboots since the last successful run, or since a driver failed validation.
     pub reboots: u32,
-    /// The same number, where a driver that failed validation does not end the count.
+    /// The same number, without a reset when a driver fails validation.
     #[serde(default)]
     pub reboots_in_all: u32,
-    /// Boots in a row in which an `install` made no progress and did not finish.
+    /// Consecutive boots in which an `install` made no progress and did not finish.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
-    /// Why the last run gave up.
+    /// The reason the last run gave up.
     #[serde(default)]
     pub gave_up: Option<String>,
-    /// The driver that was proven last.
+    /// The last validated driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proven: Option<Proven>,
-    /// A driver that has failed, while the rollback to the one before has not ended.
+    /// A driver that failed validation, while the rollback to the last validated driver is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub going_back: Option<GoingBack>,
     /// The options of the last `install`.
     pub request: Option<Request>,
-    /// How the last `install` changed packages; `None` if an older version of this program wrote the
-    /// journal.
+    /// The package policy of the last `install`. `None` if an older version of gpu-bootstrap wrote the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// All runs, oldest first.
     pub runs: Vec<Run>,
-    /// The standing changes, which can be undone, newest first.
+    /// The applied changes, which can be undone, newest first.
     pub standing: Vec<Standing>,
 }
 
-/// An awaited reboot.
+/// A pending reboot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Awaited {
@@ -62,19 +60,19 @@ pub struct Awaited {
     pub boot_id: Option<String>,
     /// The reason.
     pub why: String,
-    /// Whether this program reboots the machine and resumes by itself.
+    /// Whether gpu-bootstrap reboots the machine and resumes automatically.
     pub automatic: bool,
-    /// The time since when it is awaited.
+    /// The time of the request.
     pub since: jiff::Timestamp,
 }
 
-/// A driver that has passed every proof.
+/// A driver that has passed validation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Proven {
-    /// The sequence number of its record: changes with a higher one came later.
+    /// The sequence number of its record. Changes with a higher number are newer.
     pub seq: u64,
-    /// The settings that name it.
+    /// The settings that select it.
     pub settings: Vec<String>,
     /// The packages of the driver, with their exact versions.
     pub driver: Vec<PackageWish>,
@@ -84,21 +82,21 @@ pub struct Proven {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GoingBack {
-    /// That driver.
+    /// The driver that failed.
     pub from: String,
-    /// The driver that was proven before.
+    /// The last validated driver.
     pub to: String,
-    /// How it failed.
+    /// The validation error.
     pub why: String,
 }
 
-/// A boot that ended before an `install` did.
+/// A boot that was interrupted before an `install` finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Unfinished {
-    /// The boot.
+    /// The boot id.
     pub boot_id: String,
-    /// That `install` ended in the middle of package work, which the next boot may complete.
+    /// Whether the `install` was interrupted during package work, which the next boot may complete.
     pub in_packages: bool,
 }
 
@@ -106,48 +104,45 @@ pub struct Unfinished {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Run {
-    /// Its id.
     pub id: String,
     /// `install` or `uninstall`.
     pub mode: String,
-    /// The version of this program.
+    /// The version of gpu-bootstrap.
     pub tool: String,
-    /// The time when it started.
+    /// The start time.
     pub started: jiff::Timestamp,
-    /// How it ended; `None` if it was interrupted or is still running.
+    /// The result. `None` if the run was interrupted or is still running.
     pub ended: Option<Ended>,
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Ended {
-    /// The time.
+    /// The end time.
     pub at: jiff::Timestamp,
     /// Its exit status.
     pub exit: u8,
-    /// The outcomes, counted.
+    /// The number of steps per outcome.
     pub summary: Summary,
 }
 
-/// A standing change: one that was made and not undone.
+/// An applied change, which was not undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Standing {
     /// The sequence number of its intent in the journal.
     pub intent: u64,
-    /// The time.
+    /// The time of the intent.
     pub at: jiff::Timestamp,
     /// The steps that need it.
     pub steps: Vec<StepId>,
-    /// The change.
     pub change: Change,
     /// How to undo it.
     pub undo: Undo,
-    /// Whether the intent has no end: it was interrupted, or is being applied now.
+    /// Whether the intent has no result: the change was interrupted, or is being applied now.
     pub open: bool,
-    /// Whether it was applied completely; one that failed or was interrupted may have done nothing
-    /// or a part.
+    /// Whether the change was applied completely. A failed or interrupted change may have been applied in part.
     #[serde(default)]
     pub whole: bool,
 }
@@ -183,11 +178,11 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
     receipt
 }
 
-/// The folders of which the journal tells that they were there before this program wrote into them, by the first change
-/// that did. Somebody may take one away, and a later change makes it again: that does not make it ours.
+/// The directories that, according to the first change in them, existed before gpu-bootstrap wrote to them. If such a directory
+/// is removed and a later change creates it again, it is still not ours.
 #[derive(Default)]
 struct Folders {
-    /// Whether each was there.
+    /// Whether each directory existed before the first change.
     first: BTreeMap<Utf8PathBuf, bool>,
 }
 
@@ -215,7 +210,7 @@ impl Folders {
         }
     }
 
-    /// Takes the folders that were there out of what an undo removes.
+    /// Removes the directories that already existed from the list that an undo removes.
     fn keep(&self, undo: &mut Undo) {
         match undo {
             Undo::RestoreFiles {
@@ -247,7 +242,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             receipt.instance_id.clone_from(instance_id);
             receipt.gave_up = None;
             if mode == "uninstall" {
-                // Nothing of it is wanted any more, even if the undo ends in part.
+                // After an uninstall no driver is configured, even if the undo is incomplete.
                 receipt.going_back = None;
                 receipt.proven = None;
             }
@@ -262,7 +257,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             }
             let rebooted = |awaited: &Awaited| match (&awaited.boot_id, boot_id) {
                 (Some(before), Some(now)) => before != now,
-                // Without boot ids it is unknown; requesting reboots forever would be worse.
+                // Without boot ids this is unknown. Assume a reboot, because otherwise reboots would be requested forever.
                 _ => true,
             };
             if receipt.awaited.as_ref().is_some_and(rebooted) {
@@ -282,7 +277,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
                 to: to.clone(),
                 why: why.clone(),
             });
-            // The boots and reboots so far were for the driver that failed; their sum has a bound, too.
+            // Reset the counts, because they belong to the failed driver. Their sum is also limited.
             receipt.unfinished.clear();
             receipt.reboots = 0;
         }
@@ -335,7 +330,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
                 change.undo.clone_from(undo);
             }
         }
-        // It is still standing; the next `uninstall` tries again.
+        // The change is still applied, and the next `uninstall` tries again.
         Record::Left { .. } => {}
         Record::RebootAwaited {
             boot_id,
@@ -360,7 +355,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
                 });
             }
             receipt.unfinished.clear();
-            // An `install` that left something over has finished its work.
+            // An `install` with a partial result has finished its work.
             let is_install =
                 (receipt.runs.iter()).any(|run| run.id == line.run && run.mode == "install");
             let is_done = *exit == Exit::Ok.code() || (is_install && *exit == Exit::Partial.code());
@@ -373,7 +368,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
     }
 }
 
-/// Counts a boot, once. Work on packages that was under way belongs to the boot before it.
+/// Counts each boot once. Interrupted package work belongs to the previous boot.
 fn begin_boot(receipt: &mut Receipt, standing: &BTreeMap<u64, Standing>, boot_id: &str) {
     if receipt
         .unfinished
@@ -399,11 +394,11 @@ const fn is_package_work(change: &Change) -> bool {
     )
 }
 
-/// The names under which a run that continues by itself records what it needs for that.
+/// Step names of the changes that let a run resume after a reboot.
 const OWN_STEPS: [&str; 2] = ["resume", "boot-guard"];
 
-/// Whether the change brings the machine closer to its end in a way that a boot does not take back:
-/// what is done in each boot again (a module is loaded, a unit is started) does not count.
+/// Returns `true` if the change makes persistent progress. Changes that are repeated in each boot (loading a module, starting a
+/// unit) do not count.
 fn brings_on(standing: &Standing) -> bool {
     let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
     let lasting = matches!(
@@ -424,7 +419,7 @@ mod tests {
 
     const FOLDER: &str = "/etc/modprobe.d";
 
-    /// A change that writes a file in the folder, and makes the folder if it was not there.
+    /// A change that writes a file in the directory, and creates the directory if it does not exist.
     fn writes(seq: u64, was_there: bool) -> JournalLine {
         let made: &[&str] = if was_there { &[] } else { &[FOLDER] };
         let path = format!("{FOLDER}/gpu-bootstrap.conf");
@@ -442,7 +437,7 @@ mod tests {
         serde_json::from_value(line).expect("a record")
     }
 
-    /// How many of the changes that stand would remove the folder.
+    /// The number of applied changes that would remove the directory.
     fn removing(lines: &[JournalLine]) -> usize {
         let removes = |undo: &Undo| match undo {
             Undo::RestoreFiles {
@@ -454,14 +449,14 @@ mod tests {
         standing.iter().filter(|one| removes(&one.undo)).count()
     }
 
-    /// Somebody may take a folder away between two runs.
+    /// The directory may be removed between two runs.
     #[test]
-    fn a_folder_that_was_there_before_the_first_change_is_never_removed() {
+    fn existing_directory_is_never_removed() {
         assert_eq!(removing(&[writes(0, true), writes(1, false)]), 0);
-        // It is ours from the first change on.
+        // The directory is ours from the first change on.
         assert_eq!(removing(&[writes(0, false), writes(1, true)]), 1);
         assert_eq!(removing(&[writes(0, false), writes(1, false)]), 2);
-        // Also if what stands of it was undone in between.
+        // This also applies if the change was undone in the meantime.
         let reverted = json!({
             "schema": SCHEMA, "seq": 1, "at": "2026-01-01T00:00:00Z", "run": "r",
             "record": {"kind": "reverted", "intent": 0, "what": "x"},

@@ -26,36 +26,52 @@ pub struct Journal {
     state: Arc<Mutex<StoreState>>,
 }
 
+/// The journal that was parsed last. One `check` needs it in several places.
+static PARSED: LastParsed = LastParsed(Mutex::new(None));
+
+struct LastParsed(Mutex<Option<(Vec<u8>, Arc<History>)>>);
+
+impl LastParsed {
+    /// Parses the content, unless it is the same as last time.
+    fn parse(&self, path: &Utf8Path, content: Vec<u8>) -> Result<Arc<History>, JournalError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, history)) = last.as_ref().filter(|(parsed, _)| *parsed == content) {
+            return Ok(Arc::clone(history));
+        }
+        let history = Arc::new(parse(path, &content)?);
+        *last = Some((content, Arc::clone(&history)));
+        Ok(history)
+    }
+}
+
 struct StoreState {
     lines: Vec<JournalLine>,
-    /// Whether the last line has no line feed.
+    /// Whether the last line lacks a line feed.
     unended: bool,
-    /// Why the last record was not written. What of it is in the file is not known, so nothing is
-    /// written after it: its number would be used twice. The next run reads the file again.
+    /// The reason the last record was not written. It may be partially in the file, so no record is appended after it, because
+    /// its number would be used twice. The next run reads the file again.
     broken: Option<Arc<FilesError>>,
 }
 
 impl Journal {
-    /// The machine.
     pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// Reads the journal without changing it; without a file the history is empty.
+    /// Reads the journal without changing it. If the file does not exist, the history is empty.
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn read(host: &Host) -> Result<History, JournalError> {
+    pub fn read(host: &Host) -> Result<Arc<History>, JournalError> {
         let path = path();
         let content = host.files.read(&path)?.unwrap_or_default();
-        let history = parse(&path, &content)?;
+        let history = PARSED.parse(&path, content)?;
         refuse_lost(host, &history)?;
         Ok(history)
     }
 
-    /// Opens it for a run, which hides these secrets; the first record makes the file, not this. A
-    /// torn last line is cut off, so that the next record begins on a line of its own; the history
-    /// says that there was one.
+    /// Opens the journal for a run in which these secrets are hidden. The file is only created by the first record. A truncated
+    /// last line is removed, so that the next record starts on a new line; the history reports it.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -85,12 +101,11 @@ impl Journal {
         Ok((journal, history))
     }
 
-    /// Writes a record and syncs it; returns its sequence number. Secrets in its free text are
-    /// hidden.
+    /// Writes and syncs a record, and returns its sequence number. Secrets in its free text are hidden.
     ///
     /// # Errors
-    /// See [`JournalError`]. The caller must then not do what it was about to do. If the file could
-    /// not be written, this journal refuses every further record.
+    /// See [`JournalError`]. The caller must then not make the change. If the file could not be written, this journal rejects
+    /// all further records.
     pub fn append(&self, record: Record) -> Result<u64, JournalError> {
         record.refuse_secret_names(&self.secrets)?;
         let record = record.without_secrets(&self.secrets)?;
@@ -125,13 +140,13 @@ impl Journal {
         Ok(seq)
     }
 
-    /// The standing changes.
+    /// The receipt with the applied changes.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
         fold(&self.state().lines)
     }
 
-    /// Writes the receipt beside the journal, for people: this program never reads it.
+    /// Writes the receipt next to the journal in human-readable form. gpu-bootstrap never reads it.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -144,7 +159,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Stores the credentials that a run needs after a reboot and that no record may contain.
+    /// Stores the credentials that a run needs after a reboot and that must not be in a record.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -175,13 +190,13 @@ impl Journal {
     }
 
     fn state(&self) -> MutexGuard<'_, StoreState> {
-        // After a panic in another thread the records are still complete: they are pushed last.
+        // After a panic in another thread the records are still complete, because they are added last.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Refuses a journal without a record whose receipt names changes that stand: nobody may take it for that of an untouched
-/// machine. One that a person has moved aside is known.
+/// Rejects a journal without records if its receipt lists applied changes. Otherwise the machine would seem unmodified. A
+/// journal that the administrator moved aside is accepted.
 fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
     if !history.lines.is_empty() {
         return Ok(());
@@ -202,4 +217,23 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
         return Ok(());
     }
     Err(JournalError::Lost { path })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::LastParsed;
+
+    #[test]
+    fn an_unchanged_journal_is_parsed_once() {
+        let parsed = LastParsed(Mutex::new(None));
+        let parse = |content: &str| parsed.parse("/journal.jsonl".into(), content.into());
+        let first = parse("").unwrap();
+        assert!(Arc::ptr_eq(&first, &parse("").unwrap()));
+        let torn = parse("{").unwrap();
+        assert!(torn.torn.is_some());
+        assert!(parse("[]\n").is_err());
+        assert!(Arc::ptr_eq(&torn, &parse("{").unwrap()));
+    }
 }

@@ -1,5 +1,5 @@
-//! MIG: GPUs that are split into MIG devices. Which devices programs can use, and as which resources the device plugin offers
-//! them. `host/real/mig.rs` reads them from NVML.
+//! MIG: the devices that programs can use, and the resource names under which the device plugin offers them. `host/real/mig.rs`
+//! reads MIG devices from NVML.
 
 use std::collections::BTreeSet;
 
@@ -12,22 +12,22 @@ use crate::{
 /// The label with the strategy.
 pub const STRATEGY: &str = "nvidia.com/mig.strategy";
 
-/// The label that tells whether a GPU of the node can be split.
+/// The label that shows whether a GPU of the node supports MIG.
 pub const CAPABLE: &str = "nvidia.com/mig.capable";
 
-/// Whether MIG mode is on: then the GPU cannot be used as a whole.
+/// Whether MIG mode is enabled. The GPU is then only usable through its MIG devices.
 #[must_use]
 pub fn is_split(gpu: &NvmlDevice) -> bool {
     gpu.mig == Some(true)
 }
 
-/// Whether a GPU can be split. Others have no MIG mode.
+/// Whether a GPU supports MIG. Other GPUs have no MIG mode.
 #[must_use]
 pub fn is_capable(gpu: &NvmlDevice) -> bool {
     gpu.mig.is_some()
 }
 
-/// A GPU, or one of the MIG devices that take its place, with the names that a CDI specification may give it.
+/// A GPU or one of its MIG devices, with its possible names in a CDI specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Visible {
     /// `0` for a GPU, `0:1` for a MIG device.
@@ -42,7 +42,7 @@ impl Visible {
     }
 }
 
-/// The devices that programs can use.
+/// Returns the usable devices. A GPU in MIG mode is only usable through its MIG devices.
 #[must_use]
 pub fn visible(view: &NvmlView) -> Vec<Visible> {
     let mut found = Vec::new();
@@ -62,7 +62,7 @@ pub fn visible(view: &NvmlView) -> Vec<Visible> {
     found
 }
 
-/// The name of a strategy in [`STRATEGY`]; `None` if the node gets no such label.
+/// Returns the value of [`STRATEGY`]. `None` if the node has no such label.
 #[must_use]
 pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
     match strategy {
@@ -72,24 +72,24 @@ pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
     }
 }
 
-/// A resource that stands for MIG devices.
+/// A resource of MIG devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer<'n> {
     /// Its name.
     pub resource: String,
     /// The GPU of the first device.
     pub gpu: &'n NvmlDevice,
-    /// The profile of the devices, with a dot in place of `+`, which a key may not have, and the share of each. `None` if
-    /// nothing is offered to pods, because the device plugin rejects such a node.
+    /// The profile and the share of each device. In the profile, `+` is replaced by a dot, because label keys must not contain
+    /// it. `None` if no resource is offered to pods, because the device plugin rejects such a node.
     pub part: Option<(String, MigShare)>,
     /// The number of devices.
     pub count: usize,
 }
 
-/// The resources with MIG devices. If two have one name, the last one counts.
+/// Returns the resources with MIG devices. If two have the same name, the last one counts.
 ///
 /// # Errors
-/// What NVML does not report about a MIG device.
+/// If NVML does not report the profile of a MIG device.
 pub fn offers(strategy: MigStrategy, devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
     match strategy {
         MigStrategy::None => Ok(Vec::new()),
@@ -116,7 +116,7 @@ impl<'n> Part<'n> {
     }
 }
 
-/// All MIG devices, in the order of NVML.
+/// All MIG devices in NVML order.
 fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, String> {
     let split = devices.iter().filter(|gpu| is_split(gpu));
     split
@@ -158,10 +158,11 @@ fn single(devices: &[NvmlDevice]) -> Result<Option<Offer<'_>>, String> {
     }))
 }
 
-/// Source: the same, `newMigStrategyMixedLabeler`. GPUs that are split and have no MIG devices are left out.
+/// Source: NVIDIA/k8s-device-plugin, mig-strategy.go, `newMigStrategyMixedLabeler`. Partitioned GPUs without MIG devices are
+/// skipped.
 fn mixed(devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
     let parts = parts(devices)?;
-    // The first device of a profile describes all of them, so it comes last.
+    // The first device of a profile provides the values of all, so it comes last.
     let offers = parts.iter().rev().map(|part| {
         let same = parts.iter().filter(|other| other.profile == part.profile);
         part.offer(format!("{MIG_DEVICES}{}", part.profile), same.count())

@@ -1,5 +1,6 @@
-//! The clouds, one file each in `clouds/`: how each is recognised, what its metadata service tells, and where it keeps secrets.
-//! What one of them needs that is no data, as a signature, has a name here and its code elsewhere.
+//! The clouds, each with a file in `clouds/`: how to detect it, what its metadata service reports, and where it
+//! stores secrets. Features that cannot be expressed as data, such as signatures, have a name here and are
+//! implemented elsewhere.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -11,18 +12,18 @@ use super::text::folder;
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct CloudRow {
-    /// Its name in facts and in the matrix.
+    /// The name in facts and in the matrix.
     pub name: String,
-    /// Its name for people.
+    /// The name in messages.
     pub title: String,
-    /// cloud-init's name for it.
+    /// The cloud-init name.
     pub cloud_init: Option<String>,
-    /// Others are built on it: their own marks count first.
+    /// Other clouds are built on it, so their markers have priority.
     #[serde(default)]
     pub base: bool,
     #[serde(default)]
     pub firmware: Vec<FirmwareMark>,
-    /// Where cloud-init's file has what only this cloud tells.
+    /// Locations in the cloud-init file of values that only this cloud has.
     #[serde(default)]
     pub instance_data: BTreeMap<InstanceKey, Vec<ValueRule>>,
     pub metadata: Option<MetadataRow>,
@@ -31,7 +32,7 @@ pub struct CloudRow {
     pub secret: Option<SecretRow>,
 }
 
-/// What the firmware of its machines says. Every key that is there must match.
+/// Firmware strings of its machines. Every given key must match.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct FirmwareMark {
@@ -42,12 +43,12 @@ pub struct FirmwareMark {
     /// The product name is the instance type.
     #[serde(default)]
     pub product_is_type: bool,
-    /// Where this was read, and how sure it is; for people.
+    /// The source of this entry and its reliability.
     pub source: String,
     pub confidence: String,
 }
 
-/// What a cloud tells of an instance.
+/// A value that a cloud reports about an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceKey {
@@ -58,17 +59,17 @@ pub enum InstanceKey {
     Zone,
 }
 
-/// Where a value is, and what becomes of it.
+/// The location of a value, and its conversion.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, from = "WrittenRule")]
 pub struct ValueRule {
-    /// A JSON pointer into a document, or a path behind the common one.
+    /// A JSON pointer into a document, or a path below the common one.
     pub at: String,
-    /// It is a part of another value.
+    /// The value is part of another value.
     pub of: Option<InstanceKey>,
-    /// Only what stands before the last of these signs.
+    /// Only the part before the last of these characters.
     pub without_last: Option<char>,
-    /// Our word for each of theirs; another one tells nothing.
+    /// Our word for each value of the cloud. Other values are ignored.
     pub words: BTreeMap<String, String>,
 }
 
@@ -113,7 +114,7 @@ impl From<WrittenRule> for ValueRule {
 }
 
 impl ValueRule {
-    /// What a text means.
+    /// Converts a value.
     #[must_use]
     pub fn meaning(&self, text: &str) -> Option<String> {
         let text = match self.without_last {
@@ -127,120 +128,120 @@ impl ValueRule {
     }
 }
 
-/// Its metadata service.
+/// The metadata service of a cloud.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MetadataRow {
-    /// `NAME: VALUE`, without which nothing is told.
+    /// The required header `NAME: VALUE`.
     pub header: Option<String>,
-    /// Such a header with a value that the service gives.
+    /// A header with a token that the service issues.
     pub token: Option<TokenRow>,
-    /// The address of one document of JSON that has all keys.
+    /// The URL of one JSON document with all keys.
     pub document: Option<String>,
-    /// Each key has an address of its own, which begins so.
+    /// The URL prefix, if each key has a separate URL.
     pub each: Option<String>,
     pub keys: BTreeMap<InstanceKey, ValueRule>,
 }
 
-/// A token of a metadata service.
+/// A metadata service token.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TokenRow {
-    /// PUT here gives it.
+    /// The path of the PUT request that issues it.
     pub path: String,
-    /// The header of that request, `NAME: VALUE`.
+    /// The header of this request, `NAME: VALUE`.
     pub ask: String,
-    /// The header that has it.
+    /// The header for the token.
     pub header: String,
 }
 
-/// What a node of Kubernetes is told.
+/// Values for a Kubernetes node.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct NodeRow {
-    /// The name of its zone, where this is not that of the cloud.
+    /// The zone, if it differs from the cloud zone.
     pub zone: Option<String>,
 }
 
-/// The store of secrets.
+/// The secret store.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SecretRow {
-    /// How settings name it: `SCHEME:PART/PART`.
+    /// The scheme in settings: `SCHEME:PART/PART`.
     pub scheme: String,
-    /// The parts, for people.
+    /// The parts, for messages.
     pub form: String,
     pub parts: Vec<PartRow>,
     pub identity: Identity,
-    /// Where the metadata service has the identity.
+    /// The path of the identity in the metadata service.
     pub identity_path: String,
-    /// By the status of that answer: why there is none.
+    /// The reason for a missing identity, by HTTP status.
     pub none: BTreeMap<String, String>,
-    /// Statuses of that answer that pass.
+    /// HTTP statuses of transient failures.
     #[serde(default)]
     pub later: Vec<u16>,
-    /// The name in a signature.
+    /// The service name in a signature.
     #[serde(default)]
     pub service: String,
     pub host: String,
-    /// Another host, by a pattern over the first part.
+    /// A different host, by a pattern for the first part.
     #[serde(default)]
     pub host_where: BTreeMap<String, String>,
     pub path: String,
     #[serde(default)]
     pub headers: Vec<String>,
-    /// With a body it is a POST.
+    /// If set, the request is a POST with this body.
     pub body: Option<String>,
     /// JSON pointers to the secret.
     #[serde(default)]
     pub value: Vec<String>,
     #[serde(default)]
     pub value_base64: Vec<String>,
-    /// A JSON pointer to the word that names an error.
+    /// A JSON pointer to the error code.
     pub word: String,
     #[serde(default)]
     pub words: BTreeMap<String, SecretFault>,
     pub hints: BTreeMap<SecretFault, String>,
 }
 
-/// A part of a secret's place.
+/// A part of a secret location.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PartRow {
     pub name: String,
-    /// Signs beside letters and digits.
+    /// Allowed characters other than letters and digits.
     pub signs: String,
-    /// Its longest length.
+    /// The maximum length.
     pub most: usize,
-    /// What counts where it is not named.
+    /// The default value.
     pub default: Option<String>,
 }
 
-/// How an instance shows who it is.
+/// How an instance authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Identity {
-    /// `access_token` of a document, as a bearer.
+    /// `access_token` of a document, as a bearer token.
     Bearer,
-    /// Credentials of a role, with which each request is signed.
+    /// Role credentials that sign each request.
     SignedV4,
 }
 
-/// Why the secret is not to be had.
+/// The reason that the secret is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SecretFault {
-    /// The instance has no identity that could ask.
+    /// The instance has no identity.
     NoIdentity,
-    /// The identity may not read the secret.
+    /// The identity has no permission to read the secret.
     Denied,
-    /// There is no such secret.
+    /// The secret does not exist.
     NotFound,
-    /// What is there is no token.
+    /// The value is not a token.
     Form,
-    /// Nobody answers, or only that it cannot serve now.
+    /// The service does not respond, or is temporarily unavailable.
     Unreachable,
-    /// It is refused for another reason.
+    /// Rejected for another reason.
     Refused,
 }
 
@@ -248,34 +249,45 @@ static CLOUDS: LazyLock<Vec<CloudRow>> = LazyLock::new(|| {
     let files = folder("clouds").into_iter().flatten();
     let mut rows: Vec<CloudRow> = files
         .map(|(name, text)| {
-            toml::from_str(text)
-                .unwrap_or_else(|error| panic!("clouds/{name}.toml, which a test reads: {error}"))
+            parse(text)
+                .unwrap_or_else(|error| panic!("clouds/{name}.toml (parsed by a test): {error}"))
         })
         .collect();
     rows.sort_by_key(|row| row.base);
     rows
 });
 
-/// All of them; those on which others are built come last.
+fn parse(text: &str) -> Result<CloudRow, String> {
+    let row: CloudRow = toml::from_str(text).map_err(|error| error.to_string())?;
+    let is_unused = |row: &SecretRow| {
+        row.identity == Identity::Bearer && !(row.service.is_empty() && row.headers.is_empty())
+    };
+    match row.secret.as_ref().is_some_and(is_unused) {
+        true => Err("`service` and `headers` are only for the identity `signed-v4`".to_owned()),
+        false => Ok(row),
+    }
+}
+
+/// Returns all clouds. Those on which other clouds are built come last.
 #[must_use]
 pub fn all() -> &'static [CloudRow] {
     &CLOUDS
 }
 
-/// The cloud of this name.
+/// Returns the cloud with this name.
 #[must_use]
 pub fn named(name: &str) -> Option<&'static CloudRow> {
     all().iter().find(|row| row.name == name)
 }
 
-/// The store of secrets of this scheme.
+/// Returns the secret store with this scheme.
 #[must_use]
 pub fn store(scheme: &str) -> Option<&'static SecretRow> {
     let mut stores = all().iter().filter_map(|row| row.secret.as_ref());
     stores.find(|row| row.scheme == scheme)
 }
 
-/// `NAME: VALUE`.
+/// Parses `NAME: VALUE`.
 #[must_use]
 pub fn header(text: &'static str) -> (&'static str, &'static str) {
     text.split_once(": ").unwrap_or((text, ""))
@@ -285,10 +297,23 @@ pub fn header(text: &'static str) -> (&'static str, &'static str) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{all, folder};
+    use super::{all, folder, parse};
 
     #[test]
-    fn every_file_is_a_cloud_with_a_mark_and_one_way_to_its_keys() {
+    fn keys_without_effect_are_rejected() {
+        let (_, azure) = (folder("clouds").unwrap())
+            .find(|(name, _)| *name == "azure")
+            .unwrap();
+        assert!(azure.contains("[secret]\n") && parse(azure).is_ok());
+        for key in ["service = \"vault\"", "headers = [\"a: b\"]"] {
+            let text = azure.replace("[secret]\n", &format!("[secret]\n{key}\n"));
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains("`signed-v4`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_cloud_has_marker_and_key_source() {
         let mut names = BTreeSet::new();
         for row in all() {
             assert!(names.insert(&row.name), "{}", row.name);

@@ -1,31 +1,31 @@
-//! JSON and TOML files that belong to others: keys are read, set and removed one by one, and all
-//! else stays: values, their order, the comments of TOML, the line ends, and a last line without one.
+//! JSON and TOML files of other programs. Keys are read, set and removed individually, and everything else is
+//! preserved: values, their order, TOML comments, line endings, and a missing newline at the end.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, ser::PrettyFormatter};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
 
-/// The path of a key: the names of the objects or tables around it, then its own.
+/// The path of a key: the names of its parent objects or tables, then its own.
 pub type KeyPath = [String];
 
-/// A key, and the value that it has to have.
+/// A key and its required value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Setting {
     /// The key.
     pub key: Vec<String>,
-    /// The value; `None` if the key has to be absent.
+    /// The value. `None` if the key must be absent.
     pub value: Option<Value>,
 }
 
-/// A file, and the keys that have to be set in it.
+/// A file and the keys to set in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileSettings {
-    /// Its path; the extension says its format.
+    /// The path. The extension determines the format.
     pub path: Utf8PathBuf,
-    /// The keys, in the order in which they are set.
+    /// The keys in the order in which they are set.
     pub settings: Vec<Setting>,
 }
 
@@ -39,7 +39,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a file, by the extension of its name. Those of CRI-O are TOML, whatever they are called.
+    /// Returns the format by file extension. CRI-O files are TOML regardless of their name.
     #[must_use]
     pub fn of(path: &Utf8Path) -> Option<Self> {
         match path.extension() {
@@ -51,19 +51,19 @@ impl Format {
     }
 }
 
-/// A file that was read.
+/// A parsed file.
 #[derive(Debug, Clone)]
 pub struct Document {
     content: Content,
     style: Style,
 }
 
-/// How a text ends its lines.
+/// The line endings of a text.
 #[derive(Debug, Clone, Copy, Default)]
 struct Style {
     /// With a carriage return.
     crlf: bool,
-    /// The last line has no end.
+    /// Without a newline at the end.
     open: bool,
 }
 
@@ -76,22 +76,22 @@ enum Content {
     Toml(Box<DocumentMut>),
 }
 
-/// Why a key cannot be set.
+/// The reason that a key cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// The text does not have the format.
     #[error("{0}")]
     Syntax(String),
-    /// Something on the way to the key has a value of its own.
-    #[error("`{place}` is no table, so `{key}` cannot be set")]
+    /// A parent of the key is a value instead of a table.
+    #[error("cannot set `{key}`: `{place}` is not a table")]
     NoTable {
-        /// What is in the way.
+        /// The parent.
         place: String,
         /// The key.
         key: String,
     },
-    /// TOML has no such value.
-    #[error("TOML has no value like the one of `{key}`")]
+    /// The value does not exist in TOML.
+    #[error("the value of `{key}` does not exist in TOML")]
     NoValue {
         /// The key.
         key: String,
@@ -99,10 +99,10 @@ pub enum DocumentError {
 }
 
 impl Document {
-    /// Reads a text; an empty one is a document without keys. A byte order mark is left out.
+    /// Parses a text. An empty text is a document without keys. A byte order mark is ignored.
     ///
     /// # Errors
-    /// Where and why it does not have the format.
+    /// The location and the reason if it is invalid.
     pub fn parse(format: Format, text: &str) -> Result<Self, DocumentError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let content = match format {
@@ -129,7 +129,7 @@ impl Document {
         Ok(Self { content, style })
     }
 
-    /// The value of a key; `None` if there is none.
+    /// Returns the value of a key, if any.
     #[must_use]
     pub fn get(&self, key: &KeyPath) -> Option<Value> {
         let (first, rest) = key.split_first()?;
@@ -147,7 +147,7 @@ impl Document {
         }
     }
 
-    /// Whether two documents say the same: in JSON the same values, in TOML also the same comments.
+    /// Returns whether two documents are equivalent: the same values in JSON, in TOML also the same comments.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         match (&self.content, &other.content) {
@@ -156,13 +156,13 @@ impl Document {
         }
     }
 
-    /// Whether nothing is said but the version of the format.
+    /// Returns whether the document contains only the format version.
     #[must_use]
     pub fn is_bare(&self) -> bool {
         (self.all().as_object()).is_some_and(|all| all.keys().all(|name| name == "version"))
     }
 
-    /// All keys and values.
+    /// Returns all keys and values.
     #[must_use]
     pub fn all(&self) -> Value {
         match &self.content {
@@ -171,11 +171,10 @@ impl Document {
         }
     }
 
-    /// Makes a key as the setting says. Tables on the way to it are made; tables that are empty
-    /// afterwards and have no line of their own go.
+    /// Applies a setting. Missing parent tables are created. Tables that become empty and have no header are removed.
     ///
     /// # Errors
-    /// When a value stands where a table is needed, or when TOML has no such value.
+    /// If a parent is a value, or TOML does not support the value.
     pub fn set(&mut self, setting: &Setting) -> Result<(), DocumentError> {
         let Some((name, tables)) = setting.key.split_last() else {
             return Ok(());
@@ -197,7 +196,7 @@ impl Document {
         }
     }
 
-    /// The text of the file.
+    /// Returns the file contents.
     #[must_use]
     pub fn text(&self) -> String {
         let Style { crlf, open } = self.style;
@@ -211,14 +210,14 @@ impl Document {
         text
     }
 
-    /// The text, whatever its line ends are.
+    /// Returns the text, with any line endings.
     fn body(&self) -> String {
         match &self.content {
             Content::Json { object, indent } => {
                 let mut text = Vec::new();
                 let layout = PrettyFormatter::with_indent(indent.as_bytes());
                 let mut writer = serde_json::Serializer::with_formatter(&mut text, layout);
-                // A map of JSON values in memory can always be written.
+                // A JSON map in memory can always be serialized.
                 let written = object.serialize(&mut writer).is_ok();
                 debug_assert!(written);
                 text.push(b'\n');
@@ -229,10 +228,10 @@ impl Document {
     }
 }
 
-/// The indentation of a new JSON file, that of `nvidia-ctk`.
+/// The indentation of a new JSON file, as used by `nvidia-ctk`.
 const INDENT: &str = "    ";
 
-/// The indentation of the first line that has one.
+/// Returns the indentation of the first indented line.
 fn indent(text: &str) -> Option<&str> {
     text.lines().find_map(|line| {
         let content = line.trim_start_matches([' ', '\t']);
@@ -269,7 +268,7 @@ fn set_json(
     Ok(())
 }
 
-/// The error of a key whose table is a value; `left` is the number of tables that were still to come.
+/// Returns the error of a key with a value as its parent. `left` is the number of remaining tables.
 fn no_table(key: &KeyPath, left: usize) -> DocumentError {
     let place = key.len().saturating_sub(left);
     DocumentError::NoTable {
@@ -287,7 +286,7 @@ fn set_toml(
 ) -> Result<(), DocumentError> {
     let Some((first, rest)) = tables.split_first() else {
         match table.get_mut(name) {
-            // The comments around an old value stay with the new one.
+            // Comments of an old value are kept for the new one.
             Some(old) => replace(old, item),
             None => drop(table.insert(name, item)),
         }
@@ -301,7 +300,7 @@ fn set_toml(
     let inner = (table.get_mut(first))
         .and_then(Item::as_table_like_mut)
         .ok_or_else(|| no_table(key, tables.len()))?;
-    // A table with keys of its own needs its header; without it they would be those of another one.
+    // A table with its own keys needs a header. Without it, they would belong to another table.
     set_toml(inner, rest, name, item, key)?;
     if rest.is_empty()
         && let Some(inner) = table.get_mut(first).and_then(Item::as_table_mut)
@@ -313,7 +312,7 @@ fn set_toml(
 }
 
 fn replace(old: &mut Item, new: Item) {
-    // Of a table only what differs: the comments in it, and its place, stay.
+    // Replace only the differences in a table, to keep its comments and position.
     if let Item::Table(new) = &new
         && let Some(old) = old.as_table_like_mut()
     {
@@ -341,7 +340,7 @@ fn replace(old: &mut Item, new: Item) {
     }
 }
 
-/// Removes a key, and the tables around it that are empty then and have no header of their own.
+/// Removes a key, and parent tables that become empty and have no header.
 fn remove_toml(table: &mut dyn TableLike, key: &KeyPath) {
     let Some((first, rest)) = key.split_first() else {
         return;
@@ -386,7 +385,7 @@ fn value_as_json(value: &toml_edit::Value) -> Value {
         toml_edit::Value::Integer(number) => Value::from(*number.value()),
         toml_edit::Value::Float(number) => Value::from(*number.value()),
         toml_edit::Value::Boolean(truth) => Value::Bool(*truth.value()),
-        // JSON has no time; only its text is compared.
+        // JSON has no time type, so compare its text.
         toml_edit::Value::Datetime(time) => Value::String(time.value().to_string()),
         toml_edit::Value::Array(list) => list.iter().map(value_as_json).collect(),
         toml_edit::Value::InlineTable(table) => Value::Object(
@@ -397,13 +396,13 @@ fn value_as_json(value: &toml_edit::Value) -> Value {
     }
 }
 
-/// An object becomes a table with a header, and objects in it tables of their own.
+/// Converts an object to a table with a header, and nested objects to nested tables.
 fn as_toml(value: &Value) -> Option<Item> {
     let Value::Object(object) = value else {
         return value_as_toml(value).map(Item::Value);
     };
     let mut table = Table::new();
-    // Values come first: those after a header would belong to it.
+    // Values come first, because those after a header would belong to it.
     let (tables, values): (Vec<_>, Vec<_>) =
         object.iter().partition(|(_, value)| value.is_object());
     for (name, value) in values.into_iter().chain(tables) {
@@ -439,7 +438,7 @@ fn value_as_toml(value: &Value) -> Option<toml_edit::Value> {
 /// Checks that a text is TOML.
 ///
 /// # Errors
-/// Where and why it is not, in one line.
+/// The location and the reason in one line.
 pub fn check_toml(text: &str) -> Result<(), String> {
     toml::from_str::<toml::Table>(text)
         .map(drop)
@@ -462,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_is_no_toml_is_told_with_the_place() {
+    fn invalid_toml_is_reported_with_location() {
         assert_eq!(check_toml("version = 2\n"), Ok(()));
         let why = check_toml("version = 2\n[plugins\n").expect_err("broken");
         assert!(
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_and_a_last_line_without_one_stay() {
+    fn line_endings_are_preserved() {
         for (format, text) in rows! {
             Format::Json, "{\r\n  \"a\": 1\r\n}\r\n";
             Format::Json, "{\n  \"a\": 1\n}";
@@ -521,7 +520,7 @@ mod tests {
     const NVIDIA: [&str; 5] = ["plugins", "cri", "containerd", "runtimes", "nvidia"];
 
     #[test]
-    fn what_is_set_in_toml_is_removed_again_to_the_byte() {
+    fn removing_toml_keys_restores_each_byte() {
         let mut document = toml(CONFIG);
         let entry = json!({"options": {"SystemdCgroup": true}, "runtime_type": "r"});
         document.set(&setting(&NVIDIA, entry.clone())).unwrap();
@@ -538,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_keeps_the_comment_beside_it() {
+    fn value_keeps_its_comment() {
         let mut document = toml(CONFIG);
         document
             .set(&setting(&["disabled_plugins"], json!([])))
@@ -555,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_in_a_table_stay_where_a_value_in_it_changes() {
+    fn table_comments_survive_a_changed_value() {
         let text = format!(
             "{CONFIG}[plugins.\"cri\".containerd.runtimes.nvidia] # GPUs\nruntime_type = \"r\"\n\
              base = \"b\" # theirs, too\n"
@@ -567,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_new_table_does_not_become_one_of_another_table() {
+    fn key_of_new_table_stays_in_its_table() {
         let mut document = toml("version = 3\n\n[a.b]\nx = 1\n");
         document.set(&setting(&["c", "name"], json!("n"))).unwrap();
         document.set(&setting(&["root"], json!("/r"))).unwrap();
@@ -595,11 +594,11 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_the_way_is_named() {
+    fn value_instead_of_table_is_reported() {
         let mut document = toml("plugins = 1\n");
         let why = document.set(&setting(&NVIDIA, json!({}))).unwrap_err();
         assert!(
-            why.to_string().starts_with("`plugins` is no table"),
+            why.to_string().ends_with("`plugins` is not a table"),
             "{why}"
         );
         let mut document = Document::parse(Format::Json, r#"{"runtimes": []}"#).unwrap();
@@ -607,7 +606,7 @@ mod tests {
             .set(&setting(&["runtimes", "nvidia"], json!({})))
             .unwrap_err();
         assert!(
-            why.to_string().starts_with("`runtimes` is no table"),
+            why.to_string().ends_with("`runtimes` is not a table"),
             "{why}"
         );
         assert!(Document::parse(Format::Json, "[]").is_err());
@@ -634,10 +633,10 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_can_be_read_is_written_as_it_was(text in "(\\[[a-c]\\]|[a-c] = |\\{\"a\": |[0-9]|\"|\n|\\}|#|.)*") {
+        fn parsed_text_is_written_unchanged(text in "(\\[[a-c]\\]|[a-c] = |\\{\"a\": |[0-9]|\"|\n|\\}|#|.)*") {
             if let Ok(document) = Document::parse(Format::Toml, &text) {
-                // A last line gets its end, `toml_edit` ends each line with a line feed alone, and no reader needs the mark at
-                // the beginning.
+                // A missing last newline is added, `toml_edit` ends each line with a line feed, and no reader needs
+                // the byte order mark.
                 let written = document.text();
                 let text = text.strip_prefix('\u{feff}').unwrap_or(&text).replace("\r\n", "\n");
                 proptest::prop_assert_eq!(written.trim_end_matches('\n'), text.trim_end_matches('\n'));

@@ -1,11 +1,11 @@
-//! Files with the environment of a program: a line `NAME=VALUE` for each variable, as systemd's `EnvironmentFile=` has
-//! it in its simplest form.
+//! Environment files: a line `NAME=VALUE` for each variable, which is the simplest form of systemd's
+//! `EnvironmentFile=`.
 
-/// The variables, in their order. Empty lines and lines that start with `#` or `;` do not count; one pair of quotes
-/// round a value is removed.
+/// Returns the variables in order. Empty lines and lines that start with `#` or `;` are ignored. One pair of quotes
+/// around a value is removed.
 ///
 /// # Errors
-/// Which line is no variable. The line itself may be a secret, so it is not shown.
+/// The number of an invalid line. The line may be a secret, so its text is not included.
 pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
@@ -32,7 +32,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn variables_are_read_and_other_lines_are_told_by_number_alone() {
+    fn invalid_lines_are_reported_by_number_only() {
         let text = "# a token\nTOKEN='abc=def'\n\nURL=\"https://a\"\nPLAIN=a b\nEMPTY=\n";
         let found = parse(text).expect("variables");
         let pairs: Vec<(&str, &str)> = (found.iter())

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Id(Cow<'static, str>);
 
-/// The name of a step.
+/// The id of a step.
 pub type StepId = Id;
 
-/// Whether a name is that of a step or finding, or its part before a dot.
+/// Returns whether a name is the id of a step or finding, or its part before a dot.
 #[must_use]
 pub fn stands_for(name: &str, id: &str) -> bool {
     id.strip_prefix(name)
@@ -23,19 +23,19 @@ pub fn stands_for(name: &str, id: &str) -> bool {
 }
 
 impl Id {
-    /// A name that is a constant of the program.
+    /// Creates an id from a constant.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self(Cow::Borrowed(name))
     }
 
-    /// A name that was read from a journal or the command line.
+    /// Creates an id from a journal or the command line.
     #[must_use]
     pub fn owned(name: impl Into<String>) -> Self {
         Self(Cow::Owned(name.into()))
     }
 
-    /// The name as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

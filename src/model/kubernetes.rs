@@ -1,5 +1,4 @@
-//! What a node of Kubernetes is registered with: labels and taints, with the rules that the API server has for
-//! them, and the versions of Kubernetes.
+//! Node registration in Kubernetes: labels and taints with the rules of the API server, and Kubernetes versions.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -8,51 +7,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::text::{as_text, excerpt};
 
-/// The labels of a node.
+/// Node labels.
 pub type Labels = BTreeMap<String, String>;
 
-/// How MIG devices are offered to pods, and so labelled: `MIG_STRATEGY` of the device plugin, which must
-/// say the same.
+/// How MIG devices are exposed to pods, and labeled. Must match `MIG_STRATEGY` of the device plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigStrategy {
     /// MIG devices have no labels.
     #[default]
     None,
-    /// All MIG devices have one profile, and stand for whole GPUs: `nvidia.com/gpu`.
+    /// All MIG devices have one profile, and are exposed as whole GPUs: `nvidia.com/gpu`.
     Single,
-    /// Each profile is a resource of its own: `nvidia.com/mig-1g.10gb`.
+    /// Each profile is a separate resource: `nvidia.com/mig-1g.10gb`.
     Mixed,
 }
 
-/// A taint, as `nvidia.com/gpu=present:NoSchedule`.
+/// A taint such as `nvidia.com/gpu=present:NoSchedule`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Taint {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// Its value; may be empty.
+    /// The value, which may be empty.
     pub value: String,
-    /// What it does to pods without a toleration.
+    /// The effect on pods without a toleration.
     pub effect: Effect,
 }
 
-/// How the keys of taints begin that the node readiness controller takes away; it takes no others. Source:
+/// The key prefix of taints that the node readiness controller removes. It removes no others. Source:
 /// kubernetes-sigs/node-readiness-controller, the schema of `NodeReadinessRule`.
 pub const OF_READINESS: &str = "readiness.k8s.io/";
 
-/// What a taint does to pods without a toleration.
+/// The effect of a taint on pods without a toleration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {
-    /// They are not scheduled here.
+    /// They are not scheduled on this node.
     NoSchedule,
-    /// They are scheduled here only if nothing else is left.
+    /// They are scheduled on this node only if there is no other one.
     PreferNoSchedule,
-    /// They are not scheduled here, and those that run are evicted.
+    /// They are not scheduled on this node, and running pods are evicted.
     NoExecute,
 }
 
 impl Effect {
-    /// Its name in Kubernetes.
+    /// Returns its name in Kubernetes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -69,7 +67,7 @@ impl Effect {
     }
 }
 
-/// Why text is no taint.
+/// The reason that a text is not a taint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a taint: {why}")]
 pub struct TaintError {
@@ -86,10 +84,10 @@ impl FromStr for Taint {
             why: why.to_owned(),
         };
         let (rest, effect) = text.rsplit_once(':').ok_or_else(|| {
-            wrong("write `KEY=VALUE:EFFECT`, such as `nvidia.com/gpu=present:NoSchedule`")
+            wrong("use `KEY=VALUE:EFFECT`, such as `nvidia.com/gpu=present:NoSchedule`")
         })?;
         let effect = Effect::named(effect)
-            .ok_or_else(|| wrong("the effect is NoSchedule, PreferNoSchedule or NoExecute"))?;
+            .ok_or_else(|| wrong("the effect must be NoSchedule, PreferNoSchedule or NoExecute"))?;
         let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
         check_key(key).map_err(|why| wrong(&why))?;
         check_value(value).map_err(|why| wrong(&why))?;
@@ -117,16 +115,16 @@ as_text!(
     "^[^=:\\s]+(=[^:\\s]*)?:(NoSchedule|PreferNoSchedule|NoExecute)$"
 );
 
-/// A label that a node sets on itself, as `team=research`.
+/// A label that a node sets on itself, such as `team=research`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnLabel {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// Its value; may be empty.
+    /// The value, which may be empty.
     pub value: String,
 }
 
-/// Why text is no label that a node may set on itself.
+/// The reason that a node cannot set the label on itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a label of this node: {why}")]
 pub struct LabelError {
@@ -144,7 +142,7 @@ impl FromStr for OwnLabel {
         };
         let (key, value) = text
             .split_once('=')
-            .ok_or_else(|| wrong("write `KEY=VALUE`, such as `team=research`".to_owned()))?;
+            .ok_or_else(|| wrong("use `KEY=VALUE`, such as `team=research`".to_owned()))?;
         check_key(key)
             .and_then(|()| check_own_label(key))
             .and_then(|()| check_value(value))
@@ -164,15 +162,15 @@ impl fmt::Display for OwnLabel {
 
 as_text!(
     OwnLabel,
-    "a label such as `team=research`, with a key that a node may set on itself",
+    "a label such as `team=research`, with a key that a node can set on itself",
     "^[^=\\s]+=[^\\s]*$"
 );
 
-/// Whether text is the key of a label or taint: a name of at most 63 characters, with a DNS subdomain and a
-/// slash before it if the key has an owner. Source: Kubernetes, "Labels and Selectors", syntax and character set.
+/// Checks the key of a label or taint: a name of at most 63 characters, with an optional prefix of a DNS subdomain
+/// and a slash. Source: Kubernetes, "Labels and Selectors", syntax and character set.
 ///
 /// # Errors
-/// Why it is none.
+/// If it is invalid.
 pub fn check_key(key: &str) -> Result<(), String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -180,28 +178,28 @@ pub fn check_key(key: &str) -> Result<(), String> {
     };
     if !is_name(name) {
         return Err(format!(
-            "`{name}` is no name of a key: at most 63 letters, digits, `-`, `_` and `.`, with a letter \
+            "`{name}` is not a valid key name: use at most 63 letters, digits, `-`, `_` and `.`, with a letter \
              or digit at both ends"
         ));
     }
     match prefix {
         Some(prefix) if !is_subdomain(prefix) => Err(format!(
-            "`{prefix}` is no DNS name in small letters, as the part before the slash must be"
+            "`{prefix}` is not a lower-case DNS name, which is required before the slash"
         )),
         _ => Ok(()),
     }
 }
 
-/// Whether text is the value of a label or taint: empty, or a name. Source: as for [`check_key`].
+/// Checks the value of a label or taint: empty, or a name. Source: see [`check_key`].
 ///
 /// # Errors
-/// Why it is none.
+/// If it is invalid.
 pub fn check_value(value: &str) -> Result<(), String> {
     if value.is_empty() || is_name(value) {
         return Ok(());
     }
     Err(format!(
-        "`{value}` is no value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or \
+        "`{value}` is not a valid label value: use at most 63 letters, digits, `-`, `_` and `.`, with a letter or \
          digit at both ends"
     ))
 }
@@ -214,15 +212,16 @@ fn is_name(text: &str) -> bool {
         && (text.chars()).all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
-/// The name of a node: a DNS subdomain. It stands in the command lines of root, so nothing else can be one. Source:
+/// A node name, which is a DNS subdomain. It is used in command lines of root, so no other text is accepted. Source:
 /// kubernetes/kubernetes, `pkg/apis/core/validation/validation.go`, `ValidateNodeName`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(String);
 
-/// Why text is no name of a node.
+/// The reason that a text is not a node name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{}` is no name of a node: write small letters, digits, `-` and `.`, with a letter or digit at both ends of each part",
+    "`{}` is not a valid node name: use lower-case letters, digits, `-` and `.`; each part must start and end with a letter \
+         or digit",
     .0.escape_default()
 )]
 pub struct NodeNameError(String);
@@ -254,11 +253,11 @@ impl std::ops::Deref for NodeName {
 
 as_text!(
     NodeName,
-    "the name of a node, such as `gpu-1`",
+    "a node name such as `gpu-1`",
     "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 );
 
-/// Whether text is a DNS subdomain, as the name of a node is.
+/// Returns whether text is a DNS subdomain, such as a node name.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     let part = |part: &str| {
@@ -271,8 +270,8 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(part)
 }
 
-/// Keys of the Kubernetes project that a kubelet may set on its own node.
-/// Source: kubernetes/kubernetes, `staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go`.
+/// Keys of the Kubernetes project that a kubelet may set on its own node. Source: kubernetes/kubernetes,
+/// `staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go`.
 const OWN_KEYS: [&str; 11] = [
     "kubernetes.io/hostname",
     "kubernetes.io/arch",
@@ -287,14 +286,14 @@ const OWN_KEYS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// Prefixes of the Kubernetes project below which a kubelet may set labels on its own node. Source: as above.
+/// Key prefixes of the Kubernetes project for labels that a kubelet may set on its own node. Source: as above.
 const OWN_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Whether a kubelet may set this label on its own node. The API server refuses the registration otherwise, and the
-/// kubelet refuses to start.
+/// Checks whether a kubelet may set this label on its own node. Otherwise the API server rejects the registration,
+/// and the kubelet does not start.
 ///
 /// # Errors
-/// Why it may not.
+/// If it may not.
 pub fn check_own_label(key: &str) -> Result<(), String> {
     let Some((prefix, _)) = key.split_once('/') else {
         return Ok(());
@@ -304,7 +303,7 @@ pub fn check_own_label(key: &str) -> Result<(), String> {
     };
     if below("node-restriction.kubernetes.io") {
         return Err(format!(
-            "`{key}` is reserved for administrators: no node may set labels of \
+            "`{key}` is reserved for administrators: a node cannot set labels of \
              node-restriction.kubernetes.io on itself"
         ));
     }
@@ -313,30 +312,30 @@ pub fn check_own_label(key: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "`{key}` belongs to the Kubernetes project, and a node may not set it on itself"
+        "`{key}` belongs to the Kubernetes project, and a node cannot set it on itself"
     ))
 }
 
-/// A version of Kubernetes: a minor version, such as 1.34, or a patch of it, such as 1.34.4.
+/// A Kubernetes version: a minor version such as 1.34, or a patch version such as 1.34.4.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KubernetesVersion {
     /// The minor version.
     pub minor: u32,
-    /// The patch, where one is named.
+    /// The patch version, if specified.
     pub patch: Option<u32>,
 }
 
 impl KubernetesVersion {
-    /// The minor version as text, such as `1.34`.
+    /// Returns the minor version as text, such as `1.34`.
     #[must_use]
     pub fn series(&self) -> String {
         format!("1.{}", self.minor)
     }
 }
 
-/// Why text is no version of Kubernetes.
+/// The text is not a Kubernetes version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a version of Kubernetes, such as 1.36 or 1.36.4")]
+#[error("`{0}` is not a Kubernetes version such as 1.36 or 1.36.4")]
 pub struct KubernetesVersionError(String);
 
 impl FromStr for KubernetesVersion {
@@ -371,7 +370,7 @@ impl fmt::Display for KubernetesVersion {
 
 as_text!(
     KubernetesVersion,
-    "a version of Kubernetes, such as 1.36 or 1.36.4",
+    "a Kubernetes version such as 1.36 or 1.36.4",
     "^v?1\\.[0-9]+(\\.[0-9]+)?$"
 );
 
@@ -390,11 +389,11 @@ mod tests {
         }
         for (text, why) in [
             ("nvidia.com/gpu", "KEY=VALUE:EFFECT"),
-            ("a=b:Never", "the effect is"),
-            ("a b=c:NoSchedule", "no name of a key"),
-            ("Upper.case/a=b:NoSchedule", "no DNS name"),
+            ("a=b:Never", "the effect must be"),
+            ("a b=c:NoSchedule", "not a valid key name"),
+            ("Upper.case/a=b:NoSchedule", "not a lower-case DNS name"),
             ("a=b c:NoSchedule", "no value"),
-            ("=b:NoSchedule", "no name of a key"),
+            ("=b:NoSchedule", "not a valid key name"),
         ] {
             let error = text.parse::<Taint>().expect_err(text).to_string();
             assert!(error.contains(why), "{error}");
@@ -402,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_may_set_labels_of_others_and_a_few_of_the_project() {
+    fn kubelet_may_set_some_kubernetes_labels() {
         for (key, may) in [
             ("nvidia.com/gpu.present", true),
             ("team", true),
@@ -423,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_a_node_can_be_nothing_that_a_command_takes_for_an_option() {
+    fn node_name_cannot_be_an_option() {
         for text in ["gpu-1", "1", "ip-10-0-0-1.eu-central-1.compute.internal"] {
             assert_eq!(&*text.parse::<NodeName>().expect(text), text);
         }
@@ -447,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_has_a_minor_and_perhaps_a_patch() {
+    fn version_has_minor_and_optional_patch() {
         for (text, shown) in [("1.34", "1.34"), ("v1.34.4", "1.34.4")] {
             let version: KubernetesVersion = text.parse().expect(text);
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
+//! Shared types: versions, PCI IDs, names, secrets. No I/O.
 pub mod clouds;
 pub mod document;
 pub mod environment;

@@ -1,7 +1,7 @@
-//! Where this program keeps things. Part of its contract with administrators.
+//! Paths of gpu-bootstrap. They are part of its public interface.
 
-/// Journal, receipt, backups and records of probes; survives reboots. Mode 0700.
+/// Journal, receipt, backups and validation records. Survives reboots. Mode 0700.
 pub const STATE: &str = "/var/lib/gpu-bootstrap";
 
-/// The run lock and the data of the current run; removed by a reboot.
+/// The run lock and the data of the current run. Removed by a reboot.
 pub const RUN: &str = "/run/gpu-bootstrap";

@@ -1,8 +1,8 @@
-//! Secrets: a value that never prints, and the one place that hides secrets in everything that
-//! leaves the process.
+//! Secrets: a type that is never printed, and the only place that removes secrets from everything that leaves the
+//! process.
 //!
-//! Every sink (journal, events, recordings, standard output and error, the log) takes the
-//! [`Secrets`] of the run, or writes through [`Hiding`].
+//! Every sink (journal, events, recordings, standard output and error, the log) uses the [`Secrets`] of the run, or
+//! writes through [`Hiding`].
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -14,14 +14,14 @@ use serde::{Deserialize, Serializer};
 
 use super::{text::without_controls, token::TokenSource};
 
-/// What stands in the place of a secret.
+/// The replacement for a secret.
 const HIDDEN: &str = "***";
 
-/// Shorter values are not searched for: they occur in words and paths that are no secrets, and a
-/// journal without them could not be undone.
+/// Shorter values are not replaced, because they also occur in harmless words and paths, and a journal without these
+/// could not be reverted.
 const SHORTEST: usize = 6;
 
-/// Names whose value is a secret, in whatever syntax the value follows.
+/// Names with a secret value, in any syntax.
 pub const NAMES: [&str; 14] = [
     "password",
     "passwd",
@@ -39,10 +39,11 @@ pub const NAMES: [&str; 14] = [
     "credentials",
 ];
 
-/// The same for names that also occur as the end of harmless words: `auth` of registries is Base64 of user and password.
+/// Names that must match completely, because they are also the end of harmless words: `auth` of registries is Base64
+/// of user and password.
 const WHOLE_NAMES: [&str; 1] = ["auth"];
 
-/// Whether the value of a key with this name is a secret: `token`, `join-token`.
+/// Returns whether the value of a key with this name is a secret: `token`, `join-token`.
 #[must_use]
 pub fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -52,8 +53,8 @@ pub fn is_secret_name(name: &str) -> bool {
     })
 }
 
-/// A secret: readable on purpose through [`Secret::expose`], never through `Debug`, `Display` or
-/// serialisation (it has none of the last two).
+/// A secret. Only [`Secret::expose`] returns its value; `Debug` hides it, and `Display` and serialization do not
+/// exist.
 #[derive(Clone, Deserialize, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -65,18 +66,18 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value itself. The caller may hand it to a child's stdin or environment, a connection,
-    /// or a file with mode 0600, and to nothing else.
+    /// Returns the value. Callers may only pass it to the stdin or environment of a child process, a connection, or a
+    /// file with mode 0600.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
 }
 
-/// For documents: whether there is a secret, and no more.
+/// Serializes whether there is a secret, without its value.
 ///
 /// # Errors
-/// Those of the document.
+/// If the serializer fails.
 pub fn hidden<S: Serializer>(secret: &Option<Secret>, to: S) -> Result<S::Ok, S::Error> {
     match secret {
         Some(_) => to.serialize_some("[secret]"),
@@ -90,19 +91,19 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The secrets that a run knows. Clones share them, so that a sink that was opened before the
-/// configuration was read hides what the configuration brought.
+/// The known secrets of a run. Clones share them, so that a sink that was opened before the configuration was read
+/// also hides the secrets of the configuration.
 #[derive(Clone, Default)]
 pub struct Secrets(Arc<RwLock<Vec<String>>>);
 
 impl Secrets {
-    /// From now on this value is hidden, and each of its lines. Of an address only a password is
-    /// secret, alone and together with its user: the name of a user alone is a common word.
+    /// Hides this value and each of its lines from now on. In a URL, only the password is secret, separately and
+    /// together with its user, because user names are often common words.
     pub fn learn(&self, secret: &Secret) {
         let parts = secret_parts(secret.expose());
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for line in parts.iter().flat_map(|part| part.lines()).map(str::trim) {
-            // JSON writes quotes, backslashes and control characters in another way.
+            // JSON escapes quotes, backslashes and control characters.
             let json = serde_json::Value::from(line).to_string();
             for form in [line, json.trim_matches('"')] {
                 if form.len() >= SHORTEST && !known.iter().any(|other| other == form) {
@@ -114,14 +115,14 @@ impl Secrets {
         known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     }
 
-    /// Whether a secret of this run stands in the text.
+    /// Returns whether the text contains a secret of this run.
     #[must_use]
     pub fn are_in(&self, text: &str) -> bool {
         self.known().iter().any(|secret| text.contains(secret))
     }
 
-    /// The text without the secrets of this run, and without the login of any address in it. Plain
-    /// text and JSON both work.
+    /// Returns the text without the secrets of this run, and without the credentials of any URL. Works for plain text
+    /// and JSON.
     #[must_use]
     pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut shown = Cow::Borrowed(text);
@@ -137,7 +138,7 @@ impl Secrets {
     }
 
     fn known(&self) -> RwLockReadGuard<'_, Vec<String>> {
-        // The list is whole between two of its changes.
+        // The list is consistent between two updates.
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -148,7 +149,7 @@ impl std::fmt::Debug for Secrets {
     }
 }
 
-/// The text with `***` in the place of the user and password of every address in it.
+/// Returns the text with `***` instead of the user and password of every URL.
 #[must_use]
 pub fn without_logins(text: &str) -> Cow<'_, str> {
     let mut shown = String::new();
@@ -173,8 +174,8 @@ pub fn without_logins(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The text with `***` in the place of the value of each line `NAME: VALUE` whose name is that of a secret: so a package manager
-/// describes a repository that it complains about, with all of its options.
+/// Returns the text with `***` instead of the value of each line `NAME: VALUE` with the name of a secret. A package
+/// manager prints a broken repository with all of its options in this form.
 #[must_use]
 pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
     let hidden = |line: &str| {
@@ -191,7 +192,7 @@ pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
     shown.collect::<String>().into()
 }
 
-/// The text with `***` in the place of each value that follows the name of a secret.
+/// Returns the text with `***` instead of each value that follows the name of a secret.
 #[must_use]
 pub fn without_secret_values(text: &str) -> Cow<'_, str> {
     let values = secret_values(text);
@@ -210,8 +211,9 @@ pub fn without_secret_values(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Returns the values that follow the name of a secret, in their order: `NAME = VALUE` and `NAME: VALUE`, quoted or not, and
-/// the argument behind a flag `--NAME`, in an array, a list, a command line or one of `/proc`. In doubt a word counts.
+/// Returns the values that follow the name of a secret, in order: `NAME = VALUE` and `NAME: VALUE`, quoted or not,
+/// and the argument after a flag `--NAME`, in an array, a list, a command line or a `/proc` command line. In doubt, a
+/// word is treated as a secret.
 #[must_use]
 pub fn secret_values(text: &str) -> Vec<Range<usize>> {
     let lower = text.to_ascii_lowercase();
@@ -230,7 +232,7 @@ pub fn secret_values(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns the value behind a name that ends at `end`.
+/// Returns the value after a name that ends at `end`.
 fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
     const QUOTES: [char; 2] = ['"', '\''];
     const BLANKS: [char; 2] = [' ', '\t'];
@@ -242,7 +244,7 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
     let is_quoted = after.len() < text.len() - end;
     let on_line = after.trim_start_matches(BLANKS);
     let value = if let Some(argument) = after.strip_prefix('\0') {
-        // In a command line of `/proc` the value is the next argument.
+        // In a `/proc` command line, the value is the next argument.
         argument
     } else if let Some(value) = on_line.strip_prefix(['=', ':']) {
         value.trim_start_matches(BLANKS)
@@ -254,12 +256,12 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
         next
     } else if is_flag && after.starts_with(|c: char| c.is_whitespace()) {
         let next = after.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
-        // The next item of a list in YAML.
+        // The next item of a YAML list.
         next.strip_prefix("- ").unwrap_or(next)
     } else {
         return None;
     };
-    // The names in a nested value are examined on their own.
+    // The names in a nested value are examined separately.
     if value.starts_with(['{', '[']) {
         return None;
     }
@@ -276,7 +278,7 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
         }
     };
     let value = &value[..value.find(ends).unwrap_or(value.len())];
-    // Empty, `null`, the place of a token, the next flag, a variable and a placeholder are no secrets.
+    // Empty values, `null`, a token location, the next flag, a variable and a placeholder are not secrets.
     let is_none = matches!(value, "" | "null" | "none" | "true" | "false");
     let is_other = is_flag && value.starts_with(['-', '$', '<']);
     if is_none || is_other || value.parse::<TokenSource>().is_ok() {
@@ -285,20 +287,20 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
     Some(start..start + value.len())
 }
 
-/// Whether an address in the text holds a user or password.
+/// Returns whether a URL in the text contains a user or password.
 #[must_use]
 pub fn has_login(text: &str) -> bool {
     logins(text).next().is_some()
 }
 
-/// The user, perhaps with a password, of each address in the text.
+/// Returns the credentials of each URL in the text: the user, possibly with a password.
 pub fn logins(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("://")
         .filter_map(|(at, mark)| login_before_host(&text[at + mark.len()..]))
 }
 
-/// The login of what comes after `://`. The authority ends where a path, a query or a fragment
-/// begins (RFC 3986, 3.2), or the address itself in text around it.
+/// Returns the credentials in the text after `://`. The authority ends at a path, a query or a fragment (RFC 3986,
+/// 3.2), or at the end of the URL in its surrounding text.
 fn login_before_host(address: &str) -> Option<&str> {
     let at = authority(address).rfind('@')?;
     Some(&address[..at])
@@ -311,7 +313,7 @@ fn authority(address: &str) -> &str {
     &address[..end]
 }
 
-/// What of a value is secret: the whole value, but of an address only the password.
+/// Returns the secret parts of a value: the whole value, but only the password of a URL.
 fn secret_parts(value: &str) -> Vec<Cow<'_, str>> {
     let Some(address) = address_of(value) else {
         return vec![value.into()];
@@ -328,7 +330,7 @@ fn secret_parts(value: &str) -> Vec<Cow<'_, str>> {
     }
 }
 
-/// What comes after `://` in a value that is an address as a whole.
+/// Returns the part after `://` if the whole value is a URL.
 fn address_of(value: &str) -> Option<&str> {
     let (scheme, address) = value.split_once("://")?;
     let is_scheme = scheme
@@ -337,8 +339,8 @@ fn address_of(value: &str) -> Option<&str> {
     (is_scheme && !value.contains(char::is_whitespace)).then_some(address)
 }
 
-/// The login of an address. Where no host and port stand before the path, a password that contains
-/// a slash was not encoded.
+/// Returns the credentials of a URL. If the text before the path is not a host and port, a password with a slash was
+/// not encoded.
 fn login_of(address: &str) -> Option<&str> {
     let host = authority(address);
     if host.contains('@') {
@@ -355,8 +357,8 @@ fn login_of(address: &str) -> Option<&str> {
     Some(&address[..at])
 }
 
-/// A writer that hides the secrets of a run. It passes on whole lines, so that a secret which is
-/// written in pieces is found; [`Write::flush`] and dropping it pass on the rest.
+/// A writer that hides the secrets of a run. It forwards complete lines, so that secrets are found even if they are
+/// written in parts. [`Write::flush`] and dropping it forward the rest.
 pub struct Hiding<W: Write> {
     to: W,
     secrets: Secrets,
@@ -364,7 +366,7 @@ pub struct Hiding<W: Write> {
 }
 
 impl<W: Write> Hiding<W> {
-    /// Hides these secrets in all that goes to the writer.
+    /// Hides these secrets in everything that is written to the writer.
     pub fn new(to: W, secrets: &Secrets) -> Self {
         Self {
             to,
@@ -373,7 +375,7 @@ impl<W: Write> Hiding<W> {
         }
     }
 
-    /// The writer behind it, for what the user asked to see as it is.
+    /// Returns the underlying writer, for output that the user requested unmodified.
     pub fn openly(&mut self) -> &mut W {
         &mut self.to
     }
@@ -411,7 +413,7 @@ impl<W: Write> Write for Hiding<W> {
 
 impl<W: Write> Drop for Hiding<W> {
     fn drop(&mut self) {
-        // There is nobody to tell if the rest cannot be written.
+        // A failed write of the rest cannot be reported.
         let _ = self.flush();
     }
 }
@@ -421,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_behind_names_of_secrets_are_hidden() {
+    fn values_after_secret_names_are_hidden() {
         for (text, shown) in rows! {
             r#"{"log-opts":{"splunk-token":"SPLUNK-1"},"n":1}"#, r#"{"log-opts":{"splunk-token":"***"},"n":1}"#;
             r#"{"splunk-token":"ab\"cd\\","n":1}"#, r#"{"splunk-token":"***","n":1}"#;
@@ -461,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn the_passwords_of_a_repository_that_is_described_are_hidden() {
+    fn passwords_of_a_printed_repository_are_hidden() {
         let text = "Problem repository: [site]\nname: site\npassword: hush hush\nproxy_password: p\nusername: joe\n";
         let shown = "Problem repository: [site]\nname: site\npassword: ***\nproxy_password: ***\nusername: joe\n";
         assert_eq!(without_secret_lines(text), shown);
@@ -473,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn logins_of_addresses_are_hidden_without_being_known() {
+    fn unknown_url_credentials_are_hidden() {
         for (text, shown) in rows! {
             "http://joe:s3cret@proxy:3128/x", "http://***@proxy:3128/x";
             "http://proxy:3128", "http://proxy:3128";
@@ -499,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_hidden_in_text_and_in_json() {
+    fn known_secrets_are_hidden_in_text_and_json() {
         let secrets = knows(&["abcdef.0123", "quo\"ted\\one", "abcdef.0123456", "short"]);
         assert_eq!(secrets.hide("join abcdef.0123456!"), "join ***!");
         let json = serde_json::to_string("a quo\"ted\\one").unwrap();
@@ -513,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_address_only_the_login_is_secret_and_of_a_key_every_line() {
+    fn only_credentials_of_urls_are_hidden() {
         let secrets = knows(&["http://joe:pa/ss@proxy:3128", "-----BEGIN\nMIIabc\n"]);
         assert_eq!(
             secrets.hide("http://joe:pa/ss@proxy:3128 at proxy:3128: MIIabc"),
@@ -530,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_of_an_address_is_secret_alone_and_the_user_is_not() {
+    fn url_password_is_secret_but_user_is_not() {
         for (address, text, shown) in rows! {
             "http://docker@proxy:3128", "docker.io", "docker.io";
             "http://docker:@proxy:3128", "docker.io", "docker.io";
@@ -563,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_of_others_reach_no_terminal_and_no_log() {
+    fn external_control_characters_are_replaced() {
         let secrets = Secrets::default();
         let mut text = Vec::new();
         let mut to = Hiding::new(&mut text, &secrets);
@@ -574,7 +576,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         let clean = "\u{fffd}[32mready\u{fffd}[0m /run/x\u{fffd}[2J\u{fffd}]0;title\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\tend\n";
         assert_eq!(text, clean);
-        // Right-to-left override, line separator, no width, a tag.
+        // Right-to-left override, line separator, zero width, a tag.
         let mut text = Vec::new();
         let hostile = "fail\u{202e}ssap\u{2028}gpu\u{200b}\u{feff}0\u{e0041} é\n";
         Hiding::new(&mut text, &secrets)
@@ -585,11 +587,11 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_in_pieces_is_hidden_and_the_last_line_is_not_lost() {
+    fn secret_written_in_parts_is_hidden() {
         let secrets = Secrets::default();
         let mut text = Vec::new();
         let mut to = Hiding::new(&mut text, &secrets);
-        // Learned after the sink was opened.
+        // Registered after the sink was opened.
         secrets.learn(&Secret::new("abcdef.0123"));
         for piece in ["one abc", "def.0123\ntwo ", "\u{e9} abcdef", ".0123"] {
             to.write_all(piece.as_bytes()).unwrap();

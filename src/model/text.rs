@@ -1,5 +1,4 @@
-//! Text that people write and read: the known word that is nearest to a mistyped one, sizes, and
-//! types that are shown as text.
+//! Human-readable text: the nearest known word for a typo, sizes, and types with a text representation.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -12,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 pub use gpu_compat::text::{LONGEST, beginning, excerpt, nearest};
 
-/// The line end of a text: that of its first line.
+/// Returns the line ending of the first line.
 #[must_use]
 pub fn line_end(text: &str) -> &'static str {
     match text.split_inclusive('\n').next() {
@@ -21,8 +20,8 @@ pub fn line_end(text: &str) -> &'static str {
     }
 }
 
-/// A text of other programs with more lines at its end. Its style stays: its line ends, and a last line without one.
-/// [`without_lines`] then restores each byte.
+/// Appends lines to a text of another program and keeps its style: its line endings, and a missing newline at the
+/// end. [`without_lines`] then restores each byte.
 #[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
     let end = line_end(text);
@@ -37,7 +36,7 @@ pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> S
     text
 }
 
-/// A text of other programs without some lines, in the same style.
+/// Removes lines from a text of another program, and keeps its style.
 #[must_use]
 pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     let lines = text.split_inclusive('\n');
@@ -51,8 +50,9 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     kept
 }
 
-/// How a colour code (ECMA-48) of this program begins until it is written. Each process has a number of its own, so that no text of
-/// others can carry it: in root's terminal, a name or a line of others in green would look like a verdict.
+/// Returns the prefix of our color codes (ECMA-48) until they are written. It is different in each process, so that
+/// no external text can contain it: in root's terminal, a green name or line of another program would look like a
+/// result.
 #[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
@@ -62,9 +62,9 @@ pub fn colour_mark() -> &'static str {
     &MARK
 }
 
-/// Whether a character moves, hides or reorders others: control characters, and the format characters of Unicode for the
-/// direction of text, for lines and paragraphs, of no width, and tags. Source: Unicode Technical Report 36, section 2.10, and the
-/// categories Cf, Zl and Zp.
+/// Returns whether a character moves, hides or reorders other characters: control characters, and Unicode format
+/// characters for text direction, line and paragraph separators, zero width, and tags. Source: Unicode Technical
+/// Report 36, section 2.10, and the categories Cf, Zl and Zp.
 #[must_use]
 pub fn is_control(c: char) -> bool {
     let is_format = matches!(
@@ -82,9 +82,9 @@ pub fn is_control(c: char) -> bool {
     is_format || c.is_control()
 }
 
-/// A text whose control characters ([`is_control`]) are replaced, except for line feeds and tabs; marks of the program's own colours become colour
-/// codes. `None` if it has neither. Names and lines of others would move the cursor, clear the screen or set the title
-/// of root's terminal.
+/// Replaces control characters ([`is_control`]) except line feeds and tabs, and converts our color markers to color
+/// codes. `None` if the text has neither. External names and lines could otherwise move the cursor, clear the screen
+/// or set the title of root's terminal.
 #[must_use]
 pub fn without_controls(text: &str) -> Option<String> {
     let is_control = |c: char| is_control(c) && c != '\n' && c != '\t';
@@ -109,7 +109,7 @@ pub fn without_controls(text: &str) -> Option<String> {
     Some(clean)
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes.
 #[must_use]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -126,7 +126,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// All tables that are built into the program: `build.rs` makes it.
+/// All tables that are built into the binary by `build.rs`.
 static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let packed = &include_bytes!(concat!(env!("OUT_DIR"), "/tables.deflate"))[..];
     let mut text = String::new();
@@ -136,21 +136,21 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
     }
 });
 
-/// The text of such a table, by the name of its file without the ending, and without its comments.
+/// Returns the text of a built-in table by file name without extension. Comments are removed.
 ///
 /// # Errors
-/// When this program is damaged.
+/// If the binary is corrupt.
 pub fn table(name: &str) -> Result<&'static str, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
     all.split('\0')
         .find_map(|table| table.strip_prefix(name)?.strip_prefix('\n'))
-        .ok_or_else(|| format!("there is no table `{name}` in this program"))
+        .ok_or_else(|| format!("no built-in table `{name}`"))
 }
 
-/// The tables that come from a folder (`build.rs`), each with the name of its file without the ending, in the order of names.
+/// Returns the tables of a directory (`build.rs`) with their file names without extension, sorted by name.
 ///
 /// # Errors
-/// When this program is damaged.
+/// If the binary is corrupt.
 pub fn folder(
     name: &'static str,
 ) -> Result<impl Iterator<Item = (&'static str, &'static str)>, String> {
@@ -161,16 +161,16 @@ pub fn folder(
     }))
 }
 
-/// Reads a table that is built into the program.
+/// Parses a built-in table.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The parser message.
 pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(table(name)?).map_err(|error| error.to_string())
 }
 
-/// Implements serde and the schema, as one string, for a type with `FromStr` and `Display`, so that
-/// files and messages use the same form. The last argument is the pattern for the schema.
+/// Implements serde and the schema as one string for a type with `FromStr` and `Display`, so that files and messages
+/// use the same form. The last argument is the pattern for the schema.
 macro_rules! as_text {
     ($type:ident, $what:expr, $pattern:expr) => {
         gpu_compat::serde_as_text!($type, $what);
@@ -180,13 +180,13 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// A test: texts with these pieces of the format, and with others between them, are read without a panic.
+/// A test: parsing texts with these format fragments and arbitrary text between them does not panic.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {
         proptest::proptest! {
             #[test]
-            fn any_text_is_read_without_panic($text in $pieces) {
+            fn any_text_is_parsed_without_panic($text in $pieces) {
                 $(let _ = $read;)+
             }
         }
@@ -202,7 +202,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn added_lines_are_removed_without_a_trace(text in "([a-c#]{0,3}(\n|\r\n))*[a-c#]{0,3}") {
+        fn added_lines_are_removed_completely(text in "([a-c#]{0,3}(\n|\r\n))*[a-c#]{0,3}") {
             let with = with_lines(&text, ["ours", "ours too"]);
             let added = with.lines().filter(|line| line.starts_with("ours")).count();
             proptest::prop_assert_eq!(added, 2);

@@ -1,5 +1,4 @@
-//! Where the token is that joins a cluster: in a file, a credential of systemd's, or the secrets of a cloud. No secret is
-//! in here.
+//! The location of the join token: a file, a systemd credential, or the secret store of a cloud. Contains no secret.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +10,18 @@ use crate::model::{
     text::as_text,
 };
 
-/// Where the token is.
+/// The location of the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file of root's.
+    /// A file of root.
     File(Utf8PathBuf),
-    /// A credential that systemd gives to this program, or to the machine.
+    /// A systemd credential of this process or of the machine.
     Credential(String),
-    /// The secrets of a cloud.
+    /// The secret store of a cloud.
     Store(SecretPlace),
 }
 
-/// A place in the secrets of a cloud: its scheme, and a text for each of the parts that its row names.
+/// A location in the secret store of a cloud: the scheme, and a text for each of its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretPlace {
     scheme: &'static str,
@@ -30,19 +29,19 @@ pub struct SecretPlace {
 }
 
 impl SecretPlace {
-    /// How settings name the store.
+    /// Returns the scheme of the store in settings.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         self.scheme
     }
 
-    /// What the cloud's file says of its store.
+    /// Returns the entry of the store in the cloud file.
     #[must_use]
     pub fn store(&self) -> Option<&'static SecretRow> {
         clouds::store(self.scheme)
     }
 
-    /// A text of the row with each `{part}` filled in; `{/part}` is nothing where the part is empty.
+    /// Fills in each `{part}` in a text of the entry. `{/part}` is empty if the part is empty.
     #[must_use]
     pub fn filled(&self, row: &SecretRow, text: &str) -> String {
         let pairs = row.parts.iter().zip(&self.parts);
@@ -56,14 +55,14 @@ impl SecretPlace {
         })
     }
 
-    /// The first part, by which a store may have another address.
+    /// Returns the first part, which may select a different URL.
     #[must_use]
     pub fn first(&self) -> &str {
         self.parts.first().map_or("", String::as_str)
     }
 }
 
-/// The forms of all places, for people.
+/// Returns the formats of all locations, for messages.
 fn forms() -> String {
     let stores = clouds::all().iter().filter_map(|row| row.secret.as_ref());
     let stores = stores.map(|row| format!("`{}:{}`", row.scheme, row.form));
@@ -73,13 +72,13 @@ fn forms() -> String {
     format!("{} or {last}", all.join(", "))
 }
 
-/// A text names no such place. It is not shown: it may be the token itself.
+/// The text is not a token location. It is not printed, because it may be the token itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it names no place of a token, which is written as {}", forms())]
+#[error("not a token location, which has the form {}", forms())]
 pub struct TokenSourceError;
 
 impl TokenSource {
-    /// The file, if it is there after a reboot, too.
+    /// Returns the file, if it still exists after a reboot.
     #[must_use]
     pub fn lasting_file(&self) -> Option<&Utf8Path> {
         match self {
@@ -89,14 +88,14 @@ impl TokenSource {
     }
 }
 
-/// A word of a name: the letters and digits, and these signs.
+/// Returns whether a text contains only letters, digits and these characters.
 fn is_word(text: &str, signs: &str, most: usize) -> bool {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || signs.contains(letter);
     (1..=most).contains(&text.len()) && text.chars().all(fits)
 }
 
-/// Source of the letters of a credential: systemd.exec(5), which takes its name for a file name. Those of stores are in
-/// `clouds/`.
+/// Source of the characters of a credential: systemd.exec(5), which uses the name as a file name. Those of stores are
+/// in `clouds/`.
 fn parse(text: &str) -> Option<TokenSource> {
     let (kind, rest) = text.split_once(':')?;
     match (kind, rest.split_once('/')) {
@@ -146,7 +145,7 @@ impl fmt::Display for TokenSource {
     }
 }
 
-/// The beginnings of all places, as a pattern.
+/// Returns the prefixes of all locations, as a pattern.
 fn pattern() -> String {
     let stores = clouds::all().iter().filter_map(|row| row.secret.as_ref());
     let schemes: Vec<String> = stores.map(|row| format!("|{}:", row.scheme)).collect();
@@ -155,7 +154,7 @@ fn pattern() -> String {
 
 as_text!(
     TokenSource,
-    format!("where the token is: {}", forms()),
+    format!("the location of the token: {}", forms()),
     pattern()
 );
 
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_a_boot_leaves_last() {
+    fn only_persistent_files_survive_a_reboot() {
         for (text, lasts) in [
             ("file:/etc/gpu-bootstrap/join-token", true),
             ("file:/run/secrets/token", false),
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_to_write() {
+    fn error_contains_the_valid_formats() {
         let token = "abcdef.0123456789abcdef";
         let error = token.parse::<TokenSource>().expect_err("no place");
         assert!(

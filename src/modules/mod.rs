@@ -1,4 +1,5 @@
-//! Kernel modules that were compiled once for many machines: what DKMS has built, packed, and put where others find it.
+//! Kernel modules that are compiled once for many machines: packs the modules that DKMS has built, and publishes them for other
+//! machines.
 
 pub(crate) mod registry;
 
@@ -31,31 +32,31 @@ use crate::{
     },
 };
 
-/// The time limit of one source. Compiling takes 80 to 275 s.
+/// The time limit for one source. Compiling takes 80 to 275 s.
 pub(crate) const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often a pair of archive and signature is written at most, if other machines write the same names.
+/// Maximum number of attempts to write an archive and its signature if other machines write the same names.
 const WRITES: usize = 4;
 
-/// The largest signature that is read, in bytes: one of minisign has some 300.
+/// The maximum size of a signature, in bytes. A minisign signature has about 300.
 pub(crate) const SIGNATURE_LIMIT: u64 = 16 << 10;
 
-/// What DKMS has built for one kernel.
+/// A DKMS build for one kernel.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Built {
-    /// The name by which DKMS knows the modules.
+    /// Its DKMS name.
     pub(crate) name: String,
     pub(crate) driver: DriverVersion,
     pub(crate) kernel: KernelVersion,
     pub(crate) architecture: String,
-    /// Where they come from, as `take` wrote it into DKMS' log; `None` if DKMS compiled them without `take`.
+    /// The source of the modules, as logged by `take` in the DKMS log. `None` if DKMS compiled them without `take`.
     pub(crate) origin: Option<String>,
     #[serde(skip)]
     folder: Utf8PathBuf,
 }
 
-/// Returns what DKMS has built of NVIDIA's driver.
+/// Returns the DKMS builds of the NVIDIA driver.
 pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     let mut found = Vec::new();
     for build in dkms::builds(files)? {
@@ -79,16 +80,16 @@ pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     Ok(found)
 }
 
-/// An archive that is ready for other machines.
+/// An archive for other machines.
 pub(crate) struct Packed {
     pub(crate) name: String,
     pub(crate) content: Vec<u8>,
-    /// In minisign's format.
+    /// In minisign format.
     pub(crate) signature: Option<String>,
 }
 
 impl Packed {
-    /// Signs it, if there is a key.
+    /// Creates the archive, and signs it if there is a key.
     pub(crate) fn new(
         (name, content): (String, Vec<u8>),
         key: Option<&PrivateKey>,
@@ -102,8 +103,9 @@ impl Packed {
         }
     }
 
-    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it. If another
-    /// machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own again.
+    /// Writes the archive to a directory. The signature is written first, so that no machine finds the archive without it. If
+    /// another machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own
+    /// again.
     pub(crate) fn write(
         &self,
         files: &dyn Files,
@@ -129,7 +131,7 @@ impl Packed {
         Ok(path)
     }
 
-    /// Uploads it to a registry.
+    /// Uploads the archive to a registry.
     pub(crate) async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
         let name = format!("{}{SIGNATURE}", self.name);
         let mut files = vec![oci::File {
@@ -151,10 +153,10 @@ pub(crate) fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
     format!("{archive}{SIGNATURE}").into()
 }
 
-/// The contents of an archive and of its signature; `None` for one that is missing or too large.
+/// The contents of an archive and its signature. `None` if missing or too large.
 type Pair = (Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
+/// Reads an archive in a directory and its signature, if they exist and have a plausible size.
 pub(crate) fn pair_in(files: &dyn ReadFiles, archive: &Utf8Path) -> Result<Pair, FilesError> {
     let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
         Some(stat) if stat.size <= limit => files.read(path),
@@ -170,14 +172,14 @@ pub(crate) fn pair_in(files: &dyn ReadFiles, archive: &Utf8Path) -> Result<Pair,
 pub(crate) fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<PrivateKey, String> {
     let plain = |error: FilesError| one_line(&error);
     if let Some(why) = unusable_secret(files, path).map_err(plain)? {
-        return Err(format!("the private key `{path}` is not used: {why}"));
+        return Err(format!("the private key `{path}` cannot be used: {why}"));
     }
     let text = files.read_lossy(path).map_err(plain)?.unwrap_or_default();
-    PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` is not used: {why}"))
+    PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` cannot be used: {why}"))
 }
 
-/// Publishes the loaded modules if DKMS has compiled them here. Returns where they are now; `None` if
-/// there is nothing to publish, or if it is published already.
+/// Publishes the loaded modules if DKMS compiled them here. Returns their location, or `None` if there is nothing to publish or
+/// if it is already published.
 pub(crate) async fn publish(
     host: &Host,
     facts: &Facts,
@@ -189,7 +191,7 @@ pub(crate) async fn publish(
         return Ok(None);
     };
     let all = built(&*host.files).map_err(|error| one_line(&error))?;
-    // DKMS may still have another version, which this machine has not validated.
+    // DKMS may have another version that was not validated on this machine.
     let loaded = loaded_driver(&*host.files).map_err(|error| one_line(&error))?;
     let compiled = |one: &Built| {
         let taken = one
@@ -226,7 +228,7 @@ pub(crate) async fn publish(
             let signature = format!("{name}{SIGNATURE}");
             match registry.layers(&oci::tag(&name)).await? {
                 None => false,
-                // One manifest has both, so they match.
+                // Both files are in one manifest, so they match.
                 Some(_) if trust.not_before.is_none() => true,
                 Some(layers) if !layers.iter().any(|layer| layer.is(&signature)) => false,
                 Some(layers) => {
@@ -249,7 +251,7 @@ pub(crate) async fn publish(
             };
             match in_folder(host, look).await? {
                 (None, _) => false,
-                // A pair of two machines, or what a killed one has left, is replaced.
+                // Replace a mixed pair of two machines, or an incomplete pair of an interrupted one.
                 (Some(archive), Some(signature)) if key.is_some() => {
                     prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
                 }
@@ -263,17 +265,16 @@ pub(crate) async fn publish(
     let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
     if packed.name != name {
         return Err(format!(
-            "the settings want `{name}`, and DKMS has compiled `{}`",
+            "the configured module is `{name}`, but DKMS has compiled `{}`",
             packed.name
         ));
     }
     if let (Some(signature), false) = (&packed.signature, trust.keys.is_empty()) {
         let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
         verified.map_err(|why| match why {
-            Unfit::Signer => {
-                "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`"
-                    .to_owned()
-            }
+            Unfit::Signer => "`driver.prebuilt.sign-key` does not match any key in \
+                              `driver.prebuilt.public-keys`"
+                .to_owned(),
             why => why.to_string(),
         })?;
     }
@@ -286,11 +287,11 @@ pub(crate) async fn publish(
     Ok(Some(format!("`{name}` to {}", wish.to)))
 }
 
-/// Where archives are fetched from.
+/// The source of archives.
 pub(crate) enum Source<'h> {
-    /// A folder or a web server.
+    /// A directory or a web server.
     Place(&'h Host, String),
-    /// A tag of a registry, with its files.
+    /// A registry tag and its files.
     Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
 }
 
@@ -304,7 +305,7 @@ impl<'h> Source<'h> {
         let tag = oci::tag(archive);
         match registry.layers(&tag).await? {
             Some(layers) => Ok(Self::Tag(registry, layers)),
-            None => Err(format!("it has no `{tag}`")),
+            None => Err(format!("the registry has no tag `{tag}`")),
         }
     }
 
@@ -326,8 +327,8 @@ impl<'h> Source<'h> {
     }
 }
 
-/// Reads a file from a folder or a web server. If archives need no signature, it refuses a folder in which others
-/// than root may write.
+/// Reads a file from a directory or a web server. If archives need no signature, rejects directories that are writable by
+/// non-root users.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
     let mut address = place.to_owned();
     if place.starts_with('/') {
@@ -340,7 +341,7 @@ async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<V
     (host.http.get(&address, limit).await).map_err(|error| one_line(&error))
 }
 
-/// Packs what DKMS has built. Returns the name of the archive and its content.
+/// Packs a DKMS build. Returns the name and the content of the archive.
 pub(crate) async fn pack(
     host: &Host,
     one: &Built,
@@ -360,7 +361,7 @@ pub(crate) async fn pack(
         kernel: one.kernel.clone(),
         architecture: one.architecture.clone(),
         driver: one.driver.clone(),
-        flavour: flavour.ok_or("their license does not tell which flavour they are of")?,
+        flavour: flavour.ok_or("the module license does not identify the module flavor")?,
     };
     let compiler = compiler(&*host.files, one.kernel.as_str()).map_err(|error| one_line(&error))?;
     let archive = prebuilt::pack(&purpose, compiler, &modules).map_err(|error| one_line(&error))?;
@@ -377,7 +378,7 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
             continue;
         };
         let path = one.folder.join(&name);
-        let missing = |path: &Utf8Path| format!("`{path}` is not there any more");
+        let missing = |path: &Utf8Path| format!("`{path}` no longer exists");
         let mut content = files
             .read(&path)
             .map_err(plain)?
@@ -404,7 +405,7 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
     Ok(modules)
 }
 
-/// Returns the compiler that built a kernel, by the configuration in its headers or beside its image.
+/// Returns the compiler of a kernel, from the kernel configuration in its headers or in `/boot`.
 pub(crate) fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, FilesError> {
     for path in [
         format!("/lib/modules/{kernel}/build/.config"),
@@ -419,7 +420,8 @@ pub(crate) fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Str
     Ok(None)
 }
 
-/// Runs `work` for [`SOURCE_TIME_LIMIT`] at most: it blocks for ever in a network folder whose server does not answer.
+/// Runs `work` for at most [`SOURCE_TIME_LIMIT`], because it blocks forever if the server of a network file system does not
+/// respond.
 pub(crate) async fn in_folder<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
@@ -428,7 +430,7 @@ pub(crate) async fn in_folder<T: Send + 'static>(
     let work = tokio::task::spawn_blocking(move || work(&*files));
     let ended = (tokio::time::timeout(SOURCE_TIME_LIMIT, work).await).map_err(|_| {
         format!(
-            "the folder did not answer in {} s",
+            "the directory did not respond within {} s",
             SOURCE_TIME_LIMIT.as_secs()
         )
     })?;

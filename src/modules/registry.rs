@@ -1,5 +1,5 @@
-//! A registry of images that has archives of kernel modules: how a file is brought from it, and put there. What it says is
-//! believed in nothing: a blob is compared with its digest, and the archive is judged where it is used.
+//! Client for image registries that contain archives of kernel modules. The registry is not trusted: blobs are compared with
+//! their digests, and archives are verified before use.
 
 use std::time::Duration;
 
@@ -15,43 +15,44 @@ use crate::{
     tools::oci::{self, Address, ArtifactLayer, Challenge, File, Login, challenge},
 };
 
-/// The bytes that a manifest, a token and an error may have.
+/// The maximum size of manifests, tokens and errors, in bytes.
 const SMALL: u64 = 256 << 10;
 
-/// How often nothing at all may answer.
+/// The maximum number of attempts without any response.
 const SILENCES: u32 = 3;
 
-/// A repository, while it is asked.
+/// A connection to a repository.
 pub(crate) struct Registry<'h> {
     host: &'h Host,
     address: Address,
     within: Duration,
-    /// Until when on the monotonic clock.
+    /// The deadline on the monotonic clock.
     until: Duration,
-    /// What the registry has accepted.
+    /// The authorization that the registry has accepted.
     authorization: Option<Secret>,
-    /// Something is put there, so a token must allow that, too.
+    /// Whether files are uploaded, so that a token must also allow writing.
     writes: bool,
 }
 
-/// Why a request has no answer. The address may have a signature of the registry's, which lets everybody fetch.
+/// The reason a request has no response. The URL is omitted, because it may contain a signature of the registry that lets
+/// everyone download.
 fn silence(error: HttpError) -> String {
     match error {
         HttpError::Transport { why, .. } => why,
-        HttpError::Status { status, .. } => format!("the server answered {status}"),
-        HttpError::TooLarge { limit, .. } => format!("the answer is larger than {limit} bytes"),
+        HttpError::Status { status, .. } => format!("the server returned {status}"),
+        HttpError::TooLarge { limit, .. } => format!("the response is larger than {limit} bytes"),
     }
 }
 
-/// Why an answer is none that was hoped for.
+/// The reason for an unexpected response.
 fn refused(answer: &HttpResponse) -> String {
     let word = oci::refusal(&answer.body);
     let word = word.map(|word| format!(" ({word})")).unwrap_or_default();
-    format!("the registry answered {}{word}", answer.status)
+    format!("the registry returned {}{word}", answer.status)
 }
 
 impl<'h> Registry<'h> {
-    /// All that is asked together may take so long.
+    /// Creates a client. `within` limits all requests together.
     pub(crate) fn new(host: &'h Host, address: Address, within: Duration) -> Self {
         Self {
             until: host.clock.monotonic() + within,
@@ -63,7 +64,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    /// Logs in for more than to read.
+    /// Requests credentials for writing.
     pub(crate) fn for_writing(self) -> Self {
         Self {
             writes: true,
@@ -71,7 +72,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    /// Returns the files of a tag; `None` if the registry does not have it.
+    /// Returns the files of a tag, or `None` if the tag does not exist.
     pub(crate) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<ArtifactLayer>>, String> {
         let url = self.address.at(&format!("manifests/{tag}"));
         let what = format!("get `{url}`");
@@ -81,23 +82,23 @@ impl<'h> Registry<'h> {
         let answer = asked.map_err(failed)?;
         match answer.status {
             200 => (oci::layers(&answer.body).map(Some))
-                .map_err(|error| failed(format!("it is no manifest of files: {error}"))),
+                .map_err(|error| failed(format!("not an artifact manifest: {error}"))),
             404 => Ok(None),
             _ => Err(failed(refused(&answer))),
         }
     }
 
-    /// Brings a file.
+    /// Downloads a file.
     pub(crate) async fn blob(
         &mut self,
         layer: &ArtifactLayer,
         limit: u64,
     ) -> Result<Vec<u8>, String> {
         if !layer.is_known() {
-            return Err("its digest is not one of SHA-256".to_owned());
+            return Err("the digest is not a SHA-256 digest".to_owned());
         }
         if layer.size > limit {
-            return Err(format!("it has more than {limit} bytes"));
+            return Err(format!("the file is larger than {limit} bytes"));
         }
         let url = self.address.at(&format!("blobs/{}", layer.digest));
         let failed = |why: String| format!("get `{url}`: {why}");
@@ -105,12 +106,12 @@ impl<'h> Registry<'h> {
         let answer = asked.map_err(failed)?;
         let content = match answer.status {
             200 => answer.body,
-            // Registries of clouds keep blobs elsewhere, and that place gets no login.
+            // Cloud registries store blobs on other hosts, which must not get the credentials.
             300..400 => {
                 let place = answer.header("location").next().unwrap_or_default();
                 let place = self.address.elsewhere(place);
                 let place =
-                    place.ok_or_else(|| failed("it is at an address without HTTPS".to_owned()))?;
+                    place.ok_or_else(|| failed("redirected to a URL without HTTPS".to_owned()))?;
                 let got = self.send_as(None, &Method::Get, &place, Vec::new(), layer.size);
                 match got.await.map_err(failed)? {
                     HttpResponse {
@@ -124,17 +125,17 @@ impl<'h> Registry<'h> {
         if layer.has(&content) {
             Ok(content)
         } else {
-            Err(failed("its digest or size is another one".to_owned()))
+            Err(failed("digest or size mismatch".to_owned()))
         }
     }
 
-    /// Puts files there, under a tag.
+    /// Uploads files under a tag.
     pub(crate) async fn push(&mut self, tag: &str, files: &[File<'_>]) -> Result<(), String> {
         if !self.writes {
-            // A token may be one to read.
+            // The token may be read-only.
             (self.writes, self.authorization) = (true, None);
         }
-        let failed = |what: &str, why: String| format!("put {what} there: {why}");
+        let failed = |what: &str, why: String| format!("upload {what}: {why}");
         for (name, content) in [("an empty configuration", oci::EMPTY)]
             .into_iter()
             .chain(files.iter().map(|file| (file.name, file.content)))
@@ -162,8 +163,8 @@ impl<'h> Registry<'h> {
         }
         let place = answer.header("location").next().unwrap_or_default();
         let place = (self.address).upload(place, &oci::digest(content));
-        let place = place
-            .ok_or("the registry wants it at another address than its own, or without HTTPS")?;
+        let place =
+            place.ok_or("the registry requests an upload to another host, or without HTTPS")?;
         let kind = vec![("content-type", Secret::new("application/octet-stream"))];
         let stored = Method::Store(content.to_vec());
         let answer = self.ask(stored, &place, kind, SMALL).await?;
@@ -173,7 +174,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    /// Asks, and logs in if the registry wants it: at first, or for more than before.
+    /// Sends a request, and authenticates if the registry requires it: at first, or for additional access.
     async fn ask(
         &mut self,
         method: Method,
@@ -181,7 +182,7 @@ impl<'h> Registry<'h> {
         headers: Vec<(&'static str, Secret)>,
         limit: u64,
     ) -> Result<HttpResponse, String> {
-        // A refusal may be larger than the file.
+        // An error response may be larger than the file.
         let limit = limit.max(SMALL);
         let answer = self.send(&method, url, headers.clone(), limit).await?;
         if answer.status != 401 {
@@ -233,7 +234,8 @@ impl<'h> Registry<'h> {
 
     fn unknown(&self) -> String {
         format!(
-            "the registry wants a login that it accepts: as root, `docker login {}` writes it into `{}`",
+            "authentication failed: as root, run `docker login {}`, which stores the credentials \
+             in `{}`",
             self.address.registry,
             oci::LOGINS
         )
@@ -244,13 +246,15 @@ impl<'h> Registry<'h> {
         let scope = format!("repository:{}:pull,push", self.address.repository);
         let scope = self.writes.then_some(&*scope);
         let ways = (refused.header("www-authenticate")).filter_map(|way| challenge(way, scope));
-        // A token lets nobody do more than is wanted.
+        // Prefer a token, which only allows the requested access.
         let way = ways.max_by_key(|way| matches!(way, Challenge::Token(_)));
         self.authorization = match way {
-            None => return Err("the registry wants a login in a way that is not known".to_owned()),
+            None => {
+                return Err("the registry requires an unsupported authentication method".to_owned());
+            }
             Some(Challenge::Basic) => Some(login.ok_or_else(|| self.unknown())?),
             Some(Challenge::Token(address)) => {
-                // The service of tokens gets the login, and the registry the token alone.
+                // The credentials are only sent to the token service. The registry gets the token.
                 self.authorization = login;
                 let answer = self.send(&Method::Get, &address, Vec::new(), SMALL).await?;
                 let token = match answer.status {
@@ -263,7 +267,7 @@ impl<'h> Registry<'h> {
         Ok(())
     }
 
-    /// Returns the login of Docker's client, if it has one for this registry.
+    /// Returns the credentials of the Docker client for this registry, if any.
     async fn login(&self) -> Result<Option<Secret>, String> {
         let (files, path) = (&*self.host.files, Utf8Path::new(oci::LOGINS));
         let wrong = |why: String| format!("`{path}`: {why}");
@@ -281,12 +285,12 @@ impl<'h> Registry<'h> {
             None => Ok(None),
             Some(Login::Basic(basic)) => Ok(Some(basic)),
             Some(Login::Helper(name)) => self.helped(&name).await.map(Some),
-            // Without one it is asked as by everybody, and says if it wants more.
+            // If the store has no credentials, try anonymous access. The registry rejects it if it is not allowed.
             Some(Login::Store(name)) => Ok(self.helped(&name).await.ok()),
         }
     }
 
-    /// Asks a helper of Docker's client (github:docker/docker-credential-helpers).
+    /// Runs a credential helper of the Docker client (github:docker/docker-credential-helpers).
     async fn helped(&self, name: &str) -> Result<Secret, String> {
         let registry = Secret::new(&*self.address.registry);
         let cmd = Cmd::new(&format!("docker-credential-{name}"), ["get"]).stdin(registry);
@@ -294,7 +298,7 @@ impl<'h> Registry<'h> {
         let output = ran.and_then(|output| output.success(&cmd));
         let output = output.map_err(|error| one_line(&error))?;
         let login = oci::helped(&output.stdout);
-        login.ok_or_else(|| format!("`docker-credential-{name}` has no user and password"))
+        login.ok_or_else(|| format!("`docker-credential-{name}` returned no user and password"))
     }
 }
 
@@ -310,14 +314,14 @@ pub(crate) mod fake {
 
     pub const SOURCE: &str = "oci://r.example:5000/team/gpu";
 
-    /// A registry in memory. joe, whose password is `word`, gets a token for what he asks for.
+    /// A registry in memory. The user `joe` with the password `word` gets a token with the requested scope.
     #[derive(Default)]
     pub struct FakeRegistry {
         pub blobs: Mutex<BTreeMap<String, Vec<u8>>>,
         pub tags: Mutex<BTreeMap<String, Vec<u8>>>,
-        /// Where blobs are.
+        /// The URL of the blobs, if they are on another host.
         pub place: Option<&'static str>,
-        /// It wants a login with each request.
+        /// Whether each request needs basic authentication.
         pub basic: bool,
         pub stored: Mutex<usize>,
     }
@@ -357,7 +361,7 @@ pub(crate) mod fake {
             }
             let place = self.place.and_then(|place| url.strip_prefix(place));
             if let Some(blob) = place {
-                assert_eq!(login, None, "a login for another host");
+                assert_eq!(login, None, "credentials sent to another host");
                 return answer(200, locked(&self.blobs)[blob].clone(), None);
             }
             let reads = request.method == Method::Get;
@@ -369,7 +373,7 @@ pub(crate) mod fake {
                 false => (
                     login == Some("Bearer repository%3Ateam%2Fgpu%3Apull%2Cpush")
                         || (reads && login == Some("Bearer pull")),
-                    // As GitHub's registry says for each request.
+                    // Like the GitHub registry, which returns this for each request.
                     "Bearer realm=\"https://auth.example/token\",service=\"r\",scope=\"pull\""
                         .to_owned(),
                 ),
@@ -379,7 +383,7 @@ pub(crate) mod fake {
             }
             let path = url
                 .strip_prefix("https://r.example:5000/v2/team/gpu/")
-                .expect("its own address");
+                .expect("the registry's own URL");
             let unknown = |what: &str| {
                 answer(
                     404,
@@ -436,7 +440,7 @@ pub(crate) mod fake {
         }
     }
 
-    /// Root has logged in.
+    /// Stores credentials for root.
     pub fn log_in(host: &Host) {
         let config = "{\"auths\":{\"r.example:5000\":{\"auth\":\"am9lOndvcmQ=\"}}}";
         (host
@@ -462,7 +466,7 @@ mod tests {
         content: b"content",
     };
 
-    /// A machine beside a registry.
+    /// A machine with access to a registry.
     fn machine(registry: FakeRegistry) -> (Host, host::fake::Fakes, Arc<FakeRegistry>) {
         let (mut host, fakes) = host::fake::host();
         let registry = Arc::new(registry);
@@ -475,7 +479,7 @@ mod tests {
         Registry::new(host, address, Duration::from_secs(60))
     }
 
-    /// What is brought of a tag with one file.
+    /// Downloads the only file of a tag.
     async fn brought(host: &Host, limit: u64) -> Result<Vec<u8>, String> {
         let mut registry = of(host);
         let layers = registry.layers("t").await?.ok_or("no such tag")?;
@@ -483,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_one_machine_puts_there_another_brings() {
+    async fn uploaded_files_can_be_downloaded() {
         for basic in [false, true] {
             let (host, ..) = machine(FakeRegistry {
                 basic,
@@ -495,12 +499,12 @@ mod tests {
             assert_eq!(registry.push("t", &[FILE]).await, Ok(()));
             assert_eq!(brought(&host, 7).await, Ok(b"content".to_vec()));
             let other = brought(&host, 6).await;
-            assert_eq!(other, Err("it has more than 6 bytes".to_owned()));
+            assert_eq!(other, Err("the file is larger than 6 bytes".to_owned()));
         }
     }
 
     #[tokio::test]
-    async fn a_blob_that_is_elsewhere_is_brought_by_https_alone() {
+    async fn redirected_blob_requires_https() {
         for (place, good) in [
             ("https://blobs.example/", true),
             ("http://blobs.example/", false),
@@ -518,7 +522,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_as_its_digest_says_is_refused() {
+    async fn content_with_digest_mismatch_is_rejected() {
         let (host, _, registry) = machine(FakeRegistry::default());
         fake::log_in(&host);
         assert_eq!(of(&host).push("t", &[FILE]).await, Ok(()));
@@ -527,25 +531,25 @@ mod tests {
             let content = content.as_bytes().to_vec();
             (registry.blobs.lock().expect("a lock")).insert(key.clone(), content);
             let why = brought(&host, 100).await.expect_err("another content");
-            assert!(why.ends_with("its digest or size is another one"), "{why}");
+            assert!(why.ends_with("digest or size mismatch"), "{why}");
         }
         registry.blobs.lock().expect("a lock").remove(&key);
         let why = brought(&host, 100).await.expect_err("no content");
         assert!(
-            why.ends_with("the registry answered 404 (BLOB_UNKNOWN)"),
+            why.ends_with("the registry returned 404 (BLOB_UNKNOWN)"),
             "{why}"
         );
         let page = b"<html>".to_vec();
         (registry.tags.lock().expect("a lock")).insert("t".to_owned(), page);
         let why = brought(&host, 100).await.expect_err("no manifest");
         assert!(
-            why.contains("manifests/t`: it is no manifest of files"),
+            why.contains("manifests/t`: not an artifact manifest"),
             "{why}"
         );
     }
 
     #[tokio::test]
-    async fn a_login_is_used_only_from_a_file_of_roots() {
+    async fn credentials_file_must_belong_to_root() {
         let (host, ..) = machine(FakeRegistry::default());
         let why = async || of(&host).layers("t").await.expect_err("no login");
         let wanted = why().await;
@@ -559,18 +563,18 @@ mod tests {
         };
         kept("am9lOndvcmQ=", 0o644);
         let open = why().await;
-        assert!(open.contains("others than root may use it"), "{open}");
+        assert!(
+            open.contains("accessible to users other than root"),
+            "{open}"
+        );
         kept("d3Jvbmc=", 0o600);
         let refused = why().await;
-        assert!(
-            refused.contains("wants a login that it accepts"),
-            "{refused}"
-        );
+        assert!(refused.contains("authentication failed"), "{refused}");
         assert!(!refused.contains("d3Jvbmc"), "{refused}");
     }
 
     #[tokio::test]
-    async fn a_helper_of_dockers_client_is_asked_for_the_login() {
+    async fn docker_credential_helper_is_used() {
         let (host, fakes, _) = machine(FakeRegistry::default());
         let config = "{\"credHelpers\":{\"r.example:5000\":\"ecr-login\"}}";
         (host

@@ -112,7 +112,7 @@ impl Style {
     }
 
     /// Text after a head. Its further lines start below its first character, not below the head.
-    pub(super) fn hanging(self, head: &str, text: &str) -> String {
+    pub fn hanging(self, head: &str, text: &str) -> String {
         let gap = " ".repeat(display_width(head));
         let glued = glued(text.trim_end());
         let mut lines = glued.lines().peekable();

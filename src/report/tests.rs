@@ -342,7 +342,9 @@ fn planned() -> RunReport {
 #[test]
 fn a_plan_for_people() {
     let mut plan = planned();
-    let shown = |plan: &RunReport, style| text(|to| human::plan(to, plan, (None, &[]), style));
+    let shown = |plan: &RunReport, style| {
+        text(|to| human::plan(to, plan, (None, &[]), "gpu-bootstrap install", style))
+    };
     assert_eq!(
         shown(&plan, Style::default()),
         "blocked: Secure Boot is on\n\
@@ -360,7 +362,7 @@ fn a_plan_for_people() {
          \n\
          1 would change, 1 blocked\n\
          \n\
-         `install` changes nothing until this is solved.\n"
+         `install` changes nothing until this is resolved.\n"
     );
     plan.steps[1].outcome = Outcome::Satisfied;
     plan.exit = Exit::Drift;
@@ -646,7 +648,14 @@ fn nothing_is_written_with_a_secret_in_it() {
     let mut text = Vec::new();
     let mut to = Hiding::new(&mut text, &secrets);
     serde_json::to_writer_pretty(&mut to, &document::run(&plan, None)).unwrap();
-    human::plan(&mut to, &plan, (None, &[]), Style::default()).unwrap();
+    human::plan(
+        &mut to,
+        &plan,
+        (None, &[]),
+        "gpu-bootstrap install",
+        Style::default(),
+    )
+    .unwrap();
     human::troubles(&mut to, &plan, Style::new(true)).unwrap();
     let damaged = JournalError::Garbage {
         path: "/x".into(),

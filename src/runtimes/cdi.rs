@@ -13,54 +13,54 @@ use crate::{
     tools::yaml,
 };
 
-/// The kind of NVIDIA's GPUs.
+/// The device kind of NVIDIA GPUs.
 pub const KIND: &str = "nvidia.com/gpu";
 
-/// Where this program writes the specification of NVIDIA's toolkit, which would write JSON to a name without `.yaml`.
-/// Source: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`.
+/// The specification that gpu-bootstrap generates with the NVIDIA toolkit. The toolkit would write JSON if the name did not end
+/// with `.yaml`. Source: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`.
 pub const FILE: &str = "/etc/cdi/nvidia.yaml";
 
-/// The folders that runtimes read unless they are told otherwise; what the later one names hides the same
-/// name in the earlier one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
+/// The directories that runtimes read by default. A device in the later directory hides a device of the same name in the
+/// earlier one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
 pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// What this program reads of a specification; other fields belong to the tools that write and use it.
+/// The fields of a specification that gpu-bootstrap uses. Other fields are for the tools that write and use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
-    /// The version of the format, for example `0.5.0`: the lowest that has all that the file uses.
+    /// The version of the format, for example `0.5.0`: the lowest version that supports all used features.
     pub cdi_version: String,
-    /// What its devices are; with the name of a device it is what a container asks for.
+    /// The device kind. A container requests a device by kind and name.
     pub kind: String,
-    /// What a container can ask for by name.
+    /// The devices that a container can request by name.
     pub devices: Vec<CdiDevice>,
-    /// What every such container gets besides.
+    /// Additional edits for every container that requests a device.
     pub container_edits: Edits,
 }
 
-/// A device that a container can ask for.
+/// A device that a container can request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiDevice {
     /// An index, a UUID, or `all`.
     pub name: String,
-    /// What a container gets with it.
+    /// The edits for a container that requests the device.
     #[serde(default)]
     pub container_edits: Edits,
 }
 
-/// What a container gets.
+/// Changes to a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Edits {
     pub device_nodes: Vec<DeviceNode>,
-    /// Files and folders of the host.
+    /// Files and directories of the host.
     pub mounts: Vec<CdiMount>,
-    /// Programs of the host that prepare the container; without one it does not start.
+    /// Host programs that prepare the container. If one is missing, the container does not start.
     pub hooks: Vec<Hook>,
 }
 
-/// A device node that is made in a container.
+/// A device node that is created in a container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
@@ -71,29 +71,28 @@ pub struct DeviceNode {
     minor: i64,
 }
 
-/// A file or folder of the host that is mounted in a container.
+/// A file or directory of the host that is mounted in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiMount {
     host_path: String,
 }
 
-/// A program of the host that a runtime runs for a container. Its `hookName`, `args`, `env` and `timeout` are
-/// for the runtime.
+/// A host program that a runtime executes for a container. `hookName`, `args`, `env` and `timeout` are only for the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Hook {
     path: String,
 }
 
 impl DeviceNode {
-    /// Where the node is on the host.
+    /// Returns the path of the node on the host.
     #[must_use]
     pub fn host_path(&self) -> &str {
         self.host_path.as_deref().unwrap_or(&self.path)
     }
 
-    /// Major and minor number that the container's node gets. Without a major number the runtime asks
-    /// the host. A minor number that is not written is zero.
+    /// Returns the major and minor number of the container's node. Without a major number, the runtime uses the numbers of the
+    /// host. A missing minor number means zero.
     #[must_use]
     pub fn numbers(&self) -> Option<(i64, i64)> {
         self.major.map(|major| (major, self.minor))
@@ -101,17 +100,18 @@ impl DeviceNode {
 }
 
 impl Spec {
-    /// Whether it is of version 0.7.0 or newer. NVIDIA's toolkit writes that version from 1.19.1 on where a device node has
-    /// a group, as those below `/dev/dri` have (`additionalGids`, `internal/edits/device.go`). Programs with an older
-    /// library refuse the whole file.
+    /// Whether the version is 0.7.0 or newer. Since 1.19.1, the NVIDIA toolkit writes this version if a device node has a
+    /// group, like the nodes in `/dev/dri` (`additionalGids`, `internal/edits/device.go`). Programs with an older library
+    /// reject the complete file.
     #[must_use]
     pub fn has_groups(&self) -> bool {
         let mut numbers = self.cdi_version.split('.').map(str::parse::<u32>);
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (0, 7))
     }
 
-    /// A name of a device that its version does not allow: below 0.5.0 none begins with a digit. Runtimes refuse the whole file
-    /// then. Source: container-device-interface, `specs-go/version.go` (`ValidateVersion`, `requiresV050`).
+    /// Returns a device name that this version does not allow: before 0.5.0, names cannot start with a digit. In that case
+    /// runtimes reject the complete file. Source: container-device-interface, `specs-go/version.go` (`ValidateVersion`,
+    /// `requiresV050`).
     #[must_use]
     pub fn forbidden_name(&self) -> Option<&str> {
         let version = self
@@ -130,13 +130,13 @@ impl Spec {
         iter::once(&self.container_edits).chain(of_devices)
     }
 
-    /// The device nodes, each once.
+    /// Returns the device nodes, each once.
     #[must_use]
     pub fn device_nodes(&self) -> BTreeSet<&DeviceNode> {
         self.edits().flat_map(|edits| &edits.device_nodes).collect()
     }
 
-    /// The paths on the host that must exist, each once.
+    /// Returns the paths that must exist on the host, each once.
     #[must_use]
     pub fn host_paths(&self) -> BTreeSet<&str> {
         let mounts = self.edits().flat_map(|edits| &edits.mounts);
@@ -147,31 +147,30 @@ impl Spec {
             .collect()
     }
 
-    /// What a container can ask for: indices, UUIDs, `all`.
+    /// Returns the device names: indices, UUIDs, `all`.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().map(|device| device.name.as_str())
     }
 }
 
-/// Reads a specification.
+/// Parses a specification.
 ///
 /// # Errors
-/// Where and why it is none, in one line.
+/// If the text is not a specification. The message is one line with the position.
 pub fn parse(text: &str) -> Result<Spec, String> {
     yaml::parse(text)
 }
 
-/// Whether runtimes read a file of this name as a specification. Source: container-device-interface,
-/// `pkg/cdi/spec-dirs.go`.
+/// Whether runtimes read a file with this name as a specification. Source: container-device-interface, `pkg/cdi/spec-dirs.go`.
 #[must_use]
 pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
 }
 
-/// Whether a specification is there.
+/// Whether a specification exists.
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     for folder in FOLDERS {
         let names = files.list(Utf8Path::new(folder))?;
@@ -182,9 +181,8 @@ pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     Ok(false)
 }
 
-/// The driver version in the name of a library, such as `libcuda.so.535.261.03`; `None` where the name has no
-/// version, or the library one of its own (`libnvidia-egl-gbm.so.1.1.0`): branches of the driver have three
-/// digits.
+/// Returns the driver version in a library name such as `libcuda.so.535.261.03`. `None` if the name has no version or another
+/// version (`libnvidia-egl-gbm.so.1.1.0`): driver branches have three digits.
 #[must_use]
 pub fn driver_of(path: &str) -> Option<DriverVersion> {
     let (_, name) = path.rsplit_once('/')?;
@@ -198,7 +196,7 @@ mod tests {
     use super::{DeviceNode, driver_of, parse};
 
     #[test]
-    fn the_version_of_the_driver_is_in_the_names_of_its_libraries() {
+    fn driver_version_is_read_from_library_names() {
         for (path, version) in [
             ("/usr/lib/libcuda.so.535.261.03", Some("535.261.03")),
             ("/usr/lib/libnvidia-ml.so.580.65", Some("580.65")),
@@ -211,7 +209,7 @@ mod tests {
         }
     }
 
-    /// As nvidia-ctk 1.20.1 writes it.
+    /// Output of nvidia-ctk 1.20.1.
     const SPEC: &str = r#"---
 cdiVersion: 0.5.0
 kind: nvidia.com/gpu
@@ -254,7 +252,7 @@ containerEdits:
 "#;
 
     #[test]
-    fn groups_need_a_newer_reader() {
+    fn groups_require_version_0_7() {
         for (version, wanted) in [("0.6.0", false), ("0.7.0", true), ("1.0.0", true)] {
             let text = SPEC.replace("cdiVersion: 0.5.0", &format!("cdiVersion: {version}"));
             let spec = parse(&text).expect("a specification");
@@ -265,7 +263,7 @@ containerEdits:
     }
 
     #[test]
-    fn a_version_before_0_5_allows_no_name_that_begins_with_a_digit() {
+    fn versions_before_0_5_forbid_names_starting_with_a_digit() {
         for (version, wanted) in [
             ("0.3.0", Some("0")),
             ("v0.4.0", Some("0")),
@@ -285,7 +283,7 @@ containerEdits:
     }
 
     #[test]
-    fn names_nodes_and_paths_are_read() {
+    fn names_nodes_and_paths_are_parsed() {
         let spec = parse(SPEC).expect("a specification");
         let names: Vec<&str> = spec.devices.iter().map(|one| one.name.as_str()).collect();
         assert_eq!(names, ["0", "GPU-1", "all"]);
@@ -317,29 +315,30 @@ containerEdits:
     }
 
     #[test]
-    fn a_name_without_quotes_is_text() {
+    fn unquoted_name_is_text() {
         let spec = parse("devices:\n- name: 0\n").expect("a specification");
         assert_eq!(spec.devices[0].name, "0");
     }
 
     #[test]
-    fn json_is_yaml() {
+    fn json_is_accepted_as_yaml() {
         let spec = parse(r#"{"devices": [{"name": "0"}]}"#).expect("a specification");
         assert_eq!(spec.devices.len(), 1);
     }
 
     #[test]
-    fn what_is_none_says_where() {
-        let error = parse(&SPEC.replace("minor: 1\n", "minor: one\n")).expect_err("no number");
+    fn invalid_specification_error_has_the_line() {
+        let error = parse(&SPEC.replace("minor: 1\n", "minor: one\n")).expect_err("not a number");
         assert!(error.contains("line 29"), "{error}");
-        let error = parse(&SPEC.replace("    - name: all", "   - name: all")).expect_err("no YAML");
+        let error =
+            parse(&SPEC.replace("    - name: all", "   - name: all")).expect_err("not YAML");
         assert!(error.contains("line "), "{error}");
         for none in [
             SPEC.replace("    - name: all", "   - name: all"),
             SPEC.replace("hostPath: /usr", "path: /usr"),
             SPEC.replace("path: /usr/bin/nvidia-cdi-hook", "name: nvidia-cdi-hook"),
         ] {
-            let error = parse(&none).expect_err("no specification");
+            let error = parse(&none).expect_err("not a specification");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
     }

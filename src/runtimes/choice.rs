@@ -1,29 +1,29 @@
-//! Which container runtimes are wanted where the settings leave it open.
+//! Selects the container runtimes if they are not configured.
 
 use super::{Daemon, OWNERS, RuntimeKind};
 use crate::host::{FilesError, ReadFiles};
 
-/// The container runtime that the machine's cluster needs.
+/// The container runtime requirement of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cluster {
-    /// The machine joins none.
+    /// The machine does not join a cluster.
     None,
-    /// Its kubelet uses a runtime of the machine.
+    /// The kubelet uses a runtime of the machine.
     OfMachine,
-    /// It brings its own: the reason.
+    /// The cluster software ships its own. The reason.
     BringsOwn(&'static str),
 }
 
-/// What tells which runtimes a machine has.
+/// Evidence of the runtimes on a machine.
 #[derive(Debug, Clone, Default)]
 pub struct Present {
-    /// Their programs are there, whoever has installed them.
+    /// Runtimes whose programs are installed, by gpu-bootstrap or otherwise.
     pub installed: Vec<RuntimeKind>,
-    /// An earlier run of this program has installed or configured them.
+    /// Runtimes that an earlier run of gpu-bootstrap installed or configured.
     pub ours: Vec<RuntimeKind>,
-    /// A kubelet has its configuration.
+    /// Whether a kubelet has its configuration.
     pub kubelet: bool,
-    /// The distribution of Kubernetes that is there and brings its own containerd.
+    /// The installed Kubernetes distribution that ships its own containerd.
     pub distribution: Option<&'static str>,
 }
 
@@ -33,17 +33,17 @@ impl Present {
     }
 }
 
-/// The configuration that each kubelet has.
+/// The configuration file that every kubelet has.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 
-/// What files tell: the runtimes with a daemon whose programs are there, and a kubelet. Many systems have Podman for the
-/// tools of administrators, so it is no sign that somebody wants GPUs in it.
+/// Finds installed runtimes with a daemon, and a kubelet. Podman does not count, because many systems have it for
+/// administration tools.
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present, FilesError> {
     let is_there = |path: &str| match files.exists(path.into()) {
-        // Of a machine that is known from a text nothing is known here: it counts as bare.
+        // A machine that is described by a text is treated as bare.
         Err(FilesError::NotTold { .. }) => Ok(false),
         answer => answer,
     };
@@ -70,7 +70,7 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
     })
 }
 
-/// The runtimes, and why these.
+/// Returns the runtimes and the reason.
 #[must_use]
 pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String) {
     use RuntimeKind::{Containerd, Crio, Docker};
@@ -83,7 +83,7 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
         Cluster::OfMachine => {
             let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
-                // What came later, as Docker's containerd, changes nothing.
+                // A runtime that was added later, such as containerd as a dependency of Docker, changes nothing.
                 _ if prepared => (Crio, "it is installed"),
                 (true, _) => (Containerd, "it is installed"),
                 (false, true) => (Crio, "it is installed"),
@@ -97,7 +97,8 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
             (kinds, why)
         }
         Cluster::None => {
-            // Docker brings containerd for itself; only who has configured it, or a kubelet, wants it beside Docker.
+            // containerd is a dependency of Docker, so it counts in addition to Docker only if it was configured or a kubelet
+            // exists.
             let counts = |kind: &RuntimeKind| {
                 *kind != Containerd
                     || !present.has(Docker)
@@ -107,12 +108,12 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
             let there: Vec<RuntimeKind> =
                 present.installed.iter().copied().filter(counts).collect();
             if let (true, Some(name)) = (there.is_empty(), present.distribution) {
-                let why = format!("no container runtime: {name} brings its own");
+                let why = format!("no container runtime: {name} ships its own");
                 return (Vec::new(), why);
             }
             if there.is_empty() {
                 let why =
-                    "container runtime docker: the default where the machine joins no cluster";
+                    "container runtime docker: the default if the machine does not join a cluster";
                 return (vec![Docker], why.to_owned());
             }
             let why = match &there[..] {
@@ -129,24 +130,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_stays_and_a_cluster_needs_containerd() {
+    fn installed_runtimes_are_kept_and_clusters_need_containerd() {
         use Cluster::{BringsOwn, None, OfMachine};
         use RuntimeKind::{Containerd, Crio, Docker};
         for (cluster, installed, ours, wanted) in [
             (None, &[][..], &[][..], &[Docker][..]),
             (None, &[Containerd], &[], &[Containerd]),
             (None, &[Crio], &[], &[Crio]),
-            // containerd came with Docker.
+            // containerd was installed with Docker.
             (None, &[Docker, Containerd], &[], &[Docker]),
             (None, &[Docker, Containerd], &[Docker], &[Docker]),
-            // An earlier run has prepared both.
+            // An earlier run has configured both.
             (
                 None,
                 &[Docker, Containerd],
                 &[Docker, Containerd],
                 &[Docker, Containerd],
             ),
-            // Somebody has removed them since.
+            // They were removed in the meantime.
             (None, &[], &[Docker, Containerd], &[Docker]),
             (OfMachine, &[], &[], &[Containerd]),
             (OfMachine, &[Docker, Containerd], &[], &[Containerd]),
@@ -157,11 +158,11 @@ mod tests {
                 &[Docker, Containerd],
             ),
             (OfMachine, &[Crio], &[], &[Crio]),
-            // Docker has brought its containerd since.
+            // Docker has added its containerd in the meantime.
             (OfMachine, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
             (OfMachine, &[Containerd, Crio], &[], &[Containerd]),
-            (BringsOwn("it brings its own"), &[Docker], &[Docker], &[]),
-            (BringsOwn("it brings its own"), &[Containerd], &[], &[]),
+            (BringsOwn("it ships its own"), &[Docker], &[Docker], &[]),
+            (BringsOwn("it ships its own"), &[Containerd], &[], &[]),
         ] {
             let present = Present {
                 installed: installed.to_vec(),
@@ -175,14 +176,14 @@ mod tests {
                 assert!(why.contains(kind.name()), "{why}");
             }
         }
-        // Somebody else has made it a node, and it also has Docker.
+        // The machine became a node without gpu-bootstrap, and also has Docker.
         let node = Present {
             installed: vec![Docker, Containerd],
             kubelet: true,
             ..Present::default()
         };
         assert_eq!(choose(None, &node).0, [Docker, Containerd]);
-        // A node of k3s that no setting names gets no Docker beside it; one that has Docker keeps it.
+        // Docker is not added to a k3s node without a configured join, but it is kept if it is installed.
         let mut k3s = Present {
             distribution: Some("k3s"),
             ..Present::default()

@@ -1,28 +1,28 @@
-//! `crictl`, the client of the interface through which a kubelet uses a container runtime (CRI).
+//! `crictl`, the client of the Container Runtime Interface (CRI), which kubelets use.
 
 use serde::Deserialize;
 
 use crate::host::Query;
 
-/// What a runtime says about one of its parts.
+/// A condition that a runtime reports.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RuntimeCondition {
-    /// `RuntimeReady`, `NetworkReady`, or one of the runtime's own.
+    /// `RuntimeReady`, `NetworkReady`, or a runtime-specific condition.
     #[serde(rename = "type")]
     pub name: String,
-    /// Whether it holds.
+    /// Whether the condition is true.
     #[serde(default)]
     pub status: bool,
-    /// Why not, in one word.
+    /// The reason in one word if it is false.
     #[serde(default)]
     pub reason: String,
-    /// Why not.
+    /// The reason if it is false.
     #[serde(default)]
     pub message: String,
 }
 
 impl RuntimeCondition {
-    /// Why it does not hold; nothing where it does.
+    /// Returns the reason if the condition is false.
     #[must_use]
     pub fn flaw(&self) -> Option<String> {
         let said = [&self.reason, &self.message].map(|text| text.trim());
@@ -44,30 +44,30 @@ struct RuntimeStatus {
     conditions: Vec<RuntimeCondition>,
 }
 
-/// Asks the runtime at this socket for its conditions.
+/// Queries the conditions of the runtime at this socket.
 #[must_use]
 pub fn info(socket: &str) -> Query {
     let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [endpoint.as_str(), "info", "--output=json"])
 }
 
-/// Asks the runtime at this socket for the ids of its running containers, one per line.
+/// Queries the IDs of the running containers at this socket, one per line.
 #[must_use]
 pub fn running(socket: &str) -> Query {
     let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [&*endpoint, "ps", "--quiet"])
 }
 
-/// Reads the answer to [`info`].
+/// Parses the output of [`info`].
 ///
 /// # Errors
-/// Where and why it is not such a document.
+/// If the text is not such a document. The message contains the position.
 pub fn parse_info(text: &str) -> Result<Vec<RuntimeCondition>, String> {
     let info: CrictlInfo = serde_json::from_str(text).map_err(|error| error.to_string())?;
     Ok(info.status.conditions)
 }
 
-/// Whether the runtime has no service that the client knows: it has no CRI, or another version of it.
+/// Whether the runtime does not provide a service that the client supports: it has no CRI, or another CRI version.
 #[must_use]
 pub fn knows_no_service(stderr: &str) -> bool {
     stderr.contains("unknown service runtime.")
@@ -78,7 +78,7 @@ mod tests {
     use super::{knows_no_service, parse_info};
 
     #[test]
-    fn conditions_are_read_with_their_reasons() {
+    fn conditions_are_parsed_with_their_reasons() {
         let text = r#"{"status": {"conditions": [
             {"type": "RuntimeReady", "status": true, "reason": "", "message": ""},
             {"type": "NetworkReady", "status": false, "reason": "NetworkPluginNotReady",
@@ -93,7 +93,7 @@ mod tests {
                  not initialized"
             )
         );
-        // Protobuf leaves out what is false.
+        // Protobuf omits false values.
         let text = r#"{"status": {"conditions": [{"type": "RuntimeReady"}]}}"#;
         let found = parse_info(text).expect("an answer");
         assert_eq!(found[0].flaw().as_deref(), Some("RuntimeReady is false"));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_not_there_is_told_from_silence() {
+    fn missing_service_is_distinguished_from_no_response() {
         assert!(knows_no_service(
             "validate CRI v1 runtime API: rpc error: code = Unimplemented desc = unknown service \
              runtime.v1.RuntimeService"

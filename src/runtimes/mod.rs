@@ -1,14 +1,16 @@
-//! Container runtimes. Each has a folder or a file of its own with all that is known about it; the rest of the program uses
-//! only [`Runtime`], and of those with a daemon [`Configured`], and of those that run a container for a proof [`Containers`].
-//! [`RuntimeKind::runtime`] is the one place that distinguishes runtimes.
+//! Container runtimes. Each has a directory or a file with everything that is specific to it. All other code uses only
+//! [`Runtime`], [`Configured`] for runtimes with a daemon, and [`Containers`] for runtimes that run a container for validation.
+//! [`RuntimeKind::runtime`] is the only place that distinguishes runtimes.
 //!
-//! To add one (`podman.rs` is the smallest):
+//! To add a runtime (`podman.rs` is the smallest):
 //!
-//! 1. Here its `mod`, a variant of [`RuntimeKind`] with its name and its arm in `runtime()`, and, if it has a daemon that is
-//!    configured, a variant of [`Daemon`]. Its file has a type that implements [`Runtime`]. `check` reads its files from here on.
-//! 2. A row of each step id in `steps/mod.rs`, and the rows of its findings in `model/findings.toml` and `checks/causes.rs`.
-//! 3. Rows `[[runtime]]` with its packages in the profiles: until a profile has one, `runtime.use` refuses it with that sentence.
-//! 4. Its simulated program in `tests/machine/containers.rs`, and a scenario.
+//! 1. Here, add its `mod`, a variant of [`RuntimeKind`] with its name and its arm in `runtime()`, and, if it has a configurable
+//!    daemon, a variant of [`Daemon`]. Its file contains a type that implements [`Runtime`]. `check` then reads its files.
+//! 2. Add a row for each step ID in `steps/mod.rs`, and the rows of its findings in `model/findings.toml` and
+//!    `checks/causes.rs`.
+//! 3. Add `[[runtime]]` rows with its packages to the profiles. `runtime.use` rejects it with that message until a profile has
+//!    one.
+//! 4. Add its simulated program in `tests/machine/containers.rs`, and a scenario.
 
 pub mod cdi;
 pub mod choice;
@@ -43,13 +45,13 @@ use crate::{
     tools::systemctl,
 };
 
-/// The name of NVIDIA's runtime.
+/// The name of the NVIDIA runtime.
 pub const NVIDIA: &str = "nvidia";
 
-/// The name of the runtime that each of them has built in.
+/// The name of the built-in runtime of each container runtime.
 pub const BUILT_IN: &str = "runc";
 
-/// Container runtimes known.
+/// The supported container runtimes.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -57,19 +59,19 @@ pub const BUILT_IN: &str = "runc";
 pub enum RuntimeKind {
     /// Docker Engine.
     Docker,
-    /// containerd, as the kubelet uses it.
+    /// containerd, as used by the kubelet.
     Containerd,
-    /// CRI-O, as the kubelet uses it.
+    /// CRI-O, as used by the kubelet.
     Crio,
     /// Podman, which has no daemon and reads the CDI specification itself.
     Podman,
 }
 
 impl RuntimeKind {
-    /// All of them, in the order of the document of `facts`.
+    /// All runtimes, in the order of the `facts` document.
     pub const ALL: [Self; 4] = [Self::Docker, Self::Containerd, Self::Podman, Self::Crio];
 
-    /// Its place in [`Self::ALL`].
+    /// The index in [`Self::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
         Self::ALL
@@ -78,7 +80,7 @@ impl RuntimeKind {
             .unwrap_or_default()
     }
 
-    /// What is known about it.
+    /// Returns the implementation.
     #[must_use]
     pub const fn runtime(self) -> &'static dyn Runtime {
         match self {
@@ -89,7 +91,7 @@ impl RuntimeKind {
         }
     }
 
-    /// Its name, which is that of its client, too.
+    /// The name of the runtime and of its client binary.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -100,7 +102,7 @@ impl RuntimeKind {
         }
     }
 
-    /// The daemon that runs its containers and has to be configured; `None` if there is none.
+    /// The configurable daemon that runs its containers, or `None` if there is none.
     #[must_use]
     pub const fn daemon(self) -> Option<Daemon> {
         match self {
@@ -111,13 +113,13 @@ impl RuntimeKind {
         }
     }
 
-    /// Whether a container can be run in it for a test.
+    /// Whether it can run a single container for validation.
     #[must_use]
     pub fn runs_single_containers(self) -> bool {
         self.runtime().containers().is_some()
     }
 
-    /// The one that serves a kubelet at this socket.
+    /// Returns the runtime that serves a kubelet at this socket.
     #[must_use]
     pub fn of_socket(socket: &str) -> Option<Self> {
         let plain = socket.strip_prefix("/var").unwrap_or(socket);
@@ -125,29 +127,29 @@ impl RuntimeKind {
     }
 }
 
-/// A container runtime that runs as a daemon, with a configuration of its own.
+/// A container runtime with a configurable daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Daemon {
     /// Docker Engine.
     Docker,
-    /// containerd, as the kubelet uses it.
+    /// containerd, as used by the kubelet.
     Containerd,
-    /// CRI-O, as the kubelet uses it.
+    /// CRI-O, as used by the kubelet.
     Crio,
 }
 
 impl Daemon {
-    /// All of them.
+    /// All daemons.
     pub const ALL: [Self; 3] = [Self::Docker, Self::Containerd, Self::Crio];
 
-    /// Its name, which is that of its client, too.
+    /// The name of the runtime and of its client binary.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.kind().name()
     }
 
-    /// The runtime.
+    /// Returns the runtime kind.
     #[must_use]
     pub const fn kind(self) -> RuntimeKind {
         match self {
@@ -157,7 +159,7 @@ impl Daemon {
         }
     }
 
-    /// How it is configured.
+    /// Returns the implementation of its configuration.
     #[must_use]
     pub const fn configured(self) -> &'static dyn Configured {
         match self {
@@ -168,57 +170,57 @@ impl Daemon {
     }
 }
 
-/// What never changes about a runtime.
+/// Constant properties of a runtime.
 #[derive(Debug, Clone, Copy)]
 pub struct RuntimeFacts {
-    /// As sentences name it.
+    /// The name in sentences.
     pub title: &'static str,
-    /// Packages that bring it, whoever has made them.
+    /// Packages that contain it, from all vendors.
     pub packages: &'static [&'static str],
-    /// Its program, where packages and people put it.
+    /// The paths of its program, for packages and manual installations.
     pub binaries: &'static [&'static str],
-    /// Its unit; `None` for a runtime without a daemon.
+    /// The unit, or `None` for a runtime without a daemon.
     pub unit: Option<&'static str>,
-    /// The folder of its configuration.
+    /// The configuration directory.
     pub folder: &'static str,
-    /// Its TOML file with a `version`, if it has one.
+    /// The TOML file with a `version`, if it has one.
     pub versioned: Option<&'static str>,
-    /// Where it keeps images and containers, if they may fill a filesystem of their own.
+    /// The directory of images and containers, which may be on a separate filesystem.
     pub data: Option<&'static str>,
-    /// How the API server names it before its version.
+    /// The URL scheme that precedes its version in node objects.
     pub scheme: &'static str,
-    /// The socket by which kubeadm has a kubelet use it; `None` if it may not.
+    /// The socket that kubeadm configures for a kubelet, or `None` if kubeadm does not support the runtime.
     pub cri: Option<&'static str>,
-    /// Where it serves a kubelet, without `/var`.
+    /// The sockets that serve a kubelet, without `/var`.
     pub sockets: &'static [&'static str],
-    /// Bridges of its own network.
+    /// The bridge of its own network.
     pub bridge: Option<&'static str>,
-    /// Where its maker has repositories for all systems.
+    /// The base URL of the vendor's repositories for all systems.
     pub repositories: Option<&'static str>,
-    /// Whether `runtime.source` says where its packages come from.
+    /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
-    /// The first version that gives GPUs to containers; `None` if all do.
+    /// The first version that supports GPUs in containers, or `None` if all do.
     pub first: Option<Version>,
-    /// The first version that reads groups in CDI specifications; `None` if it reads none by itself.
+    /// The first version that reads groups in CDI specifications, or `None` if it does not read specifications itself.
     pub reads_groups: Option<Version>,
 }
 
-/// What is known about one container runtime.
+/// A container runtime.
 #[async_trait]
 pub trait Runtime: Debug + Send + Sync {
-    /// What never changes about it.
+    /// Returns its constant properties.
     fn facts(&self) -> &'static RuntimeFacts;
 
-    /// Looks at it: its files, and what it says of itself where programs may be run.
+    /// Reads its files, and queries the daemon if commands can be executed.
     ///
     /// # Errors
-    /// When a file cannot be read, or its program cannot be run. That it does not answer is no error.
+    /// If a file cannot be read, or if its program cannot be executed. A daemon that does not respond is not an error.
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError>;
 
-    /// Judges its files.
+    /// Evaluates its files.
     ///
     /// # Errors
-    /// As for [`Runtime::view`].
+    /// Same as for [`Runtime::view`].
     async fn report(
         &self,
         _place: Place<'_>,
@@ -228,65 +230,65 @@ pub trait Runtime: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns where it is in another form, which does not read its usual file; with the remedy. `None` if it is not.
+    /// Returns another installed form of the runtime, which does not read the default file, or `None`.
     ///
     /// # Errors
-    /// When a folder cannot be read.
+    /// If a directory cannot be read.
     fn in_another_form(&self, _files: &dyn ReadFiles) -> Result<Option<OtherForm>, FilesError> {
         Ok(None)
     }
 
-    /// Why a kubelet does not start with it, by their versions.
+    /// Returns the reason if a kubelet does not start with this version.
     fn refuses_kubelet(&self, _kubelet: &str, _version: &str) -> Option<String> {
         None
     }
 
-    /// Why a kubelet was not tested with it, by their versions; with a link.
+    /// Returns the reason if a kubelet was not tested with this version, and a link.
     fn untested_kubelet(&self, _kubelet: &str, _version: &str) -> Option<(String, &'static str)> {
         None
     }
 
-    /// The Kubernetes distributions that bring one of their own.
+    /// Returns the Kubernetes distributions that ship their own copy of it.
     fn owners(&self) -> &'static [KubernetesDistribution] {
         &[]
     }
 
-    /// How a container is run in it for a proof; `None` if it runs none by itself.
+    /// Returns the interface that runs a container for validation, or `None` if it is not supported.
     fn containers(&self) -> Option<&dyn Containers> {
         None
     }
 }
 
-/// A form of a runtime that is not configured here.
+/// An installed form of a runtime that cannot be configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherForm {
-    /// Why it cannot be used, as a sentence.
+    /// The reason, as a sentence.
     pub why: String,
-    /// The folder that shows it.
+    /// The directory that shows it.
     pub folder: &'static str,
-    /// What helps.
+    /// The remedy.
     pub remedy: &'static str,
 }
 
-/// A configuration that others write anew after `install` has run.
+/// A configuration file that another program regenerates after `install`.
 #[derive(Debug, Clone, Copy)]
 pub struct Rewritten {
-    /// Units and programs that write it: one of them is enough.
+    /// Units and programs that regenerate it. One of them is sufficient.
     pub units: &'static [&'static str],
     pub programs: &'static [&'static str],
-    /// The file.
+    /// The configuration file.
     pub file: &'static str,
-    /// The drop-in of the daemon's unit by which this program puts back what it has set.
+    /// The drop-in of the daemon unit that restores the settings of gpu-bootstrap.
     pub drop_in: &'static str,
-    /// The subcommand that does it.
+    /// The subcommand that restores them.
     pub subcommand: &'static str,
 }
 
 impl Rewritten {
-    /// Whether somebody writes it.
+    /// Whether another program regenerates the file.
     ///
     /// # Errors
-    /// When a folder cannot be read.
+    /// If a directory cannot be read.
     pub fn is_so(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
         for program in self.programs {
             if files.exists(Utf8Path::new(program))? {
@@ -304,7 +306,7 @@ impl Rewritten {
     }
 }
 
-/// Folders in which this program writes files for daemons.
+/// Directories in which gpu-bootstrap writes files for daemons.
 pub fn written_folders() -> impl Iterator<Item = &'static str> {
     let rewritten = Daemon::ALL
         .into_iter()
@@ -312,7 +314,7 @@ pub fn written_folders() -> impl Iterator<Item = &'static str> {
     rewritten.filter_map(|one| Some(one.drop_in.rsplit_once('/')?.0))
 }
 
-/// Folders with their configuration, and with CDI specifications.
+/// Directories of runtime configurations and of CDI specifications.
 pub fn folders() -> impl Iterator<Item = &'static str> {
     let own = RuntimeKind::ALL
         .into_iter()
@@ -320,12 +322,12 @@ pub fn folders() -> impl Iterator<Item = &'static str> {
     own.chain(cdi::FOLDERS)
 }
 
-/// Where they keep images and containers.
+/// Directories of images and containers.
 pub fn data_folders() -> impl Iterator<Item = &'static str> {
     (RuntimeKind::ALL.into_iter()).filter_map(|kind| kind.runtime().facts().data)
 }
 
-/// Whose repository this is, and what stands in its address behind it: a system is a folder, and a release of it a suite.
+/// Returns the vendor of a repository and the rest of its URL. Each system has a directory, and each release a suite.
 #[must_use]
 pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
     RuntimeKind::ALL.into_iter().find_map(|kind| {
@@ -335,7 +337,7 @@ pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
     })
 }
 
-/// The units of the daemons, as unit files list them.
+/// Returns the units of the daemons, in the format of unit files.
 #[must_use]
 pub fn units() -> String {
     let units = RuntimeKind::ALL
@@ -344,10 +346,10 @@ pub fn units() -> String {
     units.collect::<Vec<_>>().join(" ")
 }
 
-/// A runtime with a daemon that is configured by files.
+/// A runtime with a daemon that is configured with files.
 #[async_trait]
 pub trait Configured: Debug + Send + Sync {
-    /// The keys that its files lack of a goal, by file; none if they say all of it.
+    /// Returns the keys that are required for a goal but missing in the files, by file.
     ///
     /// # Errors
     /// If a file is invalid or cannot be read.
@@ -358,15 +360,15 @@ pub trait Configured: Debug + Send + Sync {
         goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError>;
 
-    /// Whether it has to be told to use CDI.
+    /// Whether CDI must be enabled explicitly.
     fn needs_cdi(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> bool {
         false
     }
 
-    /// What its own program makes of its files, without the daemon.
+    /// Validates its files with its own binary, without the daemon.
     ///
     /// # Errors
-    /// When the program could not be run.
+    /// If the program could not be executed.
     async fn validate(
         &self,
         host: Reader<'_>,
@@ -374,102 +376,101 @@ pub trait Configured: Debug + Send + Sync {
         paths: &[&Utf8Path],
     ) -> Result<Validated, ReadError>;
 
-    /// How it takes up its files.
+    /// The method for reloading its files.
     fn pick_up(&self) -> PickUp {
         PickUp::Restart
     }
 
-    /// Whether it is configured for a kubelet of kubeadm's, too, where no container toolkit is wanted.
+    /// Whether it is also configured for a kubeadm kubelet without a container toolkit.
     fn is_for_kubelet(&self) -> bool {
         false
     }
 
-    /// The command that tells what its files say, if a daemon that is silent refuses them; for people.
+    /// The command that prints its configuration, for a daemon that rejects its files and does not respond.
     fn dump(&self) -> Option<&'static str> {
         None
     }
 
-    /// Who writes its whole file anew after `install` has run, and what has the runtime put back.
+    /// The programs that regenerate its complete file after `install`, and the drop-in that restores the runtime.
     fn rewritten(&self) -> Option<&'static Rewritten> {
         None
     }
 
-    /// Puts back what `install` has set in a file that was written anew.
+    /// Restores the settings of `install` in a regenerated file.
     ///
     /// # Errors
-    /// Why that cannot be, in one line.
+    /// If that is not possible. The message is one line.
     async fn put_back(&self, _host: &Host, _goal: &Goal<'_>) -> Result<(), String> {
         Ok(())
     }
 
-    /// Asks it with what it runs.
+    /// Queries its effective configuration.
     ///
     /// # Errors
-    /// When its program could not be run. That it does not answer is no error.
+    /// If its program could not be executed. A daemon that does not respond is not an error.
     async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError>;
 
-    /// Whether it can be used; `for_kubelet`, too.
+    /// Whether it is usable, for a kubelet if `for_kubelet` is set.
     ///
     /// # Errors
-    /// When its client could not be run.
+    /// If its client could not be executed.
     async fn answers(&self, host: Reader<'_>, for_kubelet: bool) -> Result<Answer, ExecError>;
 
-    /// Names or ids of the containers that it runs.
+    /// Returns the names or IDs of its running containers.
     ///
     /// # Errors
-    /// When its client could not be run, or the daemon does not answer.
+    /// If its client could not be executed, or the daemon does not respond.
     async fn running(&self, host: Reader<'_>) -> Result<Vec<String>, ExecError>;
 }
 
-/// A container that is run to its end.
+/// A container that is run until it exits.
 #[derive(Debug, Clone, Copy)]
 pub struct OneContainer<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// The image, as [`Containers::image_name`] names it; `None` where `root` is its filesystem.
+    /// The image, as returned by [`Containers::image_name`]. `None` if `root` is the filesystem.
     pub image: Option<&'a str>,
-    /// The image that is made of `root` where that is needed: [`Containers::import`].
+    /// The image that is created from `root` if required: [`Containers::import`].
     pub own_image: &'a str,
-    /// The folder with the program.
+    /// The directory with the program.
     pub root: &'a Utf8Path,
-    /// What is mounted read-only, with its place inside.
+    /// Read-only mounts, with their paths in the container.
     pub mounts: &'a [(Utf8PathBuf, &'static str)],
     /// Program and arguments.
     pub command: &'a [&'a str],
 }
 
-/// How a container is run in a runtime for a proof.
+/// Runs a container for validation.
 #[async_trait]
 pub trait Containers: Debug + Send + Sync {
-    /// The name of an image for its client.
+    /// Returns the image name for its client.
     fn image_name(&self, image: &str) -> String;
 
-    /// Asks whether an image is there; the answer is for [`Containers::has_image`].
+    /// Queries whether an image exists. [`Containers::has_image`] evaluates the output.
     fn find_image(&self, image: &str) -> Query;
 
-    /// Whether the image is there, by the answer to [`Containers::find_image`]; `None` if that is an error.
+    /// Whether the image exists, from the output of [`Containers::find_image`]. `None` if the query failed.
     fn has_image(&self, image: &str, output: &Output) -> Option<bool>;
 
     /// Pulls an image.
     ///
     /// # Errors
-    /// When an existing file cannot be read.
+    /// If an existing file cannot be read.
     fn pull(&self, files: &dyn ReadFiles, image: &str) -> Result<Cmd, FilesError>;
 
-    /// Whether its client downloads, by the proxy of the environment; otherwise the daemon does, with its own settings.
+    /// Whether its client downloads images with the proxy of the environment. Otherwise the daemon downloads with its own
+    /// settings.
     fn client_pulls(&self) -> bool {
         true
     }
 
-    /// Removes an image.
     fn remove_image(&self, image: &str) -> Cmd;
 
-    /// Whether an image that a container uses stays: its removal fails then.
+    /// Whether removing an image fails while a container uses it.
     fn keeps_used_images(&self) -> bool {
         false
     }
 
-    /// Makes an image of an archive; `None` if a folder is enough as the filesystem of a container.
+    /// Creates an image from an archive, or returns `None` if a directory is sufficient as container filesystem.
     fn import(&self, _archive: &Utf8Path, _image: &str) -> Option<Cmd> {
         None
     }
@@ -477,10 +478,10 @@ pub trait Containers: Debug + Send + Sync {
     /// Runs a container.
     fn start(&self, container: &OneContainer<'_>) -> Cmd;
 
-    /// Ends and removes a container; it is no error if there is none.
+    /// Stops and removes a container. A missing container is not an error.
     ///
     /// # Errors
-    /// When its client fails.
+    /// If its client fails.
     async fn remove(
         &self,
         host: &Host,
@@ -489,7 +490,7 @@ pub trait Containers: Debug + Send + Sync {
         line: &(dyn for<'t> Fn(&'t str) + Sync),
     ) -> Result<(), ExecError>;
 
-    /// Whether [`Containers::remove`] fails in some versions where there is no such container.
+    /// Whether [`Containers::remove`] fails in some versions if the container does not exist.
     fn may_miss(&self) -> bool {
         false
     }
@@ -499,12 +500,12 @@ pub trait Containers: Debug + Send + Sync {
 const VARIABLES: &str =
     "--env=NVIDIA_VISIBLE_DEVICES=all --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility";
 
-/// Arguments, by a line without quotes.
+/// Splits a line without quotes into arguments.
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What is mounted read-only, where `read_only` is the client's word for that.
+/// Returns the options for read-only mounts. `read_only` is the client's keyword for read-only.
 fn mounts<'a>(
     container: &'a OneContainer<'a>,
     read_only: &'a str,
@@ -514,13 +515,13 @@ fn mounts<'a>(
     })
 }
 
-/// The time limit to remove a container, or to import a few megabytes.
+/// The time limit for removing a container or importing a few megabytes.
 pub const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Runs a command whose output is only passed on.
+/// Runs a command and only forwards its output.
 ///
 /// # Errors
-/// When it fails.
+/// If the command fails.
 pub async fn quiet(
     host: &Host,
     cmd: &Cmd,

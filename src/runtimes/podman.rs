@@ -1,4 +1,4 @@
-//! Podman: it has no daemon, and reads CDI specifications itself.
+//! Podman, which has no daemon and reads CDI specifications itself.
 
 use std::time::Duration;
 
@@ -12,7 +12,6 @@ use super::{
 };
 use crate::host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status};
 
-/// Podman.
 #[derive(Debug)]
 pub struct Podman;
 
@@ -35,8 +34,9 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     reads_groups: Some(READS_GROUPS),
 };
 
-/// What Podman says of specifications that are too new for it. It has no other way to a GPU than CDI. NVIDIA/nvidia-container-toolkit
-/// issues 1860, 1865 and 1940; the flag is in `pkg/nvcdi/api.go`, and its variable in `cmd/nvidia-ctk/cdi/generate/generate.go`.
+/// Returns an error if Podman does not support the version of the specifications, because CDI is its only access to GPUs.
+/// NVIDIA/nvidia-container-toolkit issues 1860, 1865 and 1940. The flag is in `pkg/nvcdi/api.go`, and its variable in
+/// `cmd/nvidia-ctk/cdi/generate/generate.go`.
 fn reads_none(
     files: &dyn ReadFiles,
     version: Version,
@@ -57,7 +57,7 @@ fn reads_none(
                 Some(Ok(spec)) if spec.kind == cdi::KIND && spec.has_groups() => {
                     unread.push(format!("`{path}` (version {})", spec.cdi_version));
                 }
-                // One that it reads is enough.
+                // One supported specification is sufficient.
                 Some(Ok(spec)) if spec.kind == cdi::KIND => return Ok(None),
                 _ => {}
             }
@@ -68,19 +68,19 @@ fn reads_none(
     }
     Ok(Some(Fault {
         remedy: format!(
-            "install Podman {} or newer; or have the groups left out: write \
-             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` into \
+            "install Podman {} or newer; or omit the groups: add \
+             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` to \
              `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
             READS_GROUPS
         ),
-        // Beside a daemon, Podman may not be what containers with a GPU are started with.
+        // If there is also a daemon, GPU containers may be started with the daemon instead of Podman.
         harm: match is_alone {
             true => Harm::Containers,
             false => Harm::Perhaps,
         },
         why: format!(
-            "Podman {version} cannot read {}, so none of its containers with a GPU starts (`unresolvable CDI devices`): \
-                 the container toolkit has named groups of device nodes there, which Podman knows from {} on",
+            "Podman {version} cannot read {}, so containers with a GPU do not start (`unresolvable CDI devices`): the \
+                 container toolkit added device node groups, which Podman supports since {}",
             unread.join(" and "),
             READS_GROUPS
         ),
@@ -93,7 +93,7 @@ impl Runtime for Podman {
         &FACTS
     }
 
-    /// No file of its own tells it of GPUs.
+    /// Podman has no configuration file for GPUs.
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
         Ok(RuntimeView::of(Said::Absent, place.version))
     }
@@ -110,7 +110,7 @@ impl Runtime for Podman {
         };
         Ok(Some(Report::of(
             Vec::from_iter(fault),
-            "it reads the specifications that are there",
+            "Podman can read the existing specifications",
         )))
     }
 
@@ -121,7 +121,7 @@ impl Runtime for Podman {
 
 #[async_trait]
 impl Containers for Podman {
-    /// It asks which registry a name without one means.
+    /// Podman resolves names without a registry itself.
     fn image_name(&self, image: &str) -> String {
         ctr::full_name(image)
     }
@@ -151,7 +151,7 @@ impl Containers for Podman {
     }
 
     fn start(&self, container: &OneContainer<'_>) -> Cmd {
-        // By the CDI specification alone; and SELinux would keep the container from the driver's nodes.
+        // GPU access only through the CDI specification. SELinux would deny access to the device nodes.
         let mut args = words(&format!(
             "run --rm --network=none --device=nvidia.com/gpu=all --name={} --security-opt=label=disable",
             container.name
@@ -185,37 +185,36 @@ impl Containers for Podman {
     }
 }
 
-/// The first version that takes the name of a CDI device. Source: NVIDIA's container toolkit
-/// documentation, "Support for Container Device Interface", prerequisites.
+/// The first version that accepts CDI device names. Source: NVIDIA Container Toolkit documentation, "Support for Container
+/// Device Interface", prerequisites.
 pub const READS_CDI: Version = Version(4, 1);
 
-/// The first version that reads specifications of CDI 0.7.0, see [`super::cdi::Spec::has_groups`]. Source: Podman's
-/// `go.mod`: 5.0 has version 0.6.2 of the library of CDI, 5.1 has 0.7.2.
+/// The first version that reads CDI 0.7.0 specifications, see [`super::cdi::Spec::has_groups`]. Source: Podman's `go.mod`: 5.0
+/// uses version 0.6.2 of the CDI library, 5.1 uses 0.7.2.
 pub const READS_GROUPS: Version = Version(5, 1);
 
-/// Asks for an image: the status is 0 where it is there, 1 where it is not (podman-image-exists(1)).
+/// Queries an image: the exit status is 0 if it exists and 1 if not (podman-image-exists(1)).
 #[must_use]
 pub fn has_image(image: &str) -> Query {
     Query::new("podman", ["image", "exists", "--", image])
 }
 
-/// The status with which [`has_image`] says no.
+/// The exit status of [`has_image`] if the image does not exist.
 pub const NO_IMAGE: i32 = 1;
 
-/// Pulls an image.
 #[must_use]
 pub fn pull(image: &str) -> Cmd {
     Cmd::new("podman", ["pull", "--", image])
 }
 
-/// Removes an image. It fails where a container uses it: with `--force`, Podman would remove these
-/// containers, podman-rmi(1).
+/// Removes an image. It fails if a container uses the image. With `--force`, Podman would remove these containers,
+/// podman-rmi(1).
 #[must_use]
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("podman", ["image", "rm", "--", image]).deadline(Duration::from_secs(120))
 }
 
-/// Ends and removes a container; it is no error if there is none.
+/// Stops and removes a container. A missing container is not an error.
 #[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("podman", ["rm", "--force", "--ignore", "--", name]).deadline(Duration::from_secs(60))
@@ -226,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_that_somebody_uses_is_never_removed_with_its_containers() {
+    fn used_image_is_not_removed_with_its_containers() {
         assert_eq!(remove_image("a").line(), "podman image rm -- a");
     }
 }

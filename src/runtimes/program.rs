@@ -1,4 +1,4 @@
-//! Programs that a configuration names, and that are not there.
+//! Finds programs in a configuration that do not exist.
 
 use camino::Utf8Path;
 
@@ -8,13 +8,13 @@ use crate::{
     tools::toolkit,
 };
 
-/// Where daemons look for programs that are named without a path: systemd's default.
+/// The directories in which daemons look up programs without a path: the systemd default.
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 
-/// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
+/// Whether a configured program is missing on this machine. A tree without programs is not evidence.
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesError> {
     let mut any = false;
     for folder in PATH {
@@ -24,7 +24,7 @@ pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesErr
         return Ok(false);
     }
     if program.contains('/') {
-        // Where a daemon looks for a path that does not begin at the root is not known.
+        // The lookup of other relative paths is unknown.
         return Ok(program.starts_with('/') && !files.exists(Utf8Path::new(program))?);
     }
     for folder in PATH {
@@ -35,33 +35,33 @@ pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesErr
     Ok(true)
 }
 
-/// A program that a configuration names for one of its runtimes.
+/// The configured program of a runtime.
 #[derive(Debug, Clone, Copy)]
 pub struct Named<'a> {
-    /// Whose configuration, for people.
+    /// The title of the container runtime, for messages.
     pub of: &'a str,
-    /// Its unit, as people type it.
+    /// The unit name, as used on the command line.
     pub unit: &'a str,
     /// The name of the runtime.
     pub runtime: &'a str,
     pub program: &'a str,
-    /// The file that names it, where several could.
+    /// The file with the setting, if there may be several files.
     pub path: Option<&'a Utf8Path>,
-    /// What follows, if containers get this runtime that ask for none.
+    /// The effect if it is the default runtime.
     pub default: Option<&'static str>,
 }
 
 impl Named<'_> {
-    /// Whether somebody asks for it: what nobody asks for may lack its program, as kata that was removed.
+    /// Whether the runtime is used. An unused runtime may lack its program, such as a removed kata.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.default.is_some() || toolkit::comes_with(self.program, toolkit::RUNTIME)
     }
 
-    /// The fault, if the program is not there.
+    /// Returns an error if the program is missing.
     ///
     /// # Errors
-    /// When a folder cannot be read.
+    /// If a directory cannot be read.
     pub fn fault(&self, files: &dyn ReadFiles) -> Result<Option<Fault>, FilesError> {
         let Self {
             of,
@@ -75,17 +75,17 @@ impl Named<'_> {
             return Ok(None);
         }
         let place = path.map_or_else(String::new, |path| format!(" (`{path}`)"));
-        let follows = default.unwrap_or("so no container of it starts");
+        let follows = default.unwrap_or("so its containers do not start");
         let package = match toolkit::comes_with(program, toolkit::RUNTIME) {
-            true => "install `nvidia-container-toolkit`, which brings it",
-            false => "install the program that it names",
+            true => "install `nvidia-container-toolkit`, which contains it",
+            false => "install the program",
         };
         Ok(Some(Fault {
             why: format!(
-                "runtime `{runtime}` of {of} names `{program}`{place}, which is not there, {follows}"
+                "runtime `{runtime}` of {of}: `{program}`{place} does not exist, {follows}"
             ),
             remedy: format!(
-                "{package}, or take the runtime out; then run `systemctl restart {unit}`"
+                "{package}, or remove the runtime; then run `systemctl restart {unit}`"
             ),
             harm: match self.counts() {
                 true => Harm::Containers,

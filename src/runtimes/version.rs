@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The version of a runtime, as far as it matters here.
+/// Major and minor version of a runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
@@ -13,8 +13,8 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// Reads the answer to `--version`, for example `containerd github.com/containerd/containerd v1.7.24 88bf19b`, or a
-    /// version alone.
+    /// Parses the output of `--version`, for example `containerd github.com/containerd/containerd v1.7.24 88bf19b`, or a bare
+    /// version.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         text.split_whitespace().find_map(|word| {

@@ -1,4 +1,4 @@
-//! What is known of one container runtime on a machine: by its files, and, where programs may be run, by itself.
+//! The state of a container runtime: from its files and, if commands can be executed, from the daemon.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,54 +10,54 @@ use camino::Utf8PathBuf;
 use super::version::Version;
 use crate::host::{ExecError, FilesError, Output, Query, Reader};
 
-/// Where a runtime is looked at, and what is known of it already.
+/// The location of a runtime, and the already known data.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     /// The machine, read-only.
     pub host: Reader<'a>,
-    /// Whether its program is there.
+    /// Whether its program is installed.
     pub installed: bool,
-    /// Its version; `None` where nothing tells it.
+    /// The version, or `None` if unknown.
     pub version: Option<Version>,
 }
 
-/// A configuration file, as the runtime loads it.
+/// A configuration file, as loaded by the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFile {
     pub path: Utf8PathBuf,
-    /// Its content; `None` if there is no such file.
+    /// The content, or `None` if the file does not exist.
     pub text: Option<String>,
 }
 
 impl ConfigFile {
-    /// Its content; empty if there is no such file.
+    /// Returns the content, or an empty string if the file does not exist.
     #[must_use]
     pub fn text(&self) -> &str {
         self.text.as_deref().unwrap_or_default()
     }
 }
 
-/// A runtime as it is on a machine. Files are always read; what it says of itself only where programs may be run.
+/// The state of a runtime on a machine. Files are always read. The daemon is queried only if commands can be executed.
 #[derive(Debug, Clone)]
 pub struct RuntimeView {
-    /// Its files, in the order in which it reads them. The first is there although it may have no text.
+    /// The files, in reading order. The first entry always exists, but may have no text.
     pub files: Vec<ConfigFile>,
-    /// One of them that it cannot read.
+    /// A file that the runtime cannot read.
     pub broken: Option<Broken>,
-    /// The line that makes it read another file than its usual one.
+    /// The line that sets a configuration file other than the default.
     pub elsewhere: Option<Elsewhere>,
-    /// What its files say together; `None` where they cannot tell it.
+    /// The configuration merged from the files, or `None` if unknown.
     pub by_files: Option<Config>,
-    /// What its own program prints of its files, where that is more than they say.
+    /// The configuration printed by its own program, if it contains more than the files.
     pub printed: Option<String>,
-    /// What it says of itself.
+    /// The response of the daemon.
     pub said: Said,
-    /// Its version; `None` where nothing tells it.
+    /// The version, or `None` if unknown.
     pub version: Option<Version>,
 }
 
 impl RuntimeView {
-    /// The view of a runtime without files, for the fields that it does not set.
+    /// Returns the view of a runtime without files, as the default of other fields.
     #[must_use]
     pub const fn of(said: Said, version: Option<Version>) -> Self {
         Self {
@@ -71,13 +71,13 @@ impl RuntimeView {
         }
     }
 
-    /// Whether there is a file that it reads first.
+    /// Whether the root configuration file exists.
     #[must_use]
     pub fn has_file(&self) -> bool {
         self.files.first().is_some_and(|file| file.text.is_some())
     }
 
-    /// What it runs with; where it may not be asked, what its files say.
+    /// Returns the effective configuration, or the configuration of the files if the daemon cannot be queried.
     #[must_use]
     pub fn config(&self) -> Option<&Config> {
         match &self.said {
@@ -88,53 +88,53 @@ impl RuntimeView {
     }
 }
 
-/// What a runtime says of itself.
+/// The response of a runtime.
 #[derive(Debug, Clone)]
 pub enum Said {
-    /// Its program could not be run, or may not be, as with `--root`.
+    /// Its program could not be executed, or commands are not allowed, as with `--root`.
     Unknown(Arc<ExecError>),
-    /// It is not installed.
+    /// The runtime is not installed.
     Absent,
-    /// It does not answer; the text is the error of its client.
+    /// It does not respond. The text is the client error.
     Silent(String),
-    /// It answered.
+    /// The effective configuration.
     Known(Config),
 }
 
-/// What a runtime is configured with.
+/// The configuration of a runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// The names of its runtimes.
+    /// The runtime names.
     pub runtimes: BTreeSet<String>,
-    /// Its default runtime.
+    /// The default runtime.
     pub default: Option<String>,
-    /// The programs that run containers, by runtime, where it names them.
+    /// The program of each runtime that sets one.
     pub programs: BTreeMap<String, String>,
-    /// The runtimes for which systemd makes the control groups, or not, where that is said.
+    /// Whether systemd is the cgroup driver, for each runtime that sets it.
     pub systemd_cgroup: BTreeMap<String, bool>,
-    /// It serves pods; always so where it cannot be switched off.
+    /// Whether it serves pods. Always true if that cannot be disabled.
     pub serves_pods: bool,
-    /// It forgives flaws of its file that earlier versions do not.
+    /// Whether it accepts files that earlier versions reject.
     pub lenient: bool,
-    /// It knows CDI, and does not use it.
+    /// Whether it supports CDI but does not use it.
     pub without_cdi: bool,
-    /// It has folders of CDI specifications.
+    /// Whether it has directories of CDI specifications.
     pub uses_cdi: bool,
-    /// Its containers keep running when it stops.
+    /// Whether its containers keep running if it stops.
     pub spares_containers: bool,
 }
 
-/// A configuration file that its runtime does not read.
+/// A configuration file that its runtime cannot read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     pub path: Utf8PathBuf,
     pub why: String,
-    /// Whether newer versions read it all the same.
+    /// Whether newer versions accept it.
     pub forgiven: bool,
 }
 
 impl Broken {
-    /// One that no version reads.
+    /// Creates an error that applies to all versions.
     #[must_use]
     pub fn for_all(path: impl Into<Utf8PathBuf>, why: String) -> Self {
         Self {
@@ -145,64 +145,64 @@ impl Broken {
     }
 }
 
-/// A line that makes a runtime read another configuration file than its usual one.
+/// A line that sets a configuration file other than the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// The file that it reads.
+    /// The file that the runtime reads.
     pub config: String,
-    /// The file that has the line.
+    /// The file with the line.
     pub path: Utf8PathBuf,
-    /// The number of the line, from 1.
+    /// The line number, starting at 1.
     pub line: usize,
 }
 
-/// What a runtime has to know.
+/// The runtime to configure.
 #[derive(Debug, Clone, Copy)]
 pub struct Goal<'a> {
-    /// The name of the runtime that it has to know.
+    /// The name of the runtime.
     pub name: &'a str,
-    /// Whether it has to be the default one.
+    /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether containers get devices by CDI.
+    /// Whether containers get devices with CDI.
     pub cdi: bool,
-    /// Whether a kubelet of kubeadm's will use it.
+    /// Whether a kubeadm kubelet will use it.
     pub for_kubelet: bool,
 }
 
-/// A fault of the files of a runtime.
+/// An error in the files of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong, and what follows.
+    /// The error and its effect.
     pub why: String,
-    /// What mends it.
+    /// The remedy.
     pub remedy: String,
     pub harm: Harm,
 }
 
-/// What a fault does.
+/// The effect of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Harm {
-    /// Perhaps nothing, or nothing yet.
+    /// Possibly none, or none yet.
     Perhaps,
-    /// Containers of one runtime do not start, or not with a GPU.
+    /// Containers of one runtime do not start, or have no GPU.
     Containers,
-    /// It does not start.
+    /// The runtime does not start.
     All,
 }
 
-/// What is told of the files of a runtime.
+/// The result of checking the files of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// There is nothing to judge, and why.
+    /// There are no files to check, with the reason.
     Nothing(String),
-    /// They are right; the text says what was looked at.
+    /// The files are valid. The text describes the check.
     Whole(&'static str),
-    /// What is wrong, the worst or the first one first; never empty.
+    /// The errors, the most severe or first one first. Never empty.
     Faulty(Vec<Fault>),
 }
 
 impl Report {
-    /// The faults, or that all is right.
+    /// Creates a report of the errors, or a positive report.
     #[must_use]
     pub fn of(faults: Vec<Fault>, whole: &'static str) -> Self {
         match faults.is_empty() {
@@ -211,92 +211,92 @@ impl Report {
         }
     }
 
-    /// Whether it does not start with its files.
+    /// Whether the runtime does not start with its files.
     #[must_use]
     pub fn refuses(&self) -> bool {
         matches!(self, Self::Faulty(faults) if faults.iter().any(|fault| fault.harm == Harm::All))
     }
 }
 
-/// What only the caller knows of a machine whose files are judged.
+/// Data about the machine that only the caller knows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Surroundings<'a> {
-    /// Whether this is the machine itself, and no tree of files.
+    /// Whether the files belong to the running machine instead of a tree.
     pub is_this_machine: bool,
-    /// Whether no other runtime is there.
+    /// Whether no other runtime is installed.
     pub is_alone: bool,
-    /// Who else owns the driver, where containers reach the GPU by NVIDIA's runtime or by CDI alone.
+    /// The owner of the driver, if containers can access the GPU only with the NVIDIA runtime or CDI.
     pub needs_runtime: Option<&'a str>,
 }
 
-/// Why it is unknown which keys the files of a runtime lack.
+/// The missing keys of a runtime are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum LackError {
     /// A configuration file is invalid.
-    #[error("`{}` cannot be read: {}", .0.path, .0.why)]
+    #[error("`{}` cannot be parsed: {}", .0.path, .0.why)]
     Broken(Broken),
-    /// A file or folder could not be read.
+    /// A file or directory could not be read.
     #[error(transparent)]
     Files(#[from] FilesError),
 }
 
-/// Why a runtime could not be looked at.
+/// The state of a runtime could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// One of its files could not be read.
+    /// A file could not be read.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// Its program could not be run.
+    /// Its program could not be executed.
     #[error(transparent)]
     Exec(#[from] ExecError),
 }
 
-/// What its own program makes of the files before the daemon is touched.
+/// The result of validating the files with the runtime's own binary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Validated {
-    /// Nothing tells it.
+    /// The result is unknown.
     Untold,
-    /// It refuses them, with these words.
+    /// The files are rejected, with this message.
     Refused(String),
-    /// It reads this in them.
+    /// The configuration that it reads from the files.
     Reads(Config),
-    /// It would start with them.
+    /// The files are accepted.
     Accepted,
 }
 
-/// How a daemon takes up its files.
+/// The method for reloading the files of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PickUp {
-    /// It is restarted: its containers keep running.
+    /// Restart it. Its containers keep running.
     Restart,
-    /// It reads them again after a signal, and a restart may stop its containers.
+    /// Send a signal to reload the files, because a restart may stop its containers.
     Reload(ReloadWords),
 }
 
-/// What is told of a daemon whose restart may stop its containers.
+/// Texts for a daemon whose restart may stop containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReloadWords {
-    /// What people can set so that a restart stops none, as a part of a sentence.
+    /// The setting that keeps containers running during a restart, as a part of a sentence.
     pub spare: &'static str,
-    /// The command that asks it, for people.
+    /// The command that queries it, for the administrator.
     pub asks: &'static str,
-    /// The reason where it does not tell what runs.
+    /// The reason if the running containers are unknown.
     pub silent: &'static str,
 }
 
-/// Whether a daemon can be used.
+/// Whether a daemon is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Why not; `None` if it can, or if its client is not installed and it cannot be asked.
+    /// The reason if not. `None` if it is usable, or if its client is not installed.
     pub flaw: Option<String>,
-    /// What is told beside it.
+    /// Additional notes.
     pub notes: Vec<String>,
 }
 
-/// The output of a program, whatever its exit status; `None` if it is not installed.
+/// Returns the output of a program, regardless of its exit status, or `None` if it is not installed.
 ///
 /// # Errors
-/// When it could not be run.
+/// If it could not be executed.
 pub async fn ask(host: Reader<'_>, query: &Query) -> Result<Option<Output>, ExecError> {
     match host.query(query).await {
         Ok(output) => Ok(Some(output)),
@@ -305,10 +305,10 @@ pub async fn ask(host: Reader<'_>, query: &Query) -> Result<Option<Output>, Exec
     }
 }
 
-/// What a runtime says, by the answer of its program.
+/// Queries a runtime with its program.
 ///
 /// # Errors
-/// When the program could not be run.
+/// If the program could not be executed.
 pub async fn said(
     host: Reader<'_>,
     query: &Query,
@@ -326,7 +326,7 @@ impl From<Result<Said, ExecError>> for Said {
     }
 }
 
-/// The last line of a program's output.
+/// Returns the last line of a program's output.
 #[must_use]
 pub fn last_words(output: &Output) -> String {
     let said = match output.stderr.trim().is_empty() {
@@ -340,7 +340,7 @@ pub fn last_words(output: &Output) -> String {
         .to_owned()
 }
 
-/// The last lines of a program's errors.
+/// Returns the last lines of a program's error output.
 #[must_use]
 pub fn last_lines(output: &Output) -> String {
     let said = match output.stderr.trim() {

@@ -1,5 +1,4 @@
-//! The kernel driver that is bound to each GPU, from sysfs, and the GPUs that are reserved for virtual
-//! machines.
+//! The kernel driver that is bound to each GPU (from sysfs), and the GPUs that are reserved for virtual machines.
 
 use camino::Utf8PathBuf;
 
@@ -10,16 +9,15 @@ use crate::{
     model::pci::{DEVICES, PciAddress},
 };
 
-/// Whether a driver keeps a GPU for virtual machines, on purpose: nothing binds it by itself. These are
-/// `vfio-pci`, its variants for one kind of device, such as `nvgrace_gpu_vfio_pci`, and `pci-stub`.
+/// Returns `true` for drivers that reserve a GPU for virtual machines: `vfio-pci`, its device-specific variants such as
+/// `nvgrace_gpu_vfio_pci`, and `pci-stub`. They are only bound on request.
 #[must_use]
 pub fn is_reserved(driver: &str) -> bool {
     let driver = driver.replace('_', "-");
     driver == "pci-stub" || driver == "vfio-pci" || driver.ends_with("-vfio-pci")
 }
 
-/// Whether a driver is nova, the successor of nouveau in the kernel. Its module calls itself
-/// `NovaCore`.
+/// Returns `true` for nova, the successor of nouveau in the kernel. Its module is called `NovaCore`.
 #[must_use]
 pub fn is_nova(driver: &str) -> bool {
     let plain = driver.replace(['-', '_'], "").to_ascii_lowercase();
@@ -27,18 +25,18 @@ pub fn is_nova(driver: &str) -> bool {
 }
 
 impl State {
-    /// Whether a GPU of the facts is reserved for virtual machines.
+    /// Returns `true` if a GPU in the facts is reserved for virtual machines.
     ///
     /// # Errors
-    /// When sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn is_reserved(&self, gpu: PciAddress) -> Result<bool, StateError> {
         Ok(self.bound_driver(gpu)?.is_some_and(is_reserved))
     }
 
-    /// The kernel driver that is bound to a GPU of the facts; `None` if there is none.
+    /// Returns the kernel driver that is bound to a GPU in the facts, or `None` if it has no driver.
     ///
     /// # Errors
-    /// When sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn bound_driver(&self, gpu: PciAddress) -> Result<Option<&str>, StateError> {
         let read = || {
             let gpus = self.facts.gpus.iter().map(|gpu| gpu.pci_address);
@@ -53,10 +51,10 @@ impl State {
     }
 }
 
-/// Which of the GPUs are reserved for virtual machines.
+/// Returns the GPUs that are reserved for virtual machines.
 ///
 /// # Errors
-/// When sysfs cannot be read.
+/// If sysfs cannot be read.
 pub fn reserved(files: &dyn ReadFiles, gpus: &[GpuFact]) -> Result<Vec<PciAddress>, FilesError> {
     let mut found = Vec::new();
     for gpu in gpus {
@@ -84,7 +82,7 @@ mod tests {
     };
 
     #[test]
-    fn drivers_of_one_kind_have_several_names() {
+    fn driver_variants_are_recognized() {
         for driver in ["vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub"] {
             assert!(is_reserved(driver), "{driver}");
         }
@@ -97,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_has_its_own_driver_or_none() {
+    fn bound_driver_is_read_for_each_gpu() {
         let (host, fakes) = fake::host();
         fakes.files.put_link(
             &format!("{DEVICES}/0000:18:00.0/driver"),
@@ -113,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_bound_for_passthrough_is_reserved() {
+    fn gpu_bound_for_passthrough_is_reserved() {
         let (host, fakes) = fake::host();
         let second: PciAddress = "0000:2a:00.0".parse().expect("an address");
-        // The variants for one kind of device count like the driver itself, everywhere.
+        // The device-specific variants are treated like the driver itself.
         for variant in ["vfio-pci", "nvgrace_gpu_vfio_pci"] {
             for (gpu, driver) in [("0000:18:00.0", "nouveau"), ("0000:2a:00.0", variant)] {
                 fakes.files.put_link(

@@ -1,4 +1,4 @@
-//! The cluster that this machine is a node of, and what that cluster says about the node.
+//! The cluster that this machine is a node of, and the state of the node in the cluster.
 
 use std::fmt;
 
@@ -19,16 +19,16 @@ use crate::{
 
 pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
-/// The host name: as the kernel has it, or where no kernel runs, as hostname(5) gives it at the next boot.
+/// Host name of the running kernel, or without a kernel the name for the next boot (hostname(5)).
 const HOST_NAMES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
-/// The folder of k3s and RKE2.
+/// Data directory of k3s and RKE2.
 const RANCHER: &str = "/var/lib/rancher";
 
 /// The two names of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renamed {
-    /// The name that the cluster has certified.
+    /// The name in the kubelet certificate.
     pub registered: NodeName,
     /// The name that the kubelet uses: the host name, or `--hostname-override`.
     pub now: NodeName,
@@ -39,8 +39,8 @@ impl fmt::Display for Renamed {
         let Self { registered, now } = self;
         write!(
             to,
-            "the kubelet uses the name `{now}`, but in the cluster this machine is node `{registered}`: its certificate \
-             allows no other name"
+            "the kubelet uses the node name `{now}`, but its certificate is only valid for \
+             `{registered}`, the name of this machine in the cluster"
         )
     }
 }
@@ -50,28 +50,28 @@ impl Renamed {
     pub fn remedy(&self) -> String {
         let Self { registered, .. } = self;
         format!(
-            "restore the name (`hostnamectl set-hostname {registered}`, then `systemctl restart kubelet`); or remove the node \
-             (`kubectl delete node {registered}`, `kubeadm reset` here), and join again with the new name"
+            "restore the host name (`hostnamectl set-hostname {registered}`, then `systemctl \
+             restart kubelet`), or remove the node (`kubectl delete node {registered}`, then \
+             `kubeadm reset` here) and join again with the new name"
         )
     }
 }
 
 impl State {
-    /// The cluster of this machine's kubelet; `None` if it has joined none.
+    /// The cluster of this machine's kubelet, or `None` if it has not joined a cluster.
     ///
     /// # Errors
-    /// When a kubeconfig cannot be read, or is none.
+    /// If a kubeconfig cannot be read or parsed.
     pub fn membership(&self) -> Result<Option<Membership>, StateError> {
         membership::read(&*self.host.files).map_err(unreadable)
     }
 
-    /// The name under which this machine is a node, or would be: the one that its cluster has certified; where its
-    /// kubelet has no certificate, the one that it was started with (`--hostname-override`, by which providers set it);
-    /// otherwise the host name in small letters, as kubeadm and the kubelet make it. Source: kubernetes/kubernetes,
-    /// `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
+    /// The node name of this machine. The first of: the name in the kubelet certificate, the `--hostname-override` option of
+    /// the kubelet (set by cloud providers), and the lower-case host name, like kubeadm and the kubelet. Source:
+    /// kubernetes/kubernetes, `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
     ///
     /// # Errors
-    /// When one of these cannot be read, or is no name of a node.
+    /// If one of these cannot be read or is not a valid node name.
     pub fn host_name(&self) -> Result<Option<NodeName>, StateError> {
         if let Some(name) = membership::node_name(&*self.host.files).map_err(unreadable)? {
             return Ok(Some(name));
@@ -80,14 +80,14 @@ impl State {
         self.name_for_kubelet(command.as_deref())
     }
 
-    /// The command line of the machine's kubelet; `None` if it does not run.
+    /// The command line of the machine's kubelet, or `None` if it is not running.
     fn kubelet_command(&self) -> Result<Option<String>, StateError> {
         let processes = self.processes_of(&["kubelet"])?;
         let mut commands = processes.into_iter();
         Ok(commands.find_map(|(_, process)| process.command))
     }
 
-    /// The name that a kubelet with these options gives its node.
+    /// The node name that a kubelet with these options uses.
     fn name_for_kubelet(&self, options: Option<&str>) -> Result<Option<NodeName>, StateError> {
         let made = |name: &str, place: &str| {
             let name = name.to_ascii_lowercase();
@@ -113,17 +113,14 @@ impl State {
         Ok(None)
     }
 
-    /// A node whose certified name is not the one that its kubelet uses, as after a change of the host name; `None` if both
-    /// are the same, or if one of them is unknown.
-    ///
-    /// # Errors
-    /// If the machine's files cannot be read.
+    /// Returns both names of a node if the kubelet uses a name that differs from its certificate, such as after a change of the
+    /// host name. `None` if they are equal, or if one is unknown.
     pub fn renamed(&self) -> Result<Option<Renamed>, StateError> {
         let files = &*self.host.files;
         let Some(membership) = self.membership()? else {
             return Ok(None);
         };
-        // k3s and RKE2 start the kubelet in their own process, with a name that their own settings may have.
+        // k3s and RKE2 run the kubelet in their own process and may set the node name in their own settings.
         if membership.kubeconfig.starts_with(RANCHER) {
             return Ok(None);
         }
@@ -146,18 +143,18 @@ impl State {
             .map(|now| Renamed { registered, now }))
     }
 
-    /// The kubectl of this machine.
+    /// Finds kubectl on this machine.
     ///
     /// # Errors
-    /// When the machine's files cannot be read.
+    /// If the machine's files cannot be read.
     pub fn kubectl(&self) -> Result<Option<Kubectl>, StateError> {
         Ok(kubectl::find(&*self.host.files)?)
     }
 
-    /// The version of the cluster's API server; `None` if it does not answer.
+    /// The version of the cluster's API server, or `None` if it does not respond.
     ///
     /// # Errors
-    /// When nothing may be executed.
+    /// If no commands may be executed.
     pub async fn api_server(&self, membership: &Membership) -> Result<Option<String>, StateError> {
         let Some(kubectl) = self.kubectl()? else {
             return Ok(None);
@@ -170,19 +167,17 @@ impl State {
         }
     }
 
-    /// What the cluster says about a node, asked with the credentials of the kubelet and no more.
+    /// Reads the state of a node from the cluster, only with the kubelet's credentials.
     ///
     /// # Errors
-    /// When nothing may be executed, or the answer cannot be understood.
+    /// If no commands may be executed, or if the response cannot be parsed.
     pub async fn registered(
         &self,
         membership: &Membership,
         node: &NodeName,
     ) -> Result<Registered, StateError> {
         let Some(kubectl) = self.kubectl()? else {
-            return Ok(Registered::Silent(
-                "there is no kubectl on this machine".to_owned(),
-            ));
+            return Ok(Registered::Silent("kubectl is not installed".to_owned()));
         };
         let (host, kubeconfig) = (self.host.reader(), &membership.kubeconfig);
         Ok(kubectl::registered(host, kubectl, kubeconfig, node).await?)
@@ -208,7 +203,7 @@ mod tests {
         tools::kubernetes::kubeconfig::tests::{NODE_CERTIFICATE, kubeconfig},
     };
 
-    /// The name of a machine, or why it has none.
+    /// The node name of a machine, or the error.
     fn name(arrange: impl Fn(&FakeFiles)) -> Result<Option<String>, String> {
         let (host, fakes) = fake::host();
         arrange(&fakes.files);
@@ -219,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_kernel_the_name_is_that_of_the_next_boot() {
+    fn host_name_without_kernel_is_read_from_etc() {
         assert_eq!(name(|_| {}), Ok(None));
         let next = |files: &FakeFiles| files.put("/etc/hostname", "# by the installer\n\nGPU-1\n");
         assert_eq!(name(next), Ok(Some("gpu-1".to_owned())));
@@ -231,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_name_that_the_certificate_does_not_have_is_told() {
+    fn host_name_that_differs_from_certificate_is_reported() {
         let renamed = |arrange: &dyn Fn(&FakeFiles)| {
             let (host, fakes) = fake::host();
             fakes.files.put("/pki/kubelet.pem", NODE_CERTIFICATE);
@@ -283,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_names_its_node_in_one_word_or_in_two() {
+    fn hostname_override_is_read_in_both_forms() {
         for command in [
             "/usr/bin/kubelet --v=2 --hostname-override=Node-7 --x",
             "/usr/bin/kubelet --hostname-override Node-7",
@@ -302,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn no_process_of_others_names_the_node() {
+    fn command_lines_of_foreign_processes_are_ignored() {
         for which in [
             Which::OfUser(65534),
             Which::Contained("pid"),
@@ -320,21 +315,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_of_a_node_is_refused_wherever_it_comes_from() {
+    fn invalid_node_names_are_rejected() {
         let option = "/usr/bin/kubelet --hostname-override=--kubeconfig=/tmp/x";
         let by_kubelet = name(|files| run(files, 7, Which::Own, option));
         let by_file = name(|files| files.put("/proc/sys/kernel/hostname", "-x\n"));
         for (found, place) in [(by_kubelet, "command line"), (by_file, "/kernel/hostname")] {
             let error = found.expect_err("no name");
             assert!(
-                error.contains(place) && error.contains("no name of a node"),
+                error.contains(place) && error.contains("not a valid node name"),
                 "{error}"
             );
         }
     }
 
     #[test]
-    fn the_certificate_of_the_kubelet_names_the_node_before_all_others() {
+    fn name_in_kubelet_certificate_takes_precedence() {
         let inside = kubeconfig(&format!("client-certificate-data: {}", {
             use base64::{Engine, engine::general_purpose::STANDARD};
             STANDARD.encode(NODE_CERTIFICATE)
@@ -354,7 +349,7 @@ mod tests {
             });
             assert_eq!(found, Ok(Some("gpu-7.example".to_owned())), "{text}");
         }
-        // The plugin of a cloud gives it a token.
+        // The cloud's credential plugin provides a token instead of a certificate.
         let found = name(|files| {
             files.put("/etc/hostname", "gpu-1\n");
             files.put(

@@ -1,4 +1,4 @@
-//! The NVIDIA driver as found: loaded, on the library path, in packages, on disk; and its origin.
+//! The NVIDIA driver as loaded, on the library path, in packages and on disk, and its origin.
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
@@ -23,13 +23,13 @@ pub struct FoundDriver {
     pub library_version: Option<DriverVersion>,
     /// The version of the installed packages.
     pub package_version: Option<DriverVersion>,
-    /// The version of the module on disk for the running kernel; with `--root`, where no kernel
-    /// runs, for the kernel of the next boot.
+    /// The version of the module on disk for the running kernel. With `--root`, where no kernel runs, the version for the
+    /// kernel of the next boot.
     pub module_version: Option<DriverVersion>,
     pub origin: Option<Origin>,
 }
 
-/// Where a driver came from.
+/// The origin of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -39,17 +39,17 @@ pub enum Origin {
     Vendor,
     /// NVIDIA's installer, without packages.
     Runfile,
-    /// It is part of the image: no package and no trace of the installer, or a service of the image brings the module.
+    /// Part of the image: no package and no files of the installer, or a service of the image installs the module.
     Preinstalled,
 }
 
-/// The version of the loaded module, from the kernel.
+/// The version of the loaded module, from sysfs.
 const LOADED_VERSION: &str = "/sys/module/nvidia/version";
-/// The version of the loaded module, from the module itself, in a sentence.
+/// The version of the loaded module, in a line of text that the module writes.
 const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
-/// Where NVIDIA's GPU Operator mounts the root of the container that has the driver:
-/// `NVIDIA_DRIVER_ROOT` of its validator.
+/// Mount point of the driver container's root file system, created by the NVIDIA GPU Operator: `NVIDIA_DRIVER_ROOT` in its
+/// validator.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -57,7 +57,7 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The DKMS entry of NVIDIA's installer.
 const INSTALLER_DKMS: &str = "/var/lib/dkms/nvidia";
 
-/// The folders that the linker of every distribution searches by default; 64-bit ones first.
+/// Default search directories of the dynamic linker on all distributions, 64-bit directories first.
 const FOLDERS: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -67,7 +67,7 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// The folders of libraries in a root that the linker does not search.
+/// Library directories in a driver root, which the linker does not search.
 const IN_ROOT: [&str; 6] = [
     "lib64",
     "lib",
@@ -78,21 +78,21 @@ const IN_ROOT: [&str; 6] = [
 ];
 
 impl State {
-    /// Version of the loaded driver; `None` if none is loaded.
+    /// The version of the loaded driver, or `None` if no driver is loaded.
     ///
     /// # Errors
-    /// When the kernel's file cannot be read or contains no version.
+    /// If the kernel's file cannot be read or contains no version.
     pub fn loaded_driver(&self) -> Result<Option<&DriverVersion>, StateError> {
         let read = || loaded_driver(&*self.host.files);
         let read = self.memo.loaded_driver.get_or_init(read).as_ref();
         read.map(Option::as_ref).map_err(Clone::clone)
     }
 
-    /// The flavour of the loaded module, which only the module itself tells; `None` if no module is
-    /// loaded, or if it does not tell.
+    /// The flavor of the loaded module, which only the module itself reports. `None` if no module is loaded, or if its flavor
+    /// is unknown.
     ///
     /// # Errors
-    /// When the module's file cannot be read.
+    /// If the module's file cannot be read.
     pub fn loaded_flavour(&self) -> Result<Option<Flavour>, StateError> {
         let read = || -> Read<Option<Flavour>> {
             let text = self.host.files.read_text(Utf8Path::new(PROC_VERSION))?;
@@ -106,7 +106,7 @@ impl State {
         let kernel = &self.facts.kernel;
         match (&kernel.next_boot, &kernel.running) {
             (Some(next), Some(running)) if next != running => {
-                // What cannot be read is said by the driver's facts.
+                // Unreadable files are reported with the driver's facts.
                 let mut reader = FactReader::new(&*self.host.files);
                 let reading =
                     modules::on_disk(&mut reader, self.host.reader(), self.scope, Some(next));
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// The driver in all places where one can be found.
+    /// The driver in all locations.
     pub async fn driver(&self) -> &FoundDriver {
         &self.noted_driver().await.value
     }
@@ -147,20 +147,19 @@ impl State {
         if let Err(why) = packages {
             reader.unknown("driver.package-version", why.clone());
         }
-        // With `--root` no kernel runs: the kernel of the next boot is the one that matters.
+        // No kernel runs with `--root`, so use the kernel of the next boot.
         let kernel = &self.facts.kernel;
         let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
         let module_version =
             modules::on_disk(reader, self.host.reader(), self.scope, of_kernel).await;
-        // A module that is only loaded is the rest of a driver that was removed; or its files are
-        // in a container.
+        // A loaded module without files remains from a removed driver, or its files are in a container.
         let found = library.is_some()
             || module_version.is_some()
             || (loaded_version.is_some() && reader.exists("driver.origin", DRIVER_CONTAINER));
         let by_installer = match (&from_package, &library) {
-            // Only its DKMS entry may be left of a driver.
+            // Only the DKMS entry of the driver may remain.
             (None, _) => found || reader.exists("driver.origin", INSTALLER_DKMS),
-            // The installer overwrites the libraries of packages, and has not if the versions match.
+            // The installer overwrites libraries from packages. If the versions match, it has not.
             (Some((_, package)), Some(Some(library))) => library != package,
             (Some(_), Some(None)) => true,
             (Some(_), None) => false,
@@ -176,10 +175,10 @@ impl State {
     }
 }
 
-/// The version of the loaded module; `None` if none is loaded.
+/// The version of the loaded module, or `None` if no module is loaded.
 ///
 /// # Errors
-/// If the files of the kernel that name it cannot be read or understood.
+/// If the kernel's version files cannot be read or parsed.
 pub fn loaded_driver(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
     let text = files.read_text(Utf8Path::new(LOADED_VERSION))?;
     if let Some(text) = text
@@ -202,7 +201,7 @@ pub fn loaded_driver(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
         Some(version) => Ok(Some(version)),
         None => Err(StateError::Unexpected {
             what: "the version of the loaded driver".into(),
-            why: format!("`{PROC_VERSION}` names no version"),
+            why: format!("`{PROC_VERSION}` contains no version"),
         }),
     }
 }
@@ -215,8 +214,7 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
         .find_map(|word| word.parse().ok())
 }
 
-/// The open modules say so in the same line, and the others do not: `NVIDIA UNIX x86_64 Kernel
-/// Module`.
+/// Open modules are identified in the same line. Proprietary modules have `NVIDIA UNIX x86_64 Kernel Module` instead.
 fn parse_proc_flavour(text: &str) -> Option<Flavour> {
     let line = (text.lines()).find_map(|line| line.strip_prefix("NVRM version:"))?;
     if line.contains("Open Kernel Module") {
@@ -228,9 +226,8 @@ fn parse_proc_flavour(text: &str) -> Option<Flavour> {
     }
 }
 
-/// The version of the library that the dynamic linker would find: `None` if there is none,
-/// `Some(None)` if its version is unknown. The version is part of the file name, so the file is
-/// never opened.
+/// The library version that the dynamic linker would load: `None` if it is missing, `Some(None)` if the version is unknown.
+/// Read from the file name; the file is not opened.
 fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
     let fact = "driver.library-version";
     let path = (folders(reader).into_iter())
@@ -241,13 +238,15 @@ fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
         .and_then(|name| name.strip_prefix("libnvidia-ml.so."))
         .and_then(|version| version.parse().ok());
     if version.is_none() {
-        reader.unknown(fact, format!("`{path}` has no version in its name"));
+        reader.unknown(
+            fact,
+            format!("the file name of `{path}` contains no version"),
+        );
     }
     Some(version)
 }
 
-/// The folders that may have the driver's libraries: those that the linker searches, then those of drivers
-/// that lie outside its path.
+/// The directories that may contain the driver libraries: first the linker's search path, then drivers outside this path.
 fn folders(reader: &mut FactReader<'_>) -> Vec<String> {
     let mut folders = linker_folders(reader);
     folders.extend(FOLDERS.map(str::to_owned));
@@ -257,17 +256,17 @@ fn folders(reader: &mut FactReader<'_>) -> Vec<String> {
     folders
 }
 
-/// The folders that may have the driver's libraries, as [`State::driver`] searches them.
+/// The directories that may contain the driver libraries, in the search order of [`State::driver`].
 #[must_use]
 pub fn library_folders(files: &dyn ReadFiles) -> Vec<String> {
-    // What cannot be read is said by the driver's facts.
+    // Unreadable files are reported with the driver's facts.
     folders(&mut FactReader::new(files))
 }
 
-/// Whether the driver's library lies below a root that is not the machine's own.
+/// Returns `true` if a driver root other than `/` contains the driver library.
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn has_library(files: &dyn ReadFiles, root: &Utf8Path) -> Result<bool, FilesError> {
     for folder in IN_ROOT {
         if files.stat(&root.join(folder).join(LIBRARY))?.is_some() {
@@ -277,7 +276,7 @@ pub fn has_library(files: &dyn ReadFiles, root: &Utf8Path) -> Result<bool, Files
     Ok(false)
 }
 
-/// The folders of `ld.so.conf(5)`, with the files that it includes.
+/// The directories in `ld.so.conf(5)` and in the files that it includes.
 fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
     let fact = "driver.library-version";
     let mut folders = Vec::new();
@@ -287,7 +286,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
             folders.push(line.to_owned());
             continue;
         };
-        // Distributions based on Red Hat write the path relative to the file that contains it.
+        // Red Hat distributions use paths relative to the file that contains them.
         let included = match included.strip_prefix('/') {
             Some(_) => included.to_owned(),
             None => format!("/etc/{included}"),
@@ -295,7 +294,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
         let Some((folder, names)) = included.rsplit_once('/') else {
             continue;
         };
-        // The first entry is the root folder.
+        // The first entry is the root directory.
         let folder = if folder.is_empty() { "/" } else { folder };
         for name in reader.list(fact, folder) {
             if pattern::matches(names, &name) {
@@ -304,7 +303,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
             }
         }
     }
-    // A 32-bit library does not show which driver 64-bit programs use.
+    // A 32-bit library is not evidence of the driver that 64-bit programs use.
     folders.retain(|folder| folder.starts_with('/') && !folder.contains("i386"));
     folders
 }
@@ -315,7 +314,7 @@ fn linker_lines(text: &str) -> impl Iterator<Item = &str> {
         .filter(|line| !line.is_empty())
 }
 
-/// The package that shows the driver's version most reliably, and that version.
+/// The package with the most reliable driver version, and this version.
 fn driver_package(packages: &[KnownPackage]) -> Option<(&KnownPackage, DriverVersion)> {
     let rules = &table().driver_packages;
     let is_driver = |package: &&KnownPackage| {
@@ -330,12 +329,11 @@ fn driver_package(packages: &[KnownPackage]) -> Option<(&KnownPackage, DriverVer
             .filter(is_driver)
             .filter(|package| pattern::matches(name, &package.name))
             .filter_map(|package| {
-                // A package whose version is not a driver version, for example a metapackage, does
-                // not count.
+                // Skip packages whose version is not a driver version, for example metapackages.
                 let version = DriverVersion::from_package(&package.version).ok()?;
                 Some((package, version))
             })
-            // If versions differ, an upgrade is incomplete: the newest version is the one to reach.
+            // If the versions differ, an upgrade is incomplete, and the newest version is its target.
             .max_by(|a, b| a.1.cmp(&b.1))
     })
 }
@@ -348,12 +346,12 @@ fn origin(
     by_installer: bool,
 ) -> Option<Origin> {
     let fact = "driver.origin";
-    // Images come first: NVIDIA's installer runs in the build of some of them, and its uninstaller stays there.
+    // Check for images first: some image builds run the NVIDIA installer and leave its uninstaller.
     if found && (table().image.marks.iter()).any(|mark| reader.exists(fact, mark)) {
         return Some(Origin::Preinstalled);
     }
-    // The installer overwrites files of all other origins. Its own files may be left of a driver that was removed by
-    // other means, e.g. by the node setup of AKS.
+    // The installer overwrites files of all other origins. Its files may remain after the driver was removed by other means,
+    // e.g. by the AKS node setup.
     if by_installer && (table().runfile.marks.iter()).any(|mark| reader.exists(fact, mark)) {
         return Some(Origin::Runfile);
     }
@@ -364,7 +362,7 @@ fn origin(
             None => {
                 reader.unknown(
                     fact,
-                    format!("the package `{}` does not say who made it", package.name),
+                    format!("the package `{}` does not specify its vendor", package.name),
                 );
                 None
             }
@@ -409,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loaded_module_tells_its_flavour() {
+    fn flavor_of_loaded_module_is_parsed() {
         for (line, flavour) in rows! {
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
                 Some(Flavour::Open);
@@ -423,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_module_that_is_only_loaded_has_no_origin() {
+    async fn module_without_files_has_no_origin() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/var/lib/dpkg/status",
@@ -431,7 +429,7 @@ mod tests {
         );
         fakes.files.put(LOADED_VERSION, "580.95.05\n");
         let found = state(&host, facts()).driver().await.clone();
-        // As after `uninstall` while something uses the GPU.
+        // The state after `uninstall` while a process uses the GPU.
         assert_eq!(found.origin, None);
         assert!(found.loaded_version.is_some());
         fakes.files.put_folder(DRIVER_CONTAINER, 0o755);
@@ -440,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_module_of_the_next_boot_is_that_of_its_kernel() {
+    async fn next_boot_uses_the_module_of_its_kernel() {
         let (host, fakes) = fake::host();
         fakes.exec.on("modinfo", |cmd, _| {
             let next = cmd.line().contains("6.1.0-45-amd64");
@@ -468,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loaded_version_comes_from_the_kernel_or_else_from_the_module() {
+    fn loaded_version_is_read_from_sysfs_then_proc() {
         let (host, fakes) = fake::host();
         let get = || {
             let state = state(&host, facts());
@@ -493,13 +491,13 @@ mod tests {
         fakes.files.put(LOADED_VERSION, "garbage\n");
         let error = get().unwrap_err().to_string();
         assert!(
-            error.starts_with("understand `/sys/module/nvidia/version`"),
+            error.starts_with("parse `/sys/module/nvidia/version`"),
             "{error}"
         );
     }
 
     #[test]
-    fn the_most_reliable_package_gives_the_version() {
+    fn most_reliable_package_determines_the_version() {
         let version = |packages: &[KnownPackage]| {
             driver_package(packages)
                 .map(|(package, version)| (package.name.clone(), version.to_string()))
@@ -530,7 +528,7 @@ mod tests {
                 "580.178.04".to_owned()
             ))
         );
-        // Debian's packages of older branches.
+        // Debian packages of older branches.
         assert_eq!(
             version(&[
                 package("nvidia-tesla-470-smi", "470.256.02-1~deb12u1", None),
@@ -559,7 +557,7 @@ mod tests {
         assert_eq!(found(), (None, 0));
         files.put("/usr/lib/libnvidia-ml.so.1", "x");
         assert_eq!(found(), (Some(None), 1));
-        // Debian's alternatives.
+        // Debian alternatives.
         files.put(
             "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.261.03",
             "x",
@@ -577,7 +575,7 @@ mod tests {
             "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
         );
         assert_eq!(found(), (Some(Some("535.261.03".to_owned())), 0));
-        // The administrator's folders come before the distribution's.
+        // The administrator's directories precede the distribution's.
         files.put("/opt/gpu/libnvidia-ml.so.595.91.07", "x");
         files.put_link("/opt/gpu/libnvidia-ml.so.1", "libnvidia-ml.so.595.91.07");
         files.put("/etc/ld.so.conf", "include ld.so.conf.d/*.conf\n");
@@ -601,11 +599,11 @@ mod tests {
         assert_eq!(of(&Ok(vec![]), true), (Some(Origin::Preinstalled), 0));
         assert_eq!(of(&Ok(vec![]), false), (None, 0));
         assert_eq!(of(&Err("why".to_owned()), true), (None, 1));
-        // Amazon's accelerated image for EKS has packages of NVIDIA, and its own service brings the module.
+        // Amazon's accelerated EKS image has NVIDIA packages, but its own service loads the module.
         fakes.files.put("/etc/eks/nvidia-kmod-load.sh", "x");
         assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
         assert_eq!(of(&Ok(vec![]), false), (None, 0));
-        // Its build runs NVIDIA's installer for the GRID modules.
+        // The image build runs the NVIDIA installer for the GRID modules.
         fakes.files.put("/usr/bin/nvidia-uninstall", "x");
         assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
         fakes.files.take("/etc/eks/nvidia-kmod-load.sh");
@@ -613,7 +611,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn installer_files_without_its_driver_are_not_a_driver() {
+    async fn installer_files_without_a_driver_are_ignored() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         files.put("/usr/bin/nvidia-installer", "x");
@@ -634,7 +632,7 @@ mod tests {
         };
         library("580.159.04");
         assert_eq!(origin().await, Some(Origin::Runfile));
-        // Packages beside the installer's files.
+        // Packages in addition to the installer's files.
         let status = "Package: libnvidia-ml1\nStatus: install ok installed\nArchitecture: amd64\n\
                       Version: 580.178.04-1\nMaintainer: NVIDIA <cudatools@nvidia.com>\n\n";
         files.put("/var/lib/dpkg/status", status);

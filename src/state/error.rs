@@ -1,5 +1,4 @@
-//! Why a part of the state could not be read. All readers of the part get the same error, so it
-//! can be cloned.
+//! The error of a state that could not be read. It can be cloned, because all readers of a value get the same error.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use crate::{
     tools::packages::DatabaseError,
 };
 
-/// Why a part of the state could not be read.
+/// The reason a part of the state could not be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StateError {
     /// A file could not be read.
@@ -19,18 +18,17 @@ pub enum StateError {
     #[error("run the machine's tools")]
     Exec(#[source] Arc<ExecError>),
     /// A file or an output could not be parsed.
-    #[error("understand {what}: {why}")]
+    #[error("parse {what}: {why}")]
     Unexpected {
         /// The file or tool.
         what: String,
-        /// What was expected and what was found.
+        /// The expected and the actual content.
         why: String,
     },
 }
 
 impl StateError {
-    /// Why nothing may be executed or is known, if that is the reason: it is not a fault of the
-    /// machine.
+    /// The reason if commands may not be executed or the data is not available here. This is not an error of the machine.
     #[must_use]
     pub fn not_asked(&self) -> Option<&str> {
         match self {

@@ -1,4 +1,4 @@
-//! What NVIDIA's driver wrote into the kernel's log since the machine booted.
+//! NVIDIA driver messages in the kernel log since boot.
 
 use camino::Utf8Path;
 
@@ -9,32 +9,32 @@ use crate::{
     tools::kernel_log::{self, Message, last_boot, read, records, records_of_journal},
 };
 
-/// The messages of NVIDIA's driver.
+/// The messages of the NVIDIA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelLog {
     /// The log was read.
     Known {
         /// The messages, oldest first.
         messages: Vec<Message>,
-        /// Where they were read.
+        /// The source of the messages.
         source: String,
-        /// The log was too large: its middle was not read.
+        /// The log was too large, and its middle was skipped.
         cut: bool,
     },
     /// The log cannot be read.
     Unreadable {
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Nobody may ask: a tree below `--root` without a log, or a container.
+    /// The log is not available: a tree below `--root` without a log, or a container.
     NotAsked {
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
 
 impl State {
-    /// The messages of NVIDIA's driver in the kernel's log of this boot.
+    /// The messages of the NVIDIA driver in the kernel log of this boot.
     pub async fn kernel_log(&self) -> &KernelLog {
         let read = || self.read_kernel_log();
         self.memo.kernel_log.get_or_init(read).await
@@ -43,11 +43,11 @@ impl State {
     async fn read_kernel_log(&self) -> KernelLog {
         if let Some(around) = self.facts.container() {
             return KernelLog::NotAsked {
-                why: format!("a container ({around}) does not see the kernel's log"),
+                why: format!("the kernel log is not visible in a container ({around})"),
             };
         }
         let mut reasons = Vec::new();
-        // Files come last: a syslog daemon writes into them what users claim to be messages of the kernel.
+        // Read files last, because a syslog daemon also writes messages that users forged as kernel messages.
         let journal: fn(&str) -> Vec<String> = records_of_journal;
         for (query, parse) in [
             (kernel_log::journal(), journal),
@@ -56,7 +56,7 @@ impl State {
             match self.queried(&query, parse).await {
                 Ok(log) => return log,
                 Err(ExecError::NotAsked { why, .. }) => return self.logged_in_files(why),
-                // The expression that the journal is searched for takes pages.
+                // The `journalctl` search expression is several pages long, so leave it out.
                 Err(error) => {
                     let cmd = query.cmd();
                     reasons.push(one_line(&error).replace(&cmd.line(), &cmd.program));
@@ -68,8 +68,8 @@ impl State {
         }
     }
 
-    /// Returns the log that a program prints. Every kernel prints its version when it boots, so no message means that the
-    /// log is hidden from this user, or has lost its beginning.
+    /// Returns the log that a program prints. Every kernel prints its version at boot, so an empty log is hidden from this user
+    /// or has lost its beginning.
     async fn queried(
         &self,
         query: &Query,
@@ -81,7 +81,7 @@ impl State {
         if records.is_empty() {
             return Err(ExecError::Unexpected {
                 command: query.cmd().line(),
-                why: "not one message of the kernel".to_owned(),
+                why: "no kernel messages".to_owned(),
             });
         }
         Ok(KernelLog::Known {
@@ -111,7 +111,7 @@ impl State {
             }
         }
         KernelLog::NotAsked {
-            why: format!("no file has the kernel's log, and {why}"),
+            why: format!("no log file on disk has kernel messages, and {why}"),
         }
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn the_journal_comes_first_then_the_ring_then_files() {
+    async fn log_sources_are_journal_then_dmesg_then_files() {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).kernel_log().await.clone();
         assert!(matches!(get().await, KernelLog::Unreadable { .. }));
@@ -138,7 +138,7 @@ mod tests {
             cut: false,
         };
         assert_eq!(get().await, known(vec![], "`dmesg`"));
-        // A user who may not read it gets nothing, and no error.
+        // An unprivileged user gets an empty log without an error.
         fakes.exec.on("journalctl", |_, _| fake::ok(""));
         assert_eq!(get().await, known(vec![], "`dmesg`"));
         fakes.exec.on("journalctl", |_, _| {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_is_too_large_is_known_to_be_cut() {
+    async fn truncated_log_is_marked_as_cut() {
         let (host, fakes) = fake::host();
         fakes.exec.on("journalctl", |_, _| {
             fake::ok("{\"MESSAGE\":\"Linux version 6.1\"}\n{\"MES\n[… 7 bytes left out …]\n\"}\n")
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_does_not_ask_for_the_log_of_its_host() {
+    async fn host_log_is_not_read_in_a_container() {
         let (host, fakes) = fake::host();
         let mut inside = facts();
         inside.virtualization = Some("docker".to_owned());

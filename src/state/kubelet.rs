@@ -1,6 +1,5 @@
-//! Which container runtime the kubelet uses. A machine can have several containerds: Docker's or the
-//! distribution's, and one that a Kubernetes distribution brings, with a configuration that it makes anew at each
-//! start.
+//! The container runtime of the kubelet. A machine can have several containerd instances: the instance of Docker or the
+//! distribution, and one that is part of a Kubernetes distribution, with a configuration that is generated at each start.
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
@@ -12,35 +11,35 @@ use crate::{
     tools::{kubelet, toolkit},
 };
 
-/// The kubelet's program.
+/// The program name of the kubelet.
 const KUBELET: &str = "kubelet";
 
 /// The container runtime of the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KubeletRuntime {
-    /// `containerd` or `crio` of the machine, or whose containerd it is: `k3s`, `rke2`, `k0s`, `microk8s`; the
-    /// socket where it is neither.
+    /// `containerd` or `crio`, or the Kubernetes distribution that contains its containerd: `k3s`, `rke2`, `k0s`, `microk8s`.
+    /// The socket path if it is unknown.
     pub name: String,
     /// Its socket.
     pub socket: String,
-    /// What tells it, for people.
+    /// The source of this information, human-readable.
     pub known_by: String,
-    /// Whether the kubelet, or what contains it, runs.
+    /// Whether the kubelet, or the process that contains it, is running.
     pub runs: bool,
-    /// Whether the configuration of such a containerd has the nvidia runtime.
+    /// Whether the nvidia runtime is configured in the containerd of a Kubernetes distribution.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvidia: Option<bool>,
-    /// A template of that configuration, written by somebody, which leaves out the nvidia runtime.
+    /// A user-provided template of this configuration that omits the nvidia runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
 }
 
 impl State {
-    /// The container runtime of the kubelet; `None` where no kubelet runs and none is configured.
+    /// The container runtime of the kubelet, or `None` if no kubelet is running or configured.
     ///
     /// # Errors
-    /// When the machine's files cannot be read.
+    /// If the machine's files cannot be read.
     pub fn kubelet_runtime(&self) -> Result<Option<KubeletRuntime>, StateError> {
         let files = &self.host.files;
         let mut present: Vec<&KubernetesDistribution> = Vec::new();
@@ -57,7 +56,7 @@ impl State {
         let running = (OWNERS.iter()).find(|owner| named(owner.programs).is_some());
         let kubelet = named(&[KUBELET]);
         let found = |socket: &str, by: &str, runs| {
-            // RKE2 and k3s have the same socket.
+            // RKE2 and k3s use the same socket.
             let of_socket = |owner: &&&KubernetesDistribution| owner.socket == socket;
             let owner = (running.iter())
                 .find(of_socket)
@@ -90,7 +89,7 @@ impl State {
             }
         }
         if let Some(owner) = running {
-            let by = format!("{} runs", owner.name);
+            let by = format!("the {} process", owner.name);
             return self
                 .described(owner.socket, &by, true, Some(owner))
                 .map(Some);
@@ -133,11 +132,11 @@ impl State {
         })
     }
 
-    /// The template from which it writes its configuration, if that leaves out the nvidia runtime: it is neither based on
-    /// the one that is built in, nor lists the runtimes that were found, nor names that one.
+    /// The configuration template of a Kubernetes distribution if it omits the nvidia runtime: it does not extend the built-in
+    /// template, has no list of detected runtimes, and does not mention the nvidia runtime.
     fn template(&self, owner: &KubernetesDistribution) -> Result<Option<String>, StateError> {
         for path in owner.templates {
-            // The first one that is there counts.
+            // The first existing file is used.
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
                 let has = |words: &str| text.contains(words);
                 let is_whole =
@@ -148,17 +147,17 @@ impl State {
         Ok(None)
     }
 
-    /// Whether its containerd knows the nvidia runtime, by the files that it was started with.
+    /// Returns `true` if the nvidia runtime is in the configuration with which its containerd was started.
     fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
         let files = self.distribution_files(owner)?;
         let mut texts = files.iter().filter_map(|file| file.text.as_deref());
         Ok(texts.any(has_runtime))
     }
 
-    /// The files that the containerd of a Kubernetes distribution is configured with, as far as they are there.
+    /// The existing configuration files of the containerd of a Kubernetes distribution.
     ///
     /// # Errors
-    /// When one of them cannot be read.
+    /// If an existing file cannot be read.
     pub fn distribution_files(
         &self,
         owner: &KubernetesDistribution,
@@ -190,9 +189,9 @@ impl State {
     }
 }
 
-/// Whether containerd finds the nvidia runtime in a file. It reads the tables of the file's own version: in one of version 2
-/// `plugins.cri`, the name of version 1, gives it none: 1.x does not start with it, and later ones ignore it (containerd 1.7,
-/// services/server/config/config.go, `ValidateV2`).
+/// Returns `true` if containerd finds the nvidia runtime in a file. containerd reads only the tables of the file's own version.
+/// In a version 2 file, `plugins.cri` (the version 1 name) has no effect: 1.x does not start, and later releases ignore it
+/// (containerd 1.7, services/server/config/config.go, `ValidateV2`).
 fn has_runtime(text: &str) -> bool {
     toolkit::is_named_in(text)
         && containerd::parse_config(text).ok().is_none_or(|config| {
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_of_the_kubelet_is_told_by_what_runs_and_by_what_is_on_the_disk() {
+    fn kubelet_runtime_is_found_by_processes_and_files() {
         let nvidia = "[plugins.x.containerd.runtimes.\"nvidia\".options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
         assert_eq!(said(found(|_| {})), "none");
         assert_eq!(
@@ -290,14 +289,14 @@ mod tests {
                     .files
                     .put(K3S, "version = 3\n# nvidia-container-runtime\n");
             })),
-            "k3s /run/k3s/containerd/containerd.sock by k3s runs, true Some(false)"
+            "k3s /run/k3s/containerd/containerd.sock by the k3s process, true Some(false)"
         );
         assert_eq!(
             said(found(|fakes| fakes.files.put(K3S, nvidia))),
             "k3s /run/k3s/containerd/containerd.sock by `/var/lib/rancher/k3s/agent/etc/containerd`, false \
              Some(true)"
         );
-        // k3d-io/k3d issue 1108: lines for files of version 1.
+        // Version 1 lines in a version 2 file (k3d-io/k3d issue 1108).
         for (plugin, known) in [("cri", false), ("'io.containerd.grpc.v1.cri'", true)] {
             let text = format!(
                 "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.crun]\n{}",
@@ -306,7 +305,7 @@ mod tests {
             let found = found(|fakes| fakes.files.put(K3S, &*text));
             assert_eq!(found.and_then(|found| found.nvidia), Some(known), "{text}");
         }
-        // The socket is that of k3s, too.
+        // k3s has the same socket.
         assert_eq!(
             said(found(|fakes| {
                 let socket = "unix:///run/k3s/containerd/containerd.sock";
@@ -342,12 +341,13 @@ mod tests {
                     "version = 2\n",
                 );
             })),
-            "microk8s /var/snap/microk8s/common/run/containerd.sock by microk8s runs, true Some(false)"
+            "microk8s /var/snap/microk8s/common/run/containerd.sock by the microk8s process, true \
+             Some(false)"
         );
     }
 
     #[test]
-    fn a_template_that_leaves_the_runtime_out_is_told() {
+    fn template_without_the_nvidia_runtime_is_reported() {
         const FOLDER: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
         let template = |files: &[(&str, &str)]| {
             let found = found(|fakes| {
@@ -355,7 +355,7 @@ mod tests {
                     fakes.files.put(&format!("{FOLDER}/{name}"), *text);
                 }
             });
-            found.expect("k3s is there").template
+            found.expect("k3s is installed").template
         };
         let path = |name: &str| Some(format!("{FOLDER}/{name}"));
         let (old, new) = ("config.toml.tmpl", "config-v3.toml.tmpl");
@@ -371,13 +371,13 @@ mod tests {
             template(&[(old, "BinaryName = \"/usr/bin/nvidia-container-runtime\"\n")]),
             None
         );
-        // The newer one counts.
+        // The newer template is used.
         assert_eq!(template(&[(old, base), (new, "version = 3\n")]), path(new));
     }
 
-    /// Their containerd would be configured, and the agent of k3s started again, on the word of any user.
+    /// Otherwise any user could make root configure a containerd and restart the k3s agent.
     #[test]
-    fn no_process_of_others_tells_the_runtime() {
+    fn command_lines_of_foreign_processes_are_ignored() {
         for which in [
             Which::OfUser(65534),
             Which::Contained("pid"),

@@ -1,21 +1,19 @@
-//! The labels of a node of Kubernetes that describe its GPUs: those of NVIDIA's GPU Feature Discovery,
-//! computed from facts and NVML, and those by which NVIDIA's GPU Operator adopts a node that is prepared
-//! already. Nothing here reads or writes: [`of`], [`operator`] and [`features_file`] are pure.
+//! Kubernetes node labels that describe the GPUs. This module computes the labels of NVIDIA GPU Feature Discovery from facts
+//! and NVML, and the labels that make the NVIDIA GPU Operator adopt a prepared node. [`of`], [`operator`] and [`features_file`]
+//! are pure functions.
 //!
-//! GPU Feature Discovery (GFD) writes its labels later, when the cluster has it. So the keys and
-//! values are the same here, and no label changes then. Its rules are those of
-//! NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), below `internal/lm` where nothing else is
-//! said; each function names its file.
+//! GPU Feature Discovery (GFD) may run later in the cluster and write the same labels. The keys and values must therefore be
+//! equal, so that no label changes. The rules come from NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), in `internal/lm`
+//! unless specified otherwise. Each function mentions its source file.
 //!
-//! Three things are different on purpose:
+//! Three intentional differences:
 //!
-//! - **`nvidia.com/gfd.timestamp` is absent**, as with GFD's own `--no-timestamp`: a label with the time
-//!   would differ at every look.
-//! - **GPUs of several models**: GFD's labels have room for one, and which one it is changes from
-//!   run to run. Here it is the one that NVML lists first.
-//! - **Sharing** (`replicas` above 1, `-SHARED` behind the product, `sharing-strategy`, `mps.capable`) is set
-//!   in the device plugin's configuration, which only the cluster has. So these labels say that nothing is
-//!   shared.
+//! - **`nvidia.com/gfd.timestamp` is omitted**, like with the GFD option `--no-timestamp`, because it would change at every
+//!   check.
+//! - **GPUs of several models**: the GFD labels describe one model, which varies between runs. Here it is the first model in
+//!   the NVML order.
+//! - **Sharing** (`replicas` above 1, the product suffix `-SHARED`, `sharing-strategy`, `mps.capable`) is configured in the
+//!   device plugin, which is only known in the cluster. These labels therefore always report unshared GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -28,45 +26,45 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// The resource of whole GPUs, and the prefix of their labels.
+/// The resource name of whole GPUs, and the prefix of their labels.
 const GPU: &str = "nvidia.com/gpu";
 
 /// The labels of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuLabels {
-    /// By key. All values are valid in Kubernetes.
+    /// Label values by key. All values are valid in Kubernetes.
     pub labels: BTreeMap<String, String>,
-    /// Labels that GFD would compute and Kubernetes would refuse, for example because the machine's
-    /// model has a name of more than 63 letters. With one of them a kubelet would not start.
+    /// Labels that GFD would compute but Kubernetes would reject, for example a machine model of more than 63 characters. A
+    /// kubelet with an invalid label does not start.
     pub refused: BTreeMap<String, String>,
 }
 
-/// Why there are no labels: GFD computes all or none, too.
+/// The reason there are no labels. Like GFD, all labels are computed or none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoLabels {
-    /// NVML lists no GPUs.
-    #[error("NVML does not answer, so the labels of the GPUs are unknown")]
+    /// NVML returned no GPU list.
+    #[error("NVML does not respond, so the GPU labels are unknown")]
     NoAnswer,
-    /// One GPU does not answer.
-    #[error("GPU {index} does not answer NVML ({why}), so the labels of the GPUs are unknown")]
+    /// One GPU does not respond.
+    #[error("GPU {index} does not respond to NVML ({why}), so the GPU labels are unknown")]
     Gpu {
         /// Its NVML index.
         index: u32,
-        /// What NVML said.
+        /// The NVML error.
         why: String,
     },
-    /// NVML answers, but does not tell something that each label of a kind needs.
-    #[error("NVML does not tell {what}, so the labels of the GPUs are unknown")]
+    /// NVML responds, but a value that the labels require is missing.
+    #[error("NVML does not report {what}, so the GPU labels are unknown")]
     NotTold {
         /// What is missing.
         what: String,
     },
 }
 
-/// The labels that GFD would give this machine. Without a GPU there is one, `vgpu.present`.
+/// Computes the labels that GFD would set on this machine. Without a GPU the only label is `vgpu.present`.
 ///
 /// # Errors
-/// When NVML, or one of its GPUs, does not answer.
+/// If NVML or one of its GPUs does not respond.
 pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels, NoLabels> {
     let mut all = BTreeMap::new();
     match nvml {
@@ -91,7 +89,7 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
         Nvml::Ready(_) | Nvml::NoDevices => {}
         _ => return Err(NoLabels::NoAnswer),
     }
-    // vgpu.go. The PCI device of a vGPU says that it is one; the matrix knows these boards.
+    // vgpu.go. A vGPU is identified by its PCI device, and the matrix contains these boards.
     let vgpu = facts.gpus.iter().any(|gpu| gpu.vgpu);
     put(&mut all, "nvidia.com/vgpu.present", vgpu);
     let (labels, refused) = all
@@ -100,21 +98,20 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
     Ok(GpuLabels { labels, refused })
 }
 
-/// The labels by which NVIDIA's GPU Operator adopts this node, and installs over nothing that this program
-/// did. `toolkit` says whether NVIDIA Container Toolkit is installed on the host.
+/// The labels that make the NVIDIA GPU Operator adopt this node without reinstalling what gpu-bootstrap installed. `toolkit` is
+/// true if the NVIDIA Container Toolkit is installed on the host.
 ///
 /// Sources: NVIDIA/gpu-operator (commit a22dbf67, 2026-08-21) and NVIDIA/k8s-driver-manager (bd62ca7d).
 ///
-/// - `nvidia.com/gpu.present`: the operator sets it where it finds NFD's labels of the PCI device
-///   ([`features_file`]), and sets it to `false` where it does not (controllers/nodelabeling_controller.go).
-/// - `nvidia.com/gpu.deploy.driver=pre-installed`: what the operator's driver manager itself sets after
-///   it has found a driver on the host (cmd/driver-manager/main.go). The operator keeps a value that is there
-///   (controllers/state_manager.go, `addGPUStateLabels`), and its driver runs only where the value is
-///   `true` (assets/state-driver/0500_daemonset.yaml).
+/// - `nvidia.com/gpu.present`: the operator sets it if the NFD labels of the PCI device exist ([`features_file`]), and
+///   otherwise sets it to `false` (controllers/nodelabeling_controller.go).
+/// - `nvidia.com/gpu.deploy.driver=pre-installed`: the value that the operator's driver manager sets if it finds a driver on
+///   the host (cmd/driver-manager/main.go). The operator keeps an existing value (controllers/state_manager.go,
+///   `addGPUStateLabels`), and its driver runs only if the value is `true` (assets/state-driver/0500_daemonset.yaml).
 /// - `nvidia.com/gpu.deploy.container-toolkit=false`: the same two rules (assets/state-container-toolkit).
 ///
-/// The files in `/run/nvidia/validations` are not for us: the operator's validator removes `driver-ready`
-/// and its siblings, looks at the host, and writes them itself (cmd/nvidia-validator/main.go).
+/// Do not create files in `/run/nvidia/validations`. The operator's validator removes `driver-ready` and its siblings, inspects
+/// the host, and creates them itself (cmd/nvidia-validator/main.go).
 #[must_use]
 pub fn operator(toolkit: bool) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
@@ -130,17 +127,16 @@ pub fn operator(toolkit: bool) -> BTreeMap<String, String> {
     labels
 }
 
-/// Where Node Feature Discovery (NFD) reads label files of other programs: this one has our name.
+/// The file from which Node Feature Discovery (NFD) reads our labels. Each program has its own file in this directory.
 pub const FEATURES_FILE: &str = "/etc/kubernetes/node-feature-discovery/features.d/gpu-bootstrap";
 
-/// The text of [`FEATURES_FILE`] for a machine with NVIDIA GPUs: these labels, and the one that a kubelet may
-/// not set on itself. NFD's worker sets all of them.
+/// The content of [`FEATURES_FILE`] for a machine with NVIDIA GPUs: these labels, and the one that a kubelet may not set on
+/// itself. The NFD worker sets all of them.
 ///
-/// The format: NFD's docs/usage/customization-guide.md, "Local feature source" (commit 76e6cc8c): a line
-/// `KEY=VALUE` each, comments after `#`, at most 64 kB, and the file must come into its place by a rename.
-/// The label of the PCI device is one of the three that the operator takes (controllers/state_manager.go,
-/// `gpuNodeLabels`). NFD's worker itself sets another of them, `pci-0302_10de.present` or
-/// `pci-0300_10de.present`, unless its `sources.pci` says otherwise.
+/// The format is described in docs/usage/customization-guide.md of NFD, "Local feature source" (commit 76e6cc8c): one
+/// `KEY=VALUE` per line, comments after `#`, at most 64 kB, and the file must be created with a rename. The PCI device label is
+/// one of three that the operator accepts (controllers/state_manager.go, `gpuNodeLabels`). The NFD worker itself sets another
+/// one, `pci-0302_10de.present` or `pci-0300_10de.present`, unless its `sources.pci` is configured differently.
 #[must_use]
 pub fn features_file(labels: &BTreeMap<String, String>) -> String {
     let mut text = HEADER.to_owned();
@@ -156,7 +152,7 @@ fn put(labels: &mut BTreeMap<String, String>, key: &str, value: impl Display) {
     labels.insert(key.to_owned(), value.to_string());
 }
 
-/// Every GPU must answer: counts without one of them would be wrong.
+/// All GPUs must respond. Otherwise the counts would be wrong.
 fn answering(devices: &[NvmlDevice]) -> Result<(), NoLabels> {
     match devices
         .iter()
@@ -188,7 +184,7 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
         [major, minor, revision] => (major, minor, revision),
         _ => {
             return Err(NoLabels::NotTold {
-                what: format!("the driver's version in two or three parts, but `{driver}`"),
+                what: format!("the driver version in two or three parts (got `{driver}`)"),
             });
         }
     };
@@ -196,7 +192,7 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
     let cuda = told(cuda, || "the CUDA version of the driver".to_owned())?;
     let (cuda_major, cuda_minor) = cuda.split_once('.').unwrap_or((cuda, "0"));
     for (key, value) in [
-        // The first five are deprecated, and still written.
+        // The first five are deprecated but still written.
         ("driver.major", major),
         ("driver.minor", minor),
         ("driver.rev", revision),
@@ -215,8 +211,7 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
     Ok(())
 }
 
-/// nvml.go, `newMigCapabilityLabeler` and `newSharingLabeler`. A GPU knows its MIG mode only if it can
-/// be split.
+/// nvml.go, `newMigCapabilityLabeler` and `newSharingLabeler`. A GPU only has a MIG mode if it supports MIG.
 fn capabilities(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) {
     put(labels, mig::CAPABLE, devices.iter().any(mig::is_capable));
     put(labels, "nvidia.com/mps.capable", false);
@@ -228,12 +223,12 @@ fn name(gpu: &NvmlDevice) -> Result<&str, NoLabels> {
     })
 }
 
-/// mig-strategy.go, `newGPULabelers`, and resource.go. Whole GPUs count before those that are split.
+/// mig-strategy.go, `newGPULabelers`, and resource.go. Whole GPUs precede partitioned ones.
 fn whole_gpus(
     labels: &mut BTreeMap<String, String>,
     devices: &[NvmlDevice],
 ) -> Result<(), NoLabels> {
-    // What is written later stays, so the first GPU comes last.
+    // Later values replace earlier ones, so write the first GPU last.
     let (split, whole): (Vec<_>, Vec<_>) = devices.iter().rev().partition(|gpu| mig::is_split(gpu));
     for gpu in split.into_iter().chain(whole) {
         let model = name(gpu)?;
@@ -241,7 +236,7 @@ fn whole_gpus(
             .iter()
             .filter(|other| other.name == gpu.name)
             .count();
-        // A GPU that is split is no resource, so it has no replicas.
+        // A partitioned GPU is not a resource, so it has no replicas.
         let replicas = u32::from(!mig::is_split(gpu));
         base(labels, GPU, &[model], count, replicas);
         let mib = gpu.memory_bytes.unwrap_or_default() >> 20;
@@ -260,7 +255,7 @@ fn whole_gpus(
     Ok(())
 }
 
-/// resource.go, `baseLabeler`, for what is not shared.
+/// resource.go, `baseLabeler`, for resources that are not shared.
 fn base(
     labels: &mut BTreeMap<String, String>,
     resource: &str,
@@ -275,7 +270,7 @@ fn base(
     put(labels, &format!("{resource}.sharing-strategy"), "none");
 }
 
-/// `9.0` as two numbers.
+/// Splits `9.0` into two numbers.
 fn capability(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -327,7 +322,7 @@ fn resource(labels: &mut BTreeMap<String, String>, offer: &Offer<'_>) -> Result<
     Ok(())
 }
 
-/// nvml.go, `newGPUModeLabeler`: by the PCI class, if all GPUs have the same.
+/// nvml.go, `newGPUModeLabeler`: the mode is based on the PCI class, if all GPUs have the same class.
 fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
     let class = |gpu: &NvmlDevice| {
         let on_bus = facts
@@ -345,8 +340,8 @@ fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
     }
 }
 
-/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: only GPUs that have
-/// joined with success and have a cluster count, and they must agree.
+/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: counts only GPUs that have successfully
+/// joined a fabric with a cluster ID. The IDs must be equal.
 fn clique(devices: &[NvmlDevice]) -> Option<String> {
     let joined = devices.iter().filter_map(|gpu| {
         let fabric = gpu.fabric.as_ref()?;
@@ -364,7 +359,7 @@ fn clique(devices: &[NvmlDevice]) -> Option<String> {
     }
 }
 
-/// resource.go, `sanitise`: what a label cannot have is left out, and a dash stands for white space.
+/// resource.go, `sanitise`: removes characters that are invalid in labels and replaces white space with a dash.
 fn sanitised(text: &str) -> String {
     let kept: String = text
         .chars()

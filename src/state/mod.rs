@@ -1,10 +1,9 @@
-//! Everything that can change during a run: read at the first use, at most once per epoch, and
-//! shared by all steps and checks.
+//! Everything that can change during a run: read on first use, at most once per snapshot, and shared by all steps and checks.
 //!
-//! An epoch ends when changes start, and when they have been applied: then the engine creates the
-//! next [`State`]. What is read during a change belongs to neither side of it. Errors are kept like
-//! values, so that a hanging GPU costs one deadline per epoch for all readers together. A second
-//! reader waits while a value is being read. There is one file in this folder per area.
+//! A snapshot is invalidated when changes start, and again when they have been applied: the engine then creates the next
+//! [`State`]. Values that are read during a change belong to neither snapshot. Errors are cached like values, so that a hanging
+//! GPU costs one deadline per snapshot for all readers. A second reader waits while a value is being read. Each topic has its
+//! own file.
 
 pub mod bus;
 mod cluster;
@@ -61,12 +60,12 @@ pub use packages::DriverPart;
 pub use runtimes::FoundRuntime;
 pub use snapshot::Snapshot;
 
-/// The state of a machine in one epoch: everything that can change during a run.
+/// A snapshot of everything that can change during a run.
 pub struct State {
     host: Host,
     scope: Scope,
     facts: Arc<Facts>,
-    /// The package lists were downloaded in this run, after the last repository was added.
+    /// Whether the package lists were downloaded in this run, after the last repository was added.
     new_lists: Arc<AtomicBool>,
     ours: Arc<Ours>,
     memo: Memo,
@@ -103,14 +102,14 @@ struct Noted<T> {
 }
 
 impl State {
-    /// Whether this is the machine itself: the owners of the files in another tree are those of that machine, or of who
+    /// Returns `true` if this is the running machine. File owners in another tree belong to that machine, or to the user who
     /// unpacked it.
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
         self.scope.executes
     }
 
-    /// The state of a machine with these facts. It reads nothing yet.
+    /// Creates the state of a machine with these facts, without reading anything.
     #[must_use]
     pub fn new(host: Host, scope: Scope, facts: Arc<Facts>) -> Self {
         Self {
@@ -123,7 +122,7 @@ impl State {
         }
     }
 
-    /// The same, with what the journal says about this program's own work.
+    /// Adds the data about our own changes from the journal.
     #[must_use]
     pub fn knowing(self, ours: Ours) -> Self {
         Self {
@@ -132,13 +131,13 @@ impl State {
         }
     }
 
-    /// What this program has done to packages, according to its journal.
+    /// Our own package changes, according to the journal.
     #[must_use]
     pub fn ours(&self) -> &Ours {
         &self.ours
     }
 
-    /// The state of the same machine in the next epoch: everything is read again.
+    /// Returns a new snapshot of the same machine, in which everything is read again.
     #[must_use]
     pub fn next(&self) -> Self {
         Self {
@@ -148,20 +147,19 @@ impl State {
         }
     }
 
-    /// Whether the package lists are as new as this run. Older lists may name packages that the archive
-    /// has removed since.
+    /// Returns `true` if the package lists were downloaded in this run. Older lists may contain packages that the archive has
+    /// removed.
     #[must_use]
     pub fn lists_are_new(&self) -> bool {
         self.new_lists.load(Ordering::Relaxed)
     }
 
-    /// Notes whether the package lists are as new as this run: the engine downloads them.
+    /// Records whether the package lists were downloaded in this run. Called by the engine, which downloads them.
     pub fn note_lists(&self, new: bool) {
         self.new_lists.store(new, Ordering::Relaxed);
     }
 
-    /// The kernels that are installed, oldest first, and the one of the next boot: a run may install
-    /// one.
+    /// The installed kernels, oldest first, and the kernel of the next boot. Not a fact, because a run may install a kernel.
     #[must_use]
     pub fn bootable_kernels(&self) -> (Vec<KernelVersion>, Option<KernelVersion>) {
         match bootable(&*self.host.files) {
@@ -179,7 +177,7 @@ impl State {
         &self.facts
     }
 
-    /// The view of NVML.
+    /// The NVML view of the machine.
     pub async fn nvml(&self) -> &Nvml {
         let survey = || self.host.gpu.survey();
         self.memo.nvml.get_or_init(survey).await
@@ -195,7 +193,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_hanging_gpu_is_asked_once_in_an_epoch() {
+    async fn hanging_gpu_is_queried_once_per_snapshot() {
         let (host, fakes) = fake::host();
         fakes.gpu.set(Nvml::Hung { after_seconds: 30 });
         let state = state(&host, facts());

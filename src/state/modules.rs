@@ -1,4 +1,4 @@
-//! Kernel modules: the loaded ones, those on disk, and the version of NVIDIA's own on disk.
+//! Kernel modules: the loaded modules, the modules on disk, and the version of the NVIDIA module on disk.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -20,10 +20,10 @@ use crate::{
 const FACT: &str = "driver.module-version";
 
 impl State {
-    /// Names of the loaded modules, as the kernel writes them.
+    /// Names of the loaded modules, as written by the kernel.
     ///
     /// # Errors
-    /// When the kernel's list cannot be read. A missing list counts as empty.
+    /// If the kernel's list cannot be read. A missing list counts as empty.
     pub fn loaded_modules(&self) -> Result<&[String], StateError> {
         let read = || {
             let text = self.host.files.read_text(Utf8Path::new(kmod::MODULES))?;
@@ -34,12 +34,12 @@ impl State {
         read.as_deref().map_err(Clone::clone)
     }
 
-    /// The bootable kernels that do not have the module. `depmod`'s list names all module files of
-    /// a kernel, so one small file is read instead of the whole folder. An empty file is none: a power
-    /// cut leaves it where nobody has synced the module.
+    /// The bootable kernels without this module. `modules.dep` lists all module files of a kernel, so one small file is read
+    /// instead of the whole directory. An empty module file counts as missing, because a power loss truncates modules that were
+    /// not synced.
     ///
     /// # Errors
-    /// When an existing list cannot be read.
+    /// If an existing list cannot be read.
     pub fn kernels_without(&self, module: &str) -> Result<Vec<String>, StateError> {
         let read = || -> Read<Vec<(String, String)>> {
             let mut lists = Vec::new();
@@ -61,22 +61,21 @@ impl State {
     }
 }
 
-/// What shows which kernel modules a machine has.
+/// The flavor of the NVIDIA kernel modules, and where it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FoundFlavour {
-    /// The modules.
+    /// The flavor of the modules.
     pub flavour: Flavour,
-    /// They are loaded; otherwise they are on disk.
+    /// `true` if the modules are loaded, `false` if they are on disk.
     pub loaded: bool,
 }
 
 impl State {
-    /// Which kernel modules of NVIDIA are loaded, or else on disk for the running kernel, or with
-    /// `--root` for the kernel of the next boot; `None` if there are none, or if nothing that may be
-    /// read tells.
+    /// The flavor of the loaded NVIDIA modules, or else of the modules on disk for the running kernel (with `--root`, the
+    /// kernel of the next boot). `None` if there are no modules, or if no readable file contains the flavor.
     ///
     /// # Errors
-    /// When a file that exists cannot be read.
+    /// If an existing file cannot be read.
     pub async fn module_flavour(&self) -> Result<Option<FoundFlavour>, StateError> {
         if let Some(flavour) = self.loaded_flavour()? {
             let loaded = true;
@@ -104,7 +103,7 @@ impl State {
         let Some(module) = nvidia_module(&list) else {
             return Ok(None);
         };
-        // Debian writes it into the name.
+        // The Debian file name contains the flavor.
         if module.contains("-open.ko") {
             return Ok(Some(Flavour::Open));
         }
@@ -115,7 +114,8 @@ impl State {
         }
         match field(self.host.reader(), "license", path.as_str()).await {
             Ok(output) => Ok(flavour_of_license(&output.stdout)),
-            // What no program here can unpack is not known; that is no fault of the machine.
+            // If no available program can decompress the module, its flavor is unknown, but this is not an error of the
+            // machine.
             Err(
                 ExecError::NotFound { .. } | ExecError::NotAsked { .. } | ExecError::Failed { .. },
             ) => Ok(None),
@@ -124,8 +124,8 @@ impl State {
     }
 }
 
-/// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
-/// module, or if its version cannot be read, which the reader records.
+/// The version of the module that `modprobe` would load for a kernel. `None` if there is no such module, or if its version
+/// cannot be read, which the reader records.
 pub(super) async fn on_disk(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
@@ -133,11 +133,11 @@ pub(super) async fn on_disk(
     kernel: Option<&KernelVersion>,
 ) -> Option<DriverVersion> {
     let Some(kernel) = kernel else {
-        reader.unknown(FACT, "no kernel is known whose modules could be read");
+        reader.unknown(FACT, "no kernel is known, so no modules were read");
         return None;
     };
     let folder = format!("/lib/modules/{kernel}");
-    // `modprobe` reads the list of `depmod`; a module that is not in it does not exist for it.
+    // `modprobe` reads `modules.dep` and ignores modules that are not listed there.
     let list = reader.text(FACT, &format!("{folder}/modules.dep"))?;
     let module = nvidia_module(&list)?;
     let path = format!("{folder}/{module}");
@@ -153,13 +153,16 @@ pub(super) async fn on_disk(
         return Some(version);
     }
     if !scope.executes {
-        reader.unknown(FACT, format!("`{path}` is compressed and was not unpacked"));
+        reader.unknown(
+            FACT,
+            format!("`{path}` is compressed and was not decompressed"),
+        );
         return None;
     }
     ask(reader, host, &path).await
 }
 
-/// Runs `modinfo`, which decompresses modules; with a path it reads only this file.
+/// Runs `modinfo`, which decompresses modules. With a path it reads only this file.
 async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
     match field(host, "version", path).await {
         Ok(output) => reader.parsed(FACT, output.stdout.trim().parse()),
@@ -175,8 +178,8 @@ async fn field(host: Reader<'_>, name: &'static str, path: &str) -> Result<Outpu
     host.query(&query).await?.success(query.cmd())
 }
 
-/// The version that DKMS built for a kernel: the name of the folder. If there are several versions
-/// for one kernel, the installed one is unknown.
+/// The version that DKMS built for a kernel, from the directory name. If there are several versions for one kernel, the
+/// installed version is unknown.
 fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
     let mut versions = Vec::new();
     for name in reader.list(FACT, "/var/lib/dkms") {
@@ -197,7 +200,7 @@ fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<
     }
 }
 
-/// The path of the main module in `modules.dep`: `updates/dkms/nvidia.ko.zst: …`.
+/// The path of the main module in `modules.dep`, such as `updates/dkms/nvidia.ko.zst: …`.
 #[must_use]
 pub fn nvidia_module(list: &str) -> Option<&str> {
     list.lines()
@@ -217,7 +220,7 @@ mod tests {
     };
 
     #[test]
-    fn the_list_of_a_kernel_names_the_main_module() {
+    fn main_module_is_found_in_modules_dep() {
         let list = "kernel/a.ko: \nupdates/dkms/nvidia-current-uvm.ko: updates/dkms/nvidia-current.ko\n\
                     updates/dkms/nvidia-current.ko:\n";
         assert_eq!(nvidia_module(list), Some("updates/dkms/nvidia-current.ko"));
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_flavour_is_that_of_the_loaded_modules_or_else_of_those_on_disk() {
+    async fn flavor_is_read_from_loaded_modules_then_disk() {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).module_flavour().await.unwrap();
         assert_eq!(get().await, None);
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_module_is_named() {
+    fn kernel_without_the_module_is_listed() {
         let (host, fakes) = fake::host();
         let without = |module| state(&host, facts()).kernels_without(module).unwrap();
         assert_eq!(without("nvidia-current"), ["6.1.0-44-amd64"]);

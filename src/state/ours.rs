@@ -1,22 +1,22 @@
-//! What this program has done to the machine, according to its journal. The machine tells which packages are installed and
-//! held; only the journal tells by whom.
+//! Our own changes, according to the journal. The machine shows which packages are installed and held, but only the journal
+//! records who did it.
 
 use std::collections::BTreeSet;
 
-/// What only the journal tells.
+/// Data that only the journal contains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ours {
-    /// Packages that its standing transactions have installed.
+    /// Packages that were installed by applied transactions.
     pub packages: BTreeSet<String>,
-    /// Packages that it holds.
+    /// Packages that gpu-bootstrap holds.
     pub held: BTreeSet<String>,
-    /// Daemons of container runtimes whose last configuration failed or was interrupted: their files may say what they have
-    /// not read, and `containerd config dump` shows files.
+    /// Container runtime daemons whose last configuration failed or was interrupted. They may not have read their current
+    /// files, and `containerd config dump` prints the files.
     pub unread: BTreeSet<&'static str>,
 }
 
 impl Ours {
-    /// Whether somebody else holds a package that is held.
+    /// Returns `true` if the hold on a held package was not set by gpu-bootstrap.
     #[must_use]
     pub fn is_held_by_others(&self, name: &str) -> bool {
         !self.held.contains(name)

@@ -1,4 +1,4 @@
-//! Whose driver the machine has, where it is not this program's business.
+//! Detects drivers that are managed by other software, which gpu-bootstrap does not change.
 
 use camino::Utf8Path;
 
@@ -9,32 +9,32 @@ use crate::{
     tools::kmod,
 };
 
-/// Somebody who manages the driver of the machine.
+/// The software that manages the driver of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pub name: &'static str,
-    /// What shows it.
+    /// The evidence that was found.
     pub evidence: String,
-    /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
+    /// The fabric manager is part of the driver, so packages and units of the host are not evidence for it.
     pub fabric_manager: bool,
-    /// Its containers reach the GPU by NVIDIA's container runtime, or by CDI.
+    /// Its containers access the GPU with the NVIDIA container runtime or CDI.
     pub container_runtime: bool,
-    /// What this program has no part in.
+    /// The part that gpu-bootstrap does not manage.
     pub why: &'static str,
-    /// What changes the driver there.
+    /// How the driver is changed with this owner.
     pub remedy: &'static str,
 }
 
-/// The owner whose driver is in a container beside the packages of the host.
+/// The owner whose driver runs in a container, in addition to the host packages.
 pub const GPU_OPERATOR: &str = "NVIDIA's GPU Operator";
 
-/// The file that tells the release of DGX OS.
+/// The file with the DGX OS release.
 const DGX: &str = "/etc/dgx-release";
 
-/// Whose driver the machine has; `None` if nothing tells.
+/// Returns the owner of the driver, or `None` if there is no evidence of one.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// If a file cannot be read.
 pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, StateError> {
     let loaded = files
         .read_text(Utf8Path::new(kmod::MODULES))?
@@ -65,7 +65,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
             && let Some(text) = files.read_text(Utf8Path::new(DGX))?
             && let Some(version) = release(&text)
         {
-            evidence = format!("{version}, by {evidence}");
+            evidence = format!("{version}, from {evidence}");
         }
         return Ok(Some(Owner {
             name: &row.name,
@@ -79,7 +79,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
     Ok(None)
 }
 
-/// `DGX_SWBUILD_VERSION="7.5.0"`; an upgrade writes `DGX_OTA_VERSION` below it, which goes before.
+/// Parses `DGX_SWBUILD_VERSION="7.5.0"`. An upgrade appends `DGX_OTA_VERSION`, which takes precedence.
 fn release(text: &str) -> Option<&str> {
     let of = |key: &str| {
         let line = text.lines().rev().find_map(|line| line.strip_prefix(key))?;
@@ -98,7 +98,7 @@ mod tests {
     };
 
     #[test]
-    fn who_has_the_driver_is_told_by_files_and_by_the_system() {
+    fn driver_owner_is_detected_by_files_and_os() {
         let told = |files: &[(&str, &str)], os: Option<&str>| {
             let (host, fakes) = fake::host();
             for (path, text) in files {
@@ -127,10 +127,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(name, "NVIDIA's DGX OS");
-        assert_eq!(evidence, "7.5.0, by `/etc/dgx-release`");
+        assert_eq!(evidence, "7.5.0, from `/etc/dgx-release`");
         let operator = told(&[("/run/nvidia/validations/.driver-ctr-ready", "")], None).unwrap();
         assert_eq!(operator.0, "NVIDIA's GPU Operator");
-        // The operator makes the folder on every node, also where the host has the driver.
+        // The operator creates the directory on every node, including nodes with a host driver.
         assert_eq!(
             told(&[("/run/nvidia/validations/driver-ready", "")], None),
             None
@@ -153,7 +153,7 @@ mod tests {
         );
         for (file, name) in rows! {
             "/etc/nv_tegra_release", "NVIDIA's JetPack";
-            "/run/ostree-booted", "an image of OSTree";
+            "/run/ostree-booted", "an OSTree image";
             "/home/kubernetes/bin/nvidia/bin/nvidia-smi", "Google Kubernetes Engine";
         } {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);

@@ -7,7 +7,7 @@ use crate::{
     tools::packages::{self, Manager},
 };
 
-/// The installed packages, or why they are unknown.
+/// The installed packages, or the reason they are unknown.
 pub(super) type KnownPackages = Result<Vec<KnownPackage>, String>;
 
 /// An installed package.
@@ -15,7 +15,7 @@ pub(super) type KnownPackages = Result<Vec<KnownPackage>, String>;
 pub(super) struct KnownPackage {
     pub name: String,
     pub version: String,
-    /// Whether NVIDIA made it; `None` if the package does not name its maker.
+    /// Whether NVIDIA made the package. `None` if the package does not specify its maker.
     pub by_vendor: Option<bool>,
 }
 
@@ -26,25 +26,25 @@ pub struct DriverPart {
     pub name: String,
     /// The driver's version.
     pub version: DriverVersion,
-    /// Whether NVIDIA made the package; `None` if it does not name its maker.
+    /// Whether NVIDIA made the package. `None` if the package does not specify its maker.
     pub by_vendor: Option<bool>,
 }
 
 impl State {
-    /// The installed packages that must all have the version of the driver.
+    /// The installed packages that must all have the driver version.
     ///
     /// # Errors
-    /// Why the installed packages are not known, in words.
+    /// The reason, if the installed packages are unknown.
     pub async fn driver_parts(&self) -> Result<Vec<DriverPart>, String> {
         let packages = self.installed().await.value.as_deref();
         let packages = packages.map_err(Clone::clone)?;
         Ok(packages.iter().filter_map(part).collect())
     }
 
-    /// Names and versions of the installed packages that have one of these names (shell patterns).
+    /// Names and versions of the installed packages that match one of these shell patterns.
     ///
     /// # Errors
-    /// Why the installed packages are not known, in words.
+    /// The reason, if the installed packages are unknown.
     pub async fn packages_like(&self, names: &[&str]) -> Result<Vec<(String, String)>, String> {
         let packages = self.installed().await.value.as_deref();
         let packages = packages.map_err(Clone::clone)?;
@@ -56,10 +56,10 @@ impl State {
             .collect())
     }
 
-    /// Every package in the database of a package manager; `None` if there is no database.
+    /// All packages in the database of a package manager, or `None` if there is no database.
     ///
     /// # Errors
-    /// When the database exists and cannot be read.
+    /// If the database exists but cannot be read.
     pub async fn database(
         &self,
         manager: Manager,
@@ -71,7 +71,7 @@ impl State {
         read.map(Option::as_deref).map_err(Clone::clone)
     }
 
-    /// The installed packages, from the database that the machine has.
+    /// The installed packages, from the database of the machine.
     pub(super) async fn installed(&self) -> &Noted<KnownPackages> {
         let read = || async {
             let mut reader = FactReader::new(&*self.host.files);
@@ -93,10 +93,7 @@ impl State {
         });
         let Some(manager) = found else {
             let names = Manager::ALL.map(|manager| manager.backend().name());
-            return Err(format!(
-                "there is no package database of {}",
-                names.join(" or ")
-            ));
+            return Err(format!("no {} package database exists", names.join(" or ")));
         };
         let program = manager.backend().database_program();
         if let (Some(program), false) = (program, self.scope.executes) {
@@ -111,7 +108,7 @@ impl State {
     }
 }
 
-/// The package as a part of the driver; `None` if it is none, or has a version of its own.
+/// Returns the package as a driver component, or `None` if it is not one or has an independent version.
 fn part(package: &KnownPackage) -> Option<DriverPart> {
     let rules = &table().driver_packages;
     let is_one = |patterns: &[String]| {
@@ -125,12 +122,12 @@ fn part(package: &KnownPackage) -> Option<DriverPart> {
     })
 }
 
-/// Whether NVIDIA made each package whose files are on disk.
+/// Determines for each unpacked package whether NVIDIA made it.
 fn by_maker(packages: &[packages::Package]) -> Vec<KnownPackage> {
     let vendor = &table().vendor;
     packages
         .iter()
-        // An unpacked driver is on disk even if it is not configured.
+        // The files of an unpacked driver are on disk even if it is not configured.
         .filter(|package| package.is_unpacked())
         .map(|package| {
             let by_mail = (package.packager.as_deref())
@@ -157,7 +154,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn rpm_is_asked_only_where_programs_may_run() {
+    async fn rpm_is_only_run_if_execution_is_allowed() {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).installed().await.value.clone();
         assert!(get().await.unwrap_err().contains("apt or dnf"));
@@ -180,12 +177,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_of_the_driver_have_its_version() {
+    async fn driver_components_have_the_driver_version() {
         let (host, fakes) = fake::host();
         let names = rows! {
             "nvidia-kernel-dkms", "535.261.03-1";
             "libcuda1", "535.247.01-1";
-            // These have versions of their own.
+            // These have independent versions.
             "nvidia-modprobe", "570.133.07-1";
             "nvidia-container-toolkit", "1.20.0-1";
             "nvidia-driver-pinning-595", "595.58.03-1";
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dpkg_is_read_as_a_file() {
+    async fn dpkg_database_is_read_as_a_file() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/var/lib/dpkg/status",

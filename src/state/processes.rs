@@ -1,5 +1,5 @@
-//! Whose command lines are believed. Every user, and every process of a pod, may call its processes as it likes and give them
-//! any arguments, and this program acts as root on what it reads.
+//! Decides which command lines are trusted. Every user, and every process of a pod, can choose the names and arguments of its
+//! processes, and gpu-bootstrap acts on them as root.
 
 use super::{State, StateError};
 use crate::host::{
@@ -7,16 +7,16 @@ use crate::host::{
     system::{Process, is_in_own_namespaces, link_of},
 };
 
-/// What the kernel adds to the name of a program whose file was replaced since, as by an upgrade: `d_path()`.
+/// Suffix that the kernel (`d_path()`) appends to the name of an executable that was replaced, such as by an upgrade.
 const DELETED: &str = " (deleted)";
 
 impl State {
-    /// The processes that run one of these programs of the machine, each with the name of its program. Each belongs to root,
-    /// is in no container, and its executable is called so: the first argument alone says nothing, because `sudo`, which
-    /// runs as root before it asks for a password, can be started with any.
+    /// The host processes that run one of these programs, with the program name. Each process must belong to root, run outside
+    /// containers, and have an executable of this name. The first argument is not sufficient, because `sudo`, which runs as
+    /// root before it prompts for a password, can be started with any argument.
     ///
     /// # Errors
-    /// When processes cannot be listed, or one cannot be looked at by root.
+    /// If processes cannot be listed, or if root cannot inspect one.
     pub(super) fn processes_of(
         &self,
         programs: &[&str],
@@ -36,7 +36,8 @@ impl State {
         Ok(found)
     }
 
-    /// The name of the program that a process executes; `None` if it is in a container, has ended, or only root may look.
+    /// The name of the program that a process executes. `None` if it is in a container, has exited, or can only be inspected by
+    /// root.
     fn own_program(&self, pid: u32) -> Result<Option<String>, FilesError> {
         let files = &*self.host.files;
         if !is_in_own_namespaces(files, pid)? {
@@ -58,29 +59,29 @@ pub(super) mod tests {
         steps::fixtures::{facts, state_below_root},
     };
 
-    /// Whose process it is.
+    /// The owner of a process.
     #[derive(Debug, Clone, Copy)]
     pub(in crate::state) enum Which {
-        /// The machine's own.
+        /// A host process of root.
         Own,
-        /// A user's.
+        /// A process of a user.
         OfUser(u32),
-        /// One in a container that has a namespace of its own.
+        /// A process in a container with its own namespace of this kind.
         Contained(&'static str),
-        /// One of root that executes another program than its arguments say.
+        /// A root process whose executable differs from its arguments.
         Executing(&'static str),
-        /// One whose links only root may see.
+        /// A process whose links are only visible to root.
         Unseen,
     }
 
-    /// Puts a process into `/proc`.
+    /// Adds a process to `/proc`.
     pub(in crate::state) fn run(files: &FakeFiles, pid: u32, which: Which, command: &str) {
         let program = command.split(' ').next().unwrap_or_default();
         let name = program.rsplit('/').next().unwrap_or_default();
         run_as(files, (pid, name), which, command);
     }
 
-    /// The same, for a process that has given itself a name.
+    /// The same for a process with a custom name.
     pub(in crate::state) fn run_as(
         files: &FakeFiles,
         (pid, name): (u32, &str),
@@ -94,7 +95,7 @@ pub(super) mod tests {
             Which::OfUser(uid) => uid,
             _ => 0,
         };
-        // `sudo` has the real user of the one who started it only until it has begun.
+        // `sudo` only has the real UID of its user until it starts.
         put("status", format!("Uid:\t{uid}\t0\t0\t0\n"));
         let exe = match which {
             Which::Executing(exe) => exe,
@@ -118,7 +119,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_the_machines_own_processes_are_believed() {
+    fn only_host_processes_of_root_are_trusted() {
         let deleted = format!("/usr/bin/kubelet{DELETED}");
         for (which, believed) in [
             (Which::Own, true),

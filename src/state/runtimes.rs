@@ -1,5 +1,5 @@
-//! Container runtimes: found by package or by binary, with the version of their configuration; and what each has to say for
-//! itself, by its files and by itself, which `runtimes` reads.
+//! Container runtimes, found by package or binary, and the version of their configuration. Also their configuration from files
+//! and from the running daemon, which `runtimes` reads.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,19 +27,19 @@ impl From<ReadError> for StateError {
 pub struct FoundRuntime {
     /// `docker`, `containerd`, `podman`, `crio`.
     pub name: String,
-    /// The version of the program without the packaging suffix, for example `27.3.1`.
+    /// The program version without the packaging suffix, for example `27.3.1`.
     pub version: Option<String>,
-    /// The version of its configuration file (containerd).
+    /// The version of the configuration file (containerd).
     pub config_version: Option<u32>,
 }
 
 impl State {
-    /// The container runtimes that are installed.
+    /// The installed container runtimes.
     pub async fn found_runtimes(&self) -> &[FoundRuntime] {
         &self.runtimes().await.value
     }
 
-    /// The container runtimes that are installed.
+    /// The installed container runtimes.
     pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
         let read = || async {
             let packages = &self.installed().await.value;
@@ -53,12 +53,12 @@ impl State {
         self.memo.runtimes.get_or_init(read).await
     }
 
-    /// Whether the program of a runtime is there.
+    /// Returns `true` if the program of a runtime is installed.
     pub async fn has_runtime(&self, kind: RuntimeKind) -> bool {
         self.found(kind).await.is_some()
     }
 
-    /// The version of a runtime; `None` if it is not there, or nothing tells it.
+    /// The version of a runtime, or `None` if it is not installed or the version is unknown.
     pub async fn runtime_version(&self, kind: RuntimeKind) -> Option<Version> {
         Version::parse(self.found(kind).await?.version.as_deref()?)
     }
@@ -76,10 +76,10 @@ impl State {
         }
     }
 
-    /// A runtime as it is on the machine.
+    /// The view of a runtime on this machine.
     ///
     /// # Errors
-    /// When a file of it cannot be read. That it does not answer is no error.
+    /// If one of its files cannot be read. A daemon that does not respond is not an error.
     pub async fn runtime(&self, kind: RuntimeKind) -> Result<&RuntimeView, StateError> {
         let read = || async {
             let place = self.place(kind).await;
@@ -90,10 +90,10 @@ impl State {
         read.as_ref().map_err(Clone::clone)
     }
 
-    /// What a runtime says of itself.
+    /// The configuration that a runtime reports.
     ///
     /// # Errors
-    /// As for [`State::runtime`], and when its program cannot be run.
+    /// As for [`State::runtime`], and if its program cannot be run.
     pub async fn said(&self, kind: RuntimeKind) -> Result<&Said, StateError> {
         match &self.runtime(kind).await?.said {
             Said::Unknown(error) => Err(StateError::Exec(error.clone())),
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// What is told of the files of a runtime; `None` if nothing is told of those of this one.
+    /// The report about the files of a runtime, or `None` if there is no report for this runtime.
     ///
     /// # Errors
     /// As for [`State::runtime`].
@@ -122,7 +122,7 @@ impl State {
     /// The names of the containers that a restart of a daemon would stop.
     ///
     /// # Errors
-    /// When its client cannot be run, or the daemon does not answer: what is not known may be stopped.
+    /// If its client cannot be run, or the daemon does not respond. Unknown containers might be stopped.
     pub async fn stopped_with(&self, kind: RuntimeKind) -> Result<Vec<String>, StateError> {
         let spares =
             matches!(self.said(kind).await?, Said::Known(config) if config.spares_containers);
@@ -132,7 +132,7 @@ impl State {
         }
     }
 
-    /// The version of NVIDIA's container toolkit, as far as it matters; `None` if it is not there, or nothing tells it.
+    /// Major and minor version of the NVIDIA Container Toolkit, or `None` if it is not installed or the version is unknown.
     pub async fn toolkit_version(&self) -> Option<(u64, u64)> {
         let found = self.packages_like(&[toolkit::PACKAGES]).await.ok()?;
         let (_, version) = found.first()?;
@@ -179,7 +179,7 @@ async fn runtime(
             .iter()
             .find_map(|name| packages.iter().find(|package| package.name == *name))
     });
-    // A package alone is not enough: other programs are called `docker`, too.
+    // A package is not sufficient evidence, because other programs are also called `docker`.
     let version = match (binary, from_package) {
         (None, _) => return None,
         (Some(_), Some(package)) => Some(upstream(&package.version).to_owned()),
@@ -214,7 +214,10 @@ async fn ask(
     match output.map(|output| parse_version(&output.stdout)) {
         Ok(Some(version)) => Some(version),
         Ok(None) => {
-            reader.unknown(fact, format!("`{binary} --version` names no version"));
+            reader.unknown(
+                fact,
+                format!("the output of `{binary} --version` contains no version"),
+            );
             None
         }
         Err(error) => {
@@ -224,8 +227,8 @@ async fn ask(
     }
 }
 
-/// The version of the program, from the version of its package: `5:27.3.1-1~ubuntu.24.04~noble` is
-/// `27.3.1`, `20.10.24+dfsg1-1+deb12u1` is `20.10.24`, `2.0.0~rc1-1` is `2.0.0~rc1`.
+/// The program version from its package version: `5:27.3.1-1~ubuntu.24.04~noble` is `27.3.1`, `20.10.24+dfsg1-1+deb12u1` is
+/// `20.10.24`, `2.0.0~rc1-1` is `2.0.0~rc1`.
 fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     let version = version.rsplit_once('-').map_or(version, |(rest, _)| rest);
@@ -234,7 +237,7 @@ fn upstream(version: &str) -> &str {
     version.split("~ds").next().unwrap_or(version)
 }
 
-/// The first word that is a version: `Docker version 20.10.24+dfsg1, build 297e128`,
+/// Returns the first word that is a version: `Docker version 20.10.24+dfsg1, build 297e128`,
 /// `containerd github.com/containerd/containerd 1.7.28 b98a3aa`, `crio version 1.31.0`.
 fn parse_version(text: &str) -> Option<String> {
     text.split_whitespace()
@@ -243,8 +246,7 @@ fn parse_version(text: &str) -> Option<String> {
         .map(|word| upstream(word).to_owned())
 }
 
-/// The `version` of containerd's configuration. A file without one is of version 1, says
-/// containerd-config.toml(5).
+/// The `version` in the containerd configuration. According to containerd-config.toml(5), a file without it has version 1.
 fn config_version(reader: &mut FactReader<'_>, name: &str, path: &str) -> Option<u32> {
     let fact = format!("runtimes[{name}].config-version");
     let text = reader.text(&fact, path)?;
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn found_by_binary_named_by_package_or_by_itself() {
+    async fn runtime_version_is_read_from_package_then_binary() {
         let (host, fakes) = fake::host();
         let packages: KnownPackages = Ok(vec![KnownPackage {
             name: "docker.io".to_owned(),
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_is_absent_silent_or_known() {
+    async fn daemon_is_absent_silent_or_known() {
         let (host, fakes) = fake::host();
         let get = async || {
             let state = state(&host, facts());
@@ -360,37 +362,37 @@ mod tests {
             fake::failed(1, "Cannot connect to the Docker daemon\n")
         });
         let Said::Silent(words) = get().await else {
-            panic!("it is silent");
+            panic!("the daemon does not respond");
         };
         assert_eq!(words, "Cannot connect to the Docker daemon");
         fakes.exec.on("docker", |_, _| {
             fake::ok(r#"{"Runtimes": {"runc": {}}, "DefaultRuntime": "runc"}"#)
         });
         let Said::Known(config) = get().await else {
-            panic!("it answers");
+            panic!("the daemon responds");
         };
         assert!(config.runtimes.contains("runc"));
         assert_eq!(config.default.as_deref(), Some("runc"));
     }
 
     #[tokio::test]
-    async fn an_invalid_answer_of_docker_is_named() {
+    async fn invalid_docker_info_output_is_reported() {
         let (host, fakes) = fake::host();
         for (answer, words) in [
-            ("", "`docker info` prints nothing"),
-            ("[", "the answer of `docker info` is unknown: "),
+            ("", "`docker info` printed no output"),
+            ("[", "the output of `docker info` is invalid: "),
         ] {
             fakes.exec.on("docker", move |_, _| fake::ok(answer));
             let state = state(&host, facts());
             let Said::Silent(why) = state.said(RuntimeKind::Docker).await.unwrap() else {
-                panic!("it is silent");
+                panic!("the daemon does not respond");
             };
             assert!(why.starts_with(words), "{why}");
         }
     }
 
     #[tokio::test]
-    async fn files_are_read_if_a_program_cannot_be_run() {
+    async fn files_are_read_if_a_program_cannot_run() {
         let (host, fakes) = fake::host();
         fakes.files.put("/etc/crio/crio.conf", "[crio]\n");
         fakes.exec.on_result("crio", |cmd, _| match &*cmd.args[0] {
@@ -407,7 +409,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn below_root_the_files_of_containerd_and_their_imports_tell() {
+    async fn containerd_files_and_imports_are_read_below_root() {
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
             Err(ExecError::NotAsked {
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn imports_are_read_in_their_order_and_once() {
+    async fn imports_are_read_once_and_in_order() {
         let (host, fakes) = fake::host();
         let view = async || {
             let state = state(&host, facts());

@@ -1,30 +1,29 @@
-//! The whole state, read once for the document of `facts`.
+//! The complete state, read once for the document of `facts`.
 
 use std::collections::BTreeMap;
 
 use super::{FoundDriver, FoundRuntime, KubeletRuntime, State};
 use crate::{facts::Unknown, host::Nvml, model::pci::PciAddress};
 
-/// The state of a machine. A part that could not be read is `None` and is listed in
-/// [`Snapshot::unknown`].
+/// The state of a machine. A part that could not be read is `None` and is listed in [`Snapshot::unknown`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<'s> {
     /// The kernel driver bound to each GPU that has one.
     pub bound_drivers: BTreeMap<PciAddress, &'s str>,
     /// The NVIDIA driver as found.
     pub driver: &'s FoundDriver,
-    /// The view of NVML; `None` if it was not asked (`--root`).
+    /// The NVML view, or `None` if NVML was not queried (`--root`).
     pub nvml: Option<&'s Nvml>,
     /// Container runtimes as found.
     pub runtimes: &'s [FoundRuntime],
-    /// The container runtime of the kubelet, where there is one.
+    /// The container runtime of the kubelet, if there is one.
     pub kubelet: Option<KubeletRuntime>,
-    /// What could not be read, and why.
+    /// The parts that could not be read, with the reasons.
     pub unknown: Vec<Unknown>,
 }
 
 impl State {
-    /// Reads all parts of the document of `facts` that were not read before.
+    /// Reads all parts of the `facts` document that have not been read yet.
     pub async fn snapshot(&self) -> Snapshot<'_> {
         let mut unknown = Vec::new();
         let mut bound_drivers = BTreeMap::new();
@@ -56,7 +55,7 @@ impl State {
         } else {
             unknown.push(Unknown {
                 fact: "nvml".to_owned(),
-                why: "no program is run with `--root` or `--lspci`, so NVML was not asked"
+                why: "no program is run with `--root` or `--lspci`, so NVML was not queried"
                     .to_owned(),
             });
             None

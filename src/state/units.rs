@@ -10,12 +10,12 @@ use crate::{
     tools::systemctl::{self, UnitState},
 };
 
-/// How a unit is loaded whose package has left its file empty.
+/// Load state of a unit whose packaged file is empty.
 const EMPTY: &str = "empty";
 
-/// The answer of systemd; `None` if it does not run, as in a container or in the chroot of an image builder. Then only
-/// the unit files are known. Each query about a unit has its fallback to these files in this module; queries whose answer
-/// is only known at run time (`systemctl::once`, `is_system_running`, `needs_reload`) are not made there.
+/// The output of a systemd query. `None` if systemd is not running, such as in a container or in the chroot of an image
+/// builder. In this case only the unit files are known. Each unit query in this module falls back to these files. Queries that
+/// are only meaningful at run time (`systemctl::once`, `is_system_running`, `needs_reload`) are not made there.
 pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>, StateError> {
     let output = match host.reader().query(query).await {
         Ok(output) => output,
@@ -23,8 +23,8 @@ pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>,
         Err(ExecError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // In a chroot systemctl prints nothing and exits with 0, also if the builder's `/run` is mounted there. If it does not
-    // detect the chroot (`/proc` is not mounted), and in a container, it exits with 1.
+    // In a chroot, systemctl prints nothing and exits with 0, even if the builder's `/run` is mounted there. If it does not
+    // detect the chroot (`/proc` is not mounted), or in a container, it exits with 1.
     let is_silent = output.stdout.trim().is_empty();
     let is_booted = !is_silent || (!output.ok() && host.files.exists(systemctl::BOOTED.into())?);
     Ok(is_booted.then_some(output))
@@ -33,7 +33,7 @@ pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>,
 /// The state of a unit.
 ///
 /// # Errors
-/// If systemd or the files cannot be queried, or the answer contains no state.
+/// If systemd or the files cannot be queried, or if the output contains no state.
 pub async fn unit_state(host: &Host, name: &str) -> Result<UnitState, StateError> {
     let query = systemctl::show(name);
     let Some(output) = answer(host, &query).await? else {
@@ -46,7 +46,7 @@ pub async fn unit_state(host: &Host, name: &str) -> Result<UnitState, StateError
     })
 }
 
-/// The state of a unit if systemd does not run: whether it exists, and whether the next boot starts it.
+/// The state of a unit if systemd is not running: whether it exists, and whether it starts at the next boot.
 async fn without_systemd(host: &Host, name: &str) -> Result<UnitState, StateError> {
     for folder in systemctl::FOLDERS {
         let load = match host.files.stat(&Utf8Path::new(folder).join(name))? {
@@ -64,7 +64,7 @@ async fn without_systemd(host: &Host, name: &str) -> Result<UnitState, StateErro
     Ok(UnitState::not_booted("not-found", ""))
 }
 
-/// The command that a unit runs; `None` if it has no command, or several.
+/// The command of a unit, or `None` if it has no command or several.
 ///
 /// # Errors
 /// If systemd or the files cannot be queried.
@@ -79,10 +79,10 @@ pub async fn unit_command(host: &Host, name: &str) -> Result<Option<String>, Sta
 }
 
 impl State {
-    /// The state of a unit; `None` if there is no such unit.
+    /// The state of a unit, or `None` if the unit does not exist.
     ///
     /// # Errors
-    /// When systemd cannot be queried, or its answer contains no state.
+    /// If systemd cannot be queried, or if its output contains no state.
     pub async fn unit(&self, name: &str) -> Result<Option<UnitState>, StateError> {
         let cell = {
             let mut units = (self.memo.units.lock()).unwrap_or_else(PoisonError::into_inner);
@@ -99,8 +99,8 @@ impl State {
         Ok(state.exists().then_some(state))
     }
 
-    /// Whether the file of a unit is empty that its package brought, as a power cut leaves it: systemd calls it masked, and
-    /// the repair of the package fills it. A mask of somebody's is a link, or lies in another folder.
+    /// Returns `true` if the packaged file of a unit is empty, as after a power loss. systemd reports such a unit as masked,
+    /// and a repair of the package restores the file. A mask set by the administrator is a symlink, or is in another directory.
     fn is_emptied(&self, name: &str) -> Read<bool> {
         let files = &*self.host.files;
         for folder in ["/etc/systemd/system", "/run/systemd/system"] {
@@ -118,7 +118,7 @@ impl State {
         Ok(false)
     }
 
-    /// The command that a unit runs; `None` if it has no command, or several.
+    /// The command of a unit, or `None` if it has no command or several.
     ///
     /// # Errors
     /// If systemd or the files cannot be queried.
@@ -126,10 +126,10 @@ impl State {
         unit_command(&self.host, name).await
     }
 
-    /// Whether the processes that a unit has started continue when the unit stops.
+    /// Returns `true` if processes that a unit started continue when the unit stops.
     ///
     /// # Errors
-    /// If systemd or the files cannot be queried, or the answer contains no `KillMode`.
+    /// If systemd or the files cannot be queried, or if the output contains no `KillMode`.
     pub async fn spares_children(&self, name: &str) -> Result<bool, StateError> {
         let query = systemctl::kill_mode(name);
         let Some(output) = answer(&self.host, &query).await? else {
@@ -156,9 +156,9 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn without_systemd_the_files_tell_what_the_next_boot_does() {
+    async fn next_boot_unit_state_is_read_from_files() {
         let (host, fakes) = fake::host();
-        // systemctl(1) in a chroot: only what reads files answers.
+        // In a chroot, only the systemctl commands that read files work (systemctl(1)).
         fakes.exec.on("systemctl", |cmd, _| {
             fake::ok(match cmd.args.first().map(String::as_str) {
                 Some("is-enabled") => "enabled\n",
@@ -182,9 +182,10 @@ mod tests {
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);
     }
 
-    /// In a chroot with `/proc` systemctl exits with 0; without, and in a container, with 1. A tree may also lack it.
+    /// In a chroot with `/proc`, systemctl exits with 0. Without `/proc`, and in a container, it exits with 1. It may also be
+    /// missing in a tree.
     #[tokio::test]
-    async fn without_systemd_unit_files_answer_every_query() {
+    async fn unit_files_are_the_fallback_for_every_query() {
         let refused =
             "System has not been booted with systemd as init system (PID 1). Can't operate.\n";
         for answer in [Some(fake::ok("")), Some(fake::failed(1, refused)), None] {
@@ -214,7 +215,7 @@ mod tests {
                     .expect("an answer")
             );
         }
-        // A systemd that runs and refuses is an error.
+        // If a running systemd rejects the query, it is an error.
         let (host, fakes) = fake::host();
         fakes
             .exec
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_file_of_a_package_is_no_mask() {
+    async fn empty_packaged_unit_file_is_not_a_mask() {
         let (host, fakes) = fake::host();
         fakes.exec.on("systemctl", |_, _| {
             fake::ok("LoadState=masked\nActiveState=inactive\nUnitFileState=masked\n")
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_unit_is_asked_about_once() {
+    async fn each_unit_is_queried_once() {
         let (host, fakes) = fake::host();
         fakes.exec.on("systemctl", |cmd, _| {
             let load = match cmd.args.last().map(String::as_str) {

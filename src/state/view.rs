@@ -1,4 +1,4 @@
-//! How this process sees the machine otherwise than PID 1, with the settings of its unit that are the cause.
+//! Differences between the file system views of this process and of PID 1, and the unit settings that cause them.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use crate::{
     tools::systemctl,
 };
 
-/// A view of the machine that is not that of PID 1.
+/// A view of the machine that differs from PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
     pub view: PrivateView,
-    /// The settings of the unit that differ from their defaults.
+    /// The unit settings that differ from their defaults.
     pub settings: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Sandbox {
             parts.push(format!("{} read-only", paths.join(", ")));
         }
         if self.view.devices {
-            parts.push("another `/dev`".to_owned());
+            parts.push("a private `/dev`".to_owned());
         }
         let what = parts.join(" and ");
         let settings: Vec<String> = (self.settings.iter())
@@ -34,26 +34,23 @@ impl fmt::Display for Sandbox {
             .collect();
         match &self.view.unit {
             Some(unit) if settings.is_empty() => {
-                write!(to, "`{unit}` sees {what}, unlike the machine")
+                write!(to, "`{unit}` has a private view of the machine: {what}")
             }
             Some(unit) => write!(
                 to,
-                "`{unit}` sees {what}, unlike the machine, because of {}",
+                "`{unit}` has a private view of the machine: {what}, caused by {}",
                 settings.join(", ")
             ),
-            None => write!(
-                to,
-                "this process sees {what}, unlike the machine: it has its own mount namespace"
-            ),
+            None => write!(to, "this process has its own mount namespace: {what}"),
         }
     }
 }
 
 impl Sandbox {
-    /// How to see the machine.
+    /// The command that runs in the view of the machine.
     #[must_use]
     pub fn remedy(&self) -> String {
-        let outside = "run the command outside of it (`systemd-run --pipe --wait COMMAND`)";
+        let outside = "run the command outside it (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {
             Some(unit) => format!("remove these settings (`systemctl edit {unit}`), or {outside}"),
             None => format!("run the command in the mount namespace of PID 1, or {outside}"),
@@ -62,7 +59,7 @@ impl Sandbox {
 }
 
 impl State {
-    /// How this process sees the machine otherwise than PID 1; `None` if it sees the same.
+    /// Compares the file system view of this process with PID 1. Returns `None` if they are equal.
     ///
     /// # Errors
     /// If the kernel's lists or systemd cannot be queried.

@@ -1,4 +1,4 @@
-//! How much of the wanted packages has arrived on the machine, before an earlier run was cut off.
+//! The part of the required packages that an interrupted run has already downloaded or unpacked.
 
 use crate::{
     config::desired::{PackageWish, Pin},
@@ -7,7 +7,7 @@ use crate::{
     tools::packages::{Backend, Package},
 };
 
-/// Bytes of wanted packages that are unpacked, and of their archives.
+/// Returns the bytes of required packages that are unpacked, and of their archives.
 pub(super) fn here(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
@@ -17,7 +17,7 @@ pub(super) fn here(
 ) -> Result<u64, FilesError> {
     let wanted = |name: &str, version: &str| wanted(backend, name, version, wished, pins);
     let unpacked = || database.iter().filter(|package| package.is_unpacked());
-    // The sizes are those that a maintainer has written into the package, whatever they are.
+    // The sizes come from package metadata and are not validated.
     let mut bytes = unpacked()
         .filter(|package| wanted(&package.name, &package.version))
         .fold(0_u64, |sum, package| {
@@ -30,7 +30,7 @@ pub(super) fn here(
         let Some((name, version)) = backend.downloaded(&file) else {
             continue;
         };
-        // A wish without a version is met by the one that is there: another one is an old one.
+        // Without a required version, any installed version matches. An archive of another version is outdated.
         let outlived = unpacked().any(|package| package.name == name && package.version != version);
         if wanted(&name, &version)
             && !outlived
@@ -42,8 +42,8 @@ pub(super) fn here(
     Ok(bytes)
 }
 
-/// Whether this version of a package is wished for, or belongs to what is: a pin names all that
-/// must have the driver's version.
+/// Returns whether this version of a package is required or belongs to a required package. A pin covers all packages
+/// that must have the driver version.
 fn wanted(
     backend: &dyn Backend,
     name: &str,
@@ -69,9 +69,9 @@ mod tests {
         tools::packages::{Manager, Package, PackageCondition},
     };
 
-    /// The sizes in the database of a tree may be those of nobody's package.
+    /// The package database of an image may contain any size.
     #[test]
-    fn sizes_that_no_disk_has_are_no_overflow() {
+    fn huge_sizes_do_not_overflow() {
         let database = ["a", "b"].map(|name| Package {
             name: name.to_owned(),
             id: name.to_owned(),

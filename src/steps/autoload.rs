@@ -1,4 +1,4 @@
-//! `driver.autoload`: the driver's modules are loaded at every boot.
+//! `driver.autoload`: the driver modules are loaded at every boot.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -12,16 +12,16 @@ use crate::{
     tools::{kmod, packages::HEADER},
 };
 
-/// The file that `systemd-modules-load.service` reads.
+/// The file for `systemd-modules-load.service`.
 pub const PATH: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
 
-/// See the module.
+/// The `driver.autoload` step.
 pub struct Autoload;
 
 #[derive(Debug, Clone, Default)]
 struct AutoloadState {
     content: Option<String>,
-    /// What of others keeps the modules from being loaded, as sentences.
+    /// Settings that prevent the modules from being loaded, as sentences.
     denials: Vec<String>,
 }
 
@@ -29,11 +29,11 @@ fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
     let files = cx.host.files();
     let modules = (cx.desired.driver.as_ref()).map_or(&[][..], |driver| &driver.load_modules[..]);
     let mut denials = kmod::denials(files, modules)?;
-    // Instances of an image have command lines of their own.
+    // Instances of an image have different command lines.
     if !cx.desired.image {
         let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
         let word = kmod::denied_by_boot(&line.unwrap_or_default(), modules);
-        denials.extend(word.map(|word| format!("the kernel's command line says `{word}`")));
+        denials.extend(word.map(|word| format!("the kernel command line contains `{word}`")));
     }
     Ok(AutoloadState {
         content: files.read_text(Utf8Path::new(PATH))?,
@@ -46,26 +46,29 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
         return words::no_driver();
     };
     if driver.load_modules.is_empty() {
-        return Assessment::not_applicable("the profile names no modules to load");
+        return Assessment::not_applicable("the profile lists no modules to load");
     }
     if !state.denials.is_empty() {
         return Assessment::blocked(
             format!(
-                "{}: the driver would not be loaded",
+                "{}, so the driver would not be loaded",
                 state.denials.join("; ")
             ),
-            "remove it, from the boot loader's configuration if the kernel's command line says it, \
-             reboot if it does, and run the command again; for a node without GPUs set \
-             `gpu = \"optional\"`",
+            "remove it. If it is in the kernel command line, change the boot loader configuration and \
+                 reboot. Then run the command again. For a node without GPUs, set \
+                 `gpu = \"optional\"`",
         );
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
     if state.content.as_deref() == Some(&content) {
-        return Assessment::satisfied(format!("`{PATH}` names {}", driver.load_modules.join(", ")));
+        return Assessment::satisfied(format!(
+            "`{PATH}` contains {}",
+            driver.load_modules.join(", ")
+        ));
     }
     let why = match state.content {
         None => format!("`{PATH}` is missing"),
-        Some(_) => format!("`{PATH}` names other modules"),
+        Some(_) => format!("`{PATH}` contains other modules"),
     };
     Assessment::needs(why, vec![Change::write(PATH, content)])
 }
@@ -95,7 +98,7 @@ mod tests {
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
-    fn what_is_written_satisfies() {
+    fn written_file_satisfies() {
         let want = desired();
         let (_, changes) = decide(&AutoloadState::default(), &want).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {

@@ -1,10 +1,10 @@
-//! Packages whose builds are each for one kernel, which neither their name nor their version tells: their
-//! files do. Such a module counts for exactly that kernel. RPM systems link it into the folders of other
-//! kernels, too (`weak-updates`); such a link can lead nowhere, so none is relied on.
+//! Module packages that are built for one kernel each. The kernel is only visible in their files, not in their name
+//! or version. Such a module counts only for exactly that kernel. RPM systems also link it into the directories of
+//! other kernels (`weak-updates`), but these symlinks can be dangling and are ignored.
 //!
-//! A source of such builds (`at = "kernel"` of a profile) has few branches for a kernel. So each branch
-//! that the matrix accepts is a way of its own, in the matrix's order, and `settle` puts the branch
-//! into the desired state. Such a source is never the default: what it has changes from day to day.
+//! A source of such builds (`at = "kernel"` in a profile) has few branches per kernel. Therefore each branch that the
+//! matrix accepts is a separate module method, in matrix order, and `settle` puts the branch into the desired state.
+//! Such a source is never the default, because its contents change daily.
 
 use std::{
     cmp::Ordering,
@@ -32,16 +32,16 @@ struct PackageBuild {
     kernels: BTreeSet<KernelVersion>,
 }
 
-/// Which kernels builds are for.
+/// The kernels of module builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Builds {
-    /// By package, preferred first: the installed build, then the newest.
+    /// Builds by package: the installed build first, then the newest.
     known: BTreeMap<String, Vec<PackageBuild>>,
-    /// The versions of packages that are wanted beside such a build, offered or installed.
+    /// Versions of companion packages of such a build, available or installed.
     beside: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// The kernel that a file belongs to, if it is the driver's module: `/lib/modules/KERNEL/extra/nvidia.ko.xz`.
+/// Returns the kernel of a driver module file: `/lib/modules/KERNEL/extra/nvidia.ko.xz`.
 fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
     let path = path.strip_prefix("/usr").unwrap_or(path);
     let below = path
@@ -58,7 +58,7 @@ fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
     (is_module && !is_link).then(|| kernel.as_str().parse().ok())?
 }
 
-/// The names of packages of which builds are wanted, and of what is wanted beside them.
+/// Returns the names of packages with builds, and of their companion packages.
 fn names(wish: &KernelWish) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let built = wish.ways.iter().flat_map(ModuleWay::built);
     let built: BTreeSet<&str> = built.map(|one| one.name.as_str()).collect();
@@ -73,7 +73,7 @@ fn module_of<'w>(wish: &'w KernelWish, name: &str) -> &'w str {
 }
 
 impl Builds {
-    /// Those that are installed.
+    /// Reads the installed builds.
     pub(super) async fn installed(
         cx: &Cx<'_>,
         wish: &KernelWish,
@@ -108,7 +108,7 @@ impl Builds {
         Ok(found)
     }
 
-    /// Adds those that repositories offer, by the package lists that are there.
+    /// Adds the builds that repositories provide, from the existing package lists.
     pub(super) async fn add_offered(
         &mut self,
         cx: &Cx<'_>,
@@ -146,7 +146,7 @@ impl Builds {
 
     fn add(&mut self, backend: &dyn Backend, name: &str, mut builds: Vec<PackageBuild>) {
         builds.sort_by(|a, b| match backend.compare(&b.version, &a.version) {
-            // The same one can be in several repositories.
+            // The same build can be in several repositories.
             Ordering::Equal => b.kernels.len().cmp(&a.kernels.len()),
             order => order,
         });
@@ -158,8 +158,8 @@ impl Builds {
         }
     }
 
-    /// Forgets builds beside which a package of this way cannot be had in the driver's version. Returns
-    /// what is said about such a build, by kernel, where none is left for it.
+    /// Removes builds without a companion package of the same driver version. Returns the reason for each kernel
+    /// without a remaining build.
     pub(super) fn complete_alone(
         &mut self,
         backend: &dyn Backend,
@@ -205,7 +205,7 @@ impl Builds {
         lost
     }
 
-    /// The kernels for which there is a build of a wish.
+    /// Returns the kernels with a build of a package.
     pub(super) fn kernels(
         &self,
         backend: &dyn Backend,
@@ -220,8 +220,8 @@ impl Builds {
             .collect()
     }
 
-    /// Of several kernels that need a module, those which one build serves: only one can be installed. The
-    /// kernel of the next boot, the last one, goes first.
+    /// Returns the kernels that one build serves, because only one build can be installed. The default boot kernel,
+    /// which is last, has priority.
     pub(super) fn together(
         &self,
         backend: &dyn Backend,
@@ -257,8 +257,8 @@ impl Builds {
         })
     }
 
-    /// Wishes of a way with the versions of the builds for their kernels, and what is wanted beside them in
-    /// the same version. A wish for which there is no build stays as it is.
+    /// Returns the packages of a module method with the versions of the builds for their kernels, and companion
+    /// packages of the same version. A package without a build is unchanged.
     pub(super) fn settled(
         &self,
         backend: &dyn Backend,
@@ -294,7 +294,7 @@ impl Builds {
         };
         for wish in &mut settled {
             if way.beside.contains(&wish.name) {
-                // What is made together with the module has its release, too.
+                // A package that is built with the module also has its release.
                 let same = (self.beside.get(&wish.name)).is_some_and(|all| all.contains(&module));
                 wish.version = Some(if same {
                     module.clone()
@@ -306,20 +306,17 @@ impl Builds {
         settled
     }
 
-    /// What there is, in words; `None` where no such package is wanted or known.
+    /// Describes the known builds. `None` if no such package is configured or known.
     pub(super) fn in_words(&self) -> Option<String> {
         let one = |name: &String, build: &PackageBuild| {
             let kernels: Vec<&str> = build.kernels.iter().map(KernelVersion::as_str).collect();
             match kernels.is_empty() {
-                true => format!(
-                    "of {name} {} it is not known which kernel it is for",
-                    build.version
-                ),
+                true => format!("the kernel of {name} {} is unknown", build.version),
                 false => format!("{name} {} is for {}", build.version, kernels.join(" and ")),
             }
         };
         let all: Vec<String> = (self.known.iter())
-            // The newest ones tell enough.
+            // The newest builds suffice.
             .flat_map(|(name, builds)| builds.iter().take(3).map(move |build| one(name, build)))
             .collect();
         (!all.is_empty()).then(|| all.join(", "))
@@ -393,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_belongs_to_the_kernel_in_whose_folder_it_is() {
+    fn module_path_determines_the_kernel() {
         for (path, expected) in rows! {
             format!("/lib/modules/{OLD}/extra/nvidia-open/nvidia.ko"), Some(OLD);
             format!("/usr/lib/modules/{OLD}/extra/nvidia.ko.xz"), Some(OLD);
@@ -409,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn the_build_for_the_kernel_is_wanted_and_the_libraries_of_its_version() {
+    fn libraries_match_the_build_of_the_kernel() {
         let settled = |branch: u16, running: &str| -> Vec<String> {
             let way = way(branch);
             let filled = (way.packages.iter())
@@ -425,7 +422,7 @@ mod tests {
             ["3:610.43.02-2.el9", "3:610.43.02-2.el9", "610.43.02-*", ""]
         );
         assert_eq!(settled(615, NEW)[0], "3:615.71.09-1.el9");
-        // Without a build nothing is settled.
+        // Without a build nothing is resolved.
         assert_eq!(
             settled(610, NEW)[..2],
             [format!("610.* for {NEW}"), "610.*".to_owned()]
@@ -433,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn only_kernels_with_a_build_of_the_branch_can_have_a_module() {
+    fn only_kernels_with_a_build_have_a_module() {
         let of = |branch| {
             let way = way(branch);
             let template = way.packages[0].clone();
@@ -442,7 +439,7 @@ mod tests {
         assert_eq!(of(610), [kernel(OLD)].into());
         assert_eq!(of(615), [kernel(OLD), kernel(NEW)].into());
         assert!(of(580).is_empty());
-        // One build at a time: the kernel of the next boot goes first.
+        // Only one build can be installed, so the default boot kernel has priority.
         let both = [kernel(OLD), kernel(NEW)];
         assert_eq!(
             builds().together(dnf(), &way(615), &both),
@@ -451,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_whose_libraries_nobody_offers_is_no_way() {
+    fn build_without_libraries_is_not_offered() {
         let mut builds = builds();
         let only = ["3:610.43.02-1.el9".to_owned()].into();
         builds.beside.insert("nvidia-driver-cuda".into(), only);

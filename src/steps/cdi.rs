@@ -1,6 +1,6 @@
-//! `cdi`: the Container Device Interface specification names the current GPUs and libraries. It
-//! becomes stale with every driver change, because library file names contain the version, and
-//! after a boot that assigns another number to nvidia-uvm, whose major number is dynamic.
+//! `cdi`: the Container Device Interface specification describes the current GPUs and libraries. It becomes stale
+//! with every driver change, because library file names contain the version, and after a boot that assigns a
+//! different major number to nvidia-uvm, which is dynamic.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -21,56 +21,57 @@ use crate::{
     tools::{packages::HEADER, toolkit},
 };
 
-/// The unit that makes the specification again at each boot.
+/// The unit that regenerates the specification at each boot.
 const UNIT: &str = "gpu-bootstrap-cdi.service";
 
-/// Where it is.
+/// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 
-/// The unit of NVIDIA's toolkit, from version 1.18 on, which writes a specification of its own at each boot and
-/// after changes of the driver. It starts after `multi-user.target`, so after the runtimes, and it knows nothing
-/// of MIG: so the file of this step stays beside it. Runtimes prefer the file of the unit, so this step also
-/// compares that one with the machine, and starts the unit again where it is not right. Source:
-/// NVIDIA/nvidia-container-toolkit, `deployments/systemd/nvidia-cdi-refresh.service`.
+/// The unit of the NVIDIA toolkit since version 1.18, which writes a separate specification at each boot and after
+/// driver changes. It starts after `multi-user.target`, which is after the runtimes, and does not handle MIG, so our
+/// file is still required. Runtimes prefer the file of the unit, so this step also compares it with the machine, and
+/// restarts the unit if the file is stale. Source: NVIDIA/nvidia-container-toolkit,
+/// `deployments/systemd/nvidia-cdi-refresh.service`.
 const REFRESH: &str = "nvidia-cdi-refresh.service";
 
-/// Where packages install it.
+/// Install paths of the unit.
 const REFRESH_PATHS: [&str; 2] = [
     "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
     "/etc/systemd/system/nvidia-cdi-refresh.service",
 ];
 
-/// The toolkit's program that writes specifications.
+/// The toolkit binary that generates specifications.
 const PROGRAM: &str = "/usr/bin/nvidia-ctk";
 
-/// Leaves out the groups of device nodes, because of which a Podman before 5.1 refuses the whole file. It reads each file by
-/// itself (libpod, `container_internal_linux.go`), so one that it can read is enough, and that of the toolkit's unit stays as it
-/// is. Source: NVIDIA/nvidia-container-toolkit 1.19.0, `pkg/nvcdi/api.go` and `cmd/nvidia-ctk/cdi/generate/generate.go`.
+/// Omits the groups of device nodes, because a Podman before 5.1 rejects a whole file with them. Podman parses each
+/// file separately (libpod, `container_internal_linux.go`), so one readable file suffices, and the file of the
+/// toolkit's unit is not changed. Source: NVIDIA/nvidia-container-toolkit 1.19.0, `pkg/nvcdi/api.go` and
+/// `cmd/nvidia-ctk/cdi/generate/generate.go`.
 const NO_GROUPS: &str = "--feature-flag=no-additional-gids-for-device-nodes";
 
-/// What the toolkit's unit writes.
+/// Output of the toolkit's unit.
 const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
-/// See the module.
+/// The `cdi` step.
 pub struct CdiSpecification;
 
-/// Its title and its version.
+/// Title and version of a runtime.
 type OldReader = (&'static str, Version);
 
 #[derive(Debug, Clone, Default)]
 struct CdiState {
-    /// The unit's file.
+    /// Content of the unit file.
     unit: Option<String>,
     enabled: bool,
     loaded: Option<DriverVersion>,
     machine: MachineDevices,
-    /// The files with specifications, the own one first if it is there.
+    /// Specification files, ours first if it exists.
     seen: Vec<SeenSpec>,
-    /// The toolkit's own unit, which writes a file of its own, is there.
+    /// The toolkit's unit is installed, which writes a separate file.
     refreshes: bool,
-    /// The toolkit is there.
+    /// The toolkit is installed.
     has_toolkit: bool,
-    /// A runtime that must read the specification and knows no groups of device nodes, beside a toolkit that names them.
+    /// A runtime that does not support groups of device nodes, if the toolkit adds them.
     old_reader: Option<OldReader>,
 }
 
@@ -80,9 +81,9 @@ impl CdiState {
     }
 }
 
-/// The numbers of device nodes can be others at another boot, and when a module is loaded again: then the
-/// unit of the nodes is restarted, and this one with it. Where the specification was not made yet, it is
-/// not this unit's work: `install` makes it, and can undo it.
+/// The unit text. Device numbers can change at boot and when a module is reloaded. In that case, the unit of the
+/// device nodes is restarted, and this unit with it. The unit does not create a missing specification, because only
+/// `install` can record that change.
 fn unit(path: &Utf8Path, names_groups: bool) -> String {
     let flag = match names_groups {
         true => String::new(),
@@ -113,7 +114,7 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
     )
 }
 
-/// See [`CdiState::old_reader`].
+/// Returns the value of [`CdiState::old_reader`].
 async fn old_reader(cx: &Cx<'_>) -> Option<OldReader> {
     for wish in &cx.desired.runtimes {
         let facts = wish.kind.runtime().facts();
@@ -146,7 +147,7 @@ async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
     })
 }
 
-/// What the specification names, for people.
+/// Describes the devices of the specification.
 fn named(state: &CdiState) -> String {
     let visible = state.machine.visible.as_deref().unwrap_or_default();
     let parts = visible.iter().filter(|one| one.index.contains(':')).count();
@@ -160,7 +161,7 @@ fn named(state: &CdiState) -> String {
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
-        return Assessment::not_applicable("CDI is not wanted");
+        return Assessment::not_applicable("CDI is not configured");
     };
     let names_groups = state.old_reader.is_none();
     let mut command = ["nvidia-ctk", "cdi", "generate"]
@@ -182,7 +183,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         at_boot.push(Change::write(UNIT_PATH, unit));
     }
     if !state.enabled {
-        // The specification is of now; the unit is for later boots.
+        // The specification is for this boot; the unit regenerates it at later boots.
         at_boot.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: false,
@@ -218,7 +219,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         let right = cdi_rules::hiding(&wish.path, &state.seen).find(|seen| flaw(seen).is_none());
         let but = right.map_or_else(String::new, |seen| {
             format!(
-                "; runtimes prefer `{}`, which is right, so containers get the GPUs",
+                "; runtimes prefer `{}`, which is correct, so containers get the GPUs",
                 seen.path
             )
         });
@@ -227,7 +228,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     if whys.is_empty() && !at_boot.is_empty() {
         whys.push(format!(
-            "`{UNIT}` does not make `{}` again at boot",
+            "`{UNIT}` does not regenerate `{}` at boot",
             wish.path
         ));
     }
@@ -243,32 +244,37 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if !whys.is_empty() {
         return Assessment::needs(whys.join("; "), changes);
     }
-    let mut why = format!("`{}` names {} and driver {loaded}", wish.path, named(state));
+    let mut why = format!(
+        "`{}` contains {} and driver {loaded}",
+        wish.path,
+        named(state)
+    );
     for seen in cdi_rules::hiding(&wish.path, &state.seen) {
-        why.push_str(&format!("; `{}` does, too", seen.path));
+        why.push_str(&format!("; so does `{}`", seen.path));
     }
     Assessment::satisfied(why)
 }
 
-/// Why a runtime cannot read a specification; `None` if it can, or need not.
+/// Returns the reason that a runtime cannot parse a specification. `None` if it can, or does not need to.
 fn unread(seen: &SeenSpec, old_reader: Option<OldReader>) -> Option<String> {
     let ((title, version), spec) = (old_reader?, seen.spec.as_ref().ok()?);
-    (spec.has_groups())
-        .then(|| format!("names groups of device nodes, which {title} {version} cannot read"))
+    (spec.has_groups()).then(|| {
+        format!("contains groups of device nodes, which {title} {version} does not support")
+    })
 }
 
-/// What only a person can put right: nothing of others is deleted.
+/// Returns problems that only the administrator can fix, because unmanaged files are not deleted.
 fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Assessment> {
     if let Some(conflict) = cdi_rules::conflict(&state.seen) {
         let Conflict { one, other, names } = conflict;
         return Some(Assessment::blocked(
             format!(
-                "`{one}` and `{other}` both name {}: runtimes give to nobody what two files of one folder \
-                 name",
+                "`{one}` and `{other}` both define {}: runtimes do not inject devices that two files of one directory \
+                 define",
                 names.join(", ")
             ),
             format!(
-                "take these devices out of `{other}`, or move it away; this program deletes no file of others"
+                "remove these devices from `{other}`, or move the file; unmanaged files are not deleted"
             ),
         ));
     }
@@ -276,7 +282,7 @@ fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Asse
     if let Some(why) = dead {
         return Some(Assessment::blocked(
             why,
-            "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which makes it anew",
+            "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which recreates it",
         ));
     }
     let stranger = cdi_rules::hiding(&wish.path, &state.seen)
@@ -288,11 +294,11 @@ fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Asse
         seen.path, wish.path
     );
     let hint = format!(
-        "correct `{}`, or remove it; this program deletes no file of others",
+        "correct `{}` or remove it; unmanaged files are not deleted",
         seen.path
     );
     Some(match seen.path == REFRESHED && !state.has_toolkit {
-        // A toolkit that was removed has left it, and the unit of the one that comes writes it anew.
+        // A removed toolkit left the file. The unit of the new toolkit will regenerate it.
         true => Assessment::BlockedNow {
             why,
             hint,
@@ -308,8 +314,8 @@ impl Step for CdiSpecification {
         super::CDI
     }
 
-    /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
-    /// about the specification. The version of Podman decides what is in it.
+    /// `nvidia-ctk` queries every GPU: if one does not start, it takes minutes to fail with an error about the
+    /// specification. The Podman version decides the content.
     fn after(&self) -> &[StepId] {
         after_runtimes![
             DRIVER_MODULE,
@@ -327,7 +333,7 @@ impl Step for CdiSpecification {
         let Some(wish) = &desired.cdi else {
             return desired.driver.is_none();
         };
-        // A unit with another text would do nothing.
+        // A unit with different content would have no effect.
         match change {
             Change::WriteFile { content, .. } => [true, false]
                 .map(|groups| unit(&wish.path, groups))
@@ -398,7 +404,7 @@ devices:
         }
     }
 
-    /// Why it would be made again, or what a person has to do.
+    /// Returns the reason to regenerate the specification, or the action for the administrator.
     fn said(state: &CdiState) -> String {
         match decide(state, &desired(), &facts()) {
             Assessment::Needs { why, .. } => format!("needs: {why}"),
@@ -410,9 +416,9 @@ devices:
     }
 
     #[test]
-    fn what_is_missing_broken_or_stale_is_made_again() {
+    fn missing_broken_or_stale_specification_is_regenerated() {
         let good = state("535.261.03");
-        assert!(said(&good).ends_with("names 1 GPU and driver 535.261.03"));
+        assert!(said(&good).ends_with("contains 1 GPU and driver 535.261.03"));
         let none = CdiState {
             seen: vec![],
             ..good.clone()
@@ -423,22 +429,24 @@ devices:
             ..good
         };
         assert!(said(&torn).contains("cannot be read: "));
-        assert!(said(&state("535.309.01")).contains("is not of the loaded driver 535.309.01"));
+        assert!(
+            said(&state("535.309.01")).contains("does not belong to the loaded driver 535.309.01")
+        );
     }
 
     #[test]
-    fn what_two_files_of_one_folder_name_needs_a_person() {
+    fn conflicting_files_of_one_directory_block() {
         let mut state = state("535.261.03");
         let team = "kind: nvidia.com/gpu\ndevices:\n    - name: all\n    - name: team\n";
         state.seen.push(seen("/etc/cdi/team.yaml", team));
         let why = said(&state);
         assert!(
             why.starts_with(
-                "blocked: `/etc/cdi/nvidia.yaml` and `/etc/cdi/team.yaml` both name all:"
-            ) && why.contains("take these devices out of `/etc/cdi/team.yaml`"),
+                "blocked: `/etc/cdi/nvidia.yaml` and `/etc/cdi/team.yaml` both define all:"
+            ) && why.contains("remove these devices from `/etc/cdi/team.yaml`"),
             "{why}"
         );
-        // Names of its own are no business of this program.
+        // Its other device names are ignored.
         let own = team.replace("    - name: all\n", "");
         state.seen[1] = seen("/etc/cdi/team.yaml", &own);
         assert!(said(&state).ends_with("driver 535.261.03"));
@@ -449,10 +457,10 @@ devices:
     }
 
     #[test]
-    fn the_file_of_the_toolkit_is_preferred_so_it_has_to_be_right() {
+    fn preferred_toolkit_file_must_be_correct() {
         let mut state = state("535.261.03");
         state.seen.push(seen(REFRESHED, SPEC));
-        assert!(said(&state).ends_with("`/var/run/cdi/nvidia.yaml` does, too"));
+        assert!(said(&state).ends_with("; so does `/var/run/cdi/nvidia.yaml`"));
         state.seen[1] = seen(REFRESHED, &SPEC.replace("535.261.03", "525.1.1"));
         let (why, changes) = decide(&state, &desired(), &facts()).expect_needs();
         assert!(
@@ -465,7 +473,7 @@ devices:
                 unit: REFRESH.to_owned()
             }]
         );
-        // Without the unit it is the file of somebody, unless the toolkit brings the unit.
+        // Without the unit the file is unmanaged, unless the toolkit will install the unit.
         state.refreshes = false;
         state.has_toolkit = false;
         assert!(said(&state).starts_with("blocked now: "));
@@ -479,17 +487,17 @@ devices:
     }
 
     #[test]
-    fn names_are_told_of_the_machine() {
+    fn message_contains_the_machine_devices() {
         let mut state = state("535.261.03");
         state.machine.visible = Some(vec![Visible {
             index: "0".into(),
             uuid: Some("GPU-2".into()),
         }]);
-        assert!(said(&state).ends_with("names 1 GPU and driver 535.261.03"));
+        assert!(said(&state).ends_with("contains 1 GPU and driver 535.261.03"));
     }
 
     #[test]
-    fn a_unit_makes_it_again_at_each_boot() {
+    fn unit_regenerates_the_specification_at_boot() {
         let (want, facts) = (desired(), facts());
         let bare = CdiState {
             unit: None,
@@ -517,7 +525,7 @@ devices:
     }
 
     #[test]
-    fn a_podman_that_knows_no_groups_gets_a_specification_without_them() {
+    fn old_podman_gets_a_specification_without_groups() {
         let path = "/etc/cdi/nvidia.yaml";
         let (with_groups, without) = (unit(path.into(), true), unit(path.into(), false));
         let old = CdiState {
@@ -527,9 +535,9 @@ devices:
             ..state("535.261.03")
         };
         let Assessment::Needs { why, changes } = decide(&old, &desired(), &facts()) else {
-            panic!("Podman cannot read it");
+            panic!("Podman does not support groups");
         };
-        assert!(why.ends_with("which Podman 4.9 cannot read"), "{why}");
+        assert!(why.ends_with("which Podman 4.9 does not support"), "{why}");
         let [Change::RunTool { command, .. }] = &changes[..] else {
             panic!("{changes:?}");
         };
@@ -539,36 +547,37 @@ devices:
                 "nvidia-ctk cdi generate --feature-flag=no-additional-gids-for-device-nodes --output={path}"
             )
         );
-        // The unit makes it so at each boot.
+        // The unit uses the same flag at each boot.
         let right = CdiState {
             seen: vec![seen(path, SPEC)],
             ..old.clone()
         };
-        assert!(said(&right).ends_with("names 1 GPU and driver 535.261.03"));
+        assert!(said(&right).ends_with("contains 1 GPU and driver 535.261.03"));
         let at_boot = CdiState {
             unit: Some(with_groups.clone()),
             ..right
         };
-        assert!(said(&at_boot).contains("does not make"));
-        // To others groups are no flaw.
+        assert!(said(&at_boot).contains("does not regenerate"));
+        // Other runtimes support groups.
         let newer = CdiState {
             unit: Some(with_groups.clone()),
             old_reader: None,
             ..old
         };
-        assert!(said(&newer).ends_with("names 1 GPU and driver 535.261.03"));
+        assert!(said(&newer).ends_with("contains 1 GPU and driver 535.261.03"));
         for content in [with_groups, without] {
             assert!(CdiSpecification.wants(&Change::write(UNIT_PATH, content), &desired()));
         }
     }
 
     #[tokio::test]
-    async fn groups_are_left_out_for_a_wanted_podman_before_5_1_by_a_toolkit_that_can() {
+    async fn groups_are_omitted_for_podman_before_5_1() {
         let (old, podman) = ("4.3.1+ds1-8+deb12u1", RuntimeKind::Podman);
         for (kind, version, toolkit, left_out) in [
             (podman, old, "1.20.0-1", true),
             (podman, old, "1.19.0-1", true),
             (podman, old, "1.18.2-1", false),
+            (podman, "5.1.0+ds1-1", "1.20.0-1", false),
             (podman, "5.4.2+ds1-2+b1", "1.20.0-1", false),
             (RuntimeKind::Docker, old, "1.20.0-1", false),
         ] {
@@ -600,7 +609,7 @@ devices:
     }
 
     #[test]
-    fn without_a_loaded_driver_it_waits() {
+    fn step_waits_for_a_loaded_driver() {
         let (mut want, facts) = (desired(), facts());
         decide(&state(""), &want, &facts).expect_after();
         want.image = true;

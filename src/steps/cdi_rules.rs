@@ -1,8 +1,8 @@
-//! Whether CDI specifications are those of this machine, and whether two of them name the same device.
+//! Checks whether CDI specifications match this machine, and whether two of them define the same device.
 //!
-//! What a file of the later folder names hides the same name in the earlier one. Two files of one folder that
-//! name the same device are a conflict, and runtimes then give the device to nobody (container-device-interface,
-//! `pkg/cdi/doc.go` and `resolveConflict` in `pkg/cdi/cache.go`).
+//! A device in the later directory shadows a device with the same name in the earlier one. Two files of one directory
+//! that define the same device are a conflict, and runtimes then do not inject the device at all
+//! (container-device-interface, `pkg/cdi/doc.go` and `resolveConflict` in `pkg/cdi/cache.go`).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -16,32 +16,32 @@ use crate::{
     tools::device_nodes,
 };
 
-/// A file with a specification of NVIDIA's GPUs, and what of the machine it speaks of.
+/// A CDI specification file for NVIDIA GPUs, and the machine state that it refers to.
 #[derive(Debug, Clone)]
 pub(super) struct SeenSpec {
     pub(super) path: Utf8PathBuf,
-    /// The specification, or why it is none.
+    /// The specification, or the reason that it is invalid.
     pub(super) spec: Result<Spec, String>,
-    /// Host paths that it names and that are not there.
+    /// Missing host paths of the specification.
     pub(super) missing: Vec<String>,
-    /// The device nodes that it gives numbers to, with what is there under their names now.
+    /// Device nodes with a number in the specification, and the current file kind at their path.
     pub(super) nodes: Vec<(DeviceNode, FileKind)>,
 }
 
-/// What the specifications are compared with.
+/// The machine state that specifications are compared with.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MachineDevices {
-    /// What containers can use, by NVML; `None` where it does not answer.
+    /// Devices that containers can use, from NVML. `None` if NVML does not respond.
     pub(super) visible: Option<Vec<Visible>>,
     /// GPUs on the bus that this machine uses itself.
     pub(super) gpus: usize,
-    /// The driver's character devices in `/proc/devices`: names, and major numbers. Empty where the kernel
-    /// lists none.
+    /// Character devices of the driver in `/proc/devices`: names and major numbers. Empty if the kernel lists no
+    /// device.
     pub(super) majors: Vec<(String, u32)>,
 }
 
-/// The files with a specification of NVIDIA's GPUs: `own` first if it is there, then those of others in the
-/// folders that runtimes read.
+/// Returns the files with a specification for NVIDIA GPUs: first `own` if it exists, then other files in the
+/// directories that runtimes read.
 pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepError> {
     let files = cx.host.files();
     let mut paths = vec![own.to_owned()];
@@ -61,7 +61,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepErr
         };
         let spec = cdi::parse(&text);
         let is_ours = path == own;
-        // A broken file of others takes no device from anybody.
+        // A broken file of another program hides no device.
         if is_ours || spec.as_ref().is_ok_and(|spec| spec.kind == KIND) {
             all.push(look(cx, path, spec)?);
         }
@@ -71,7 +71,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepErr
 
 fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<SeenSpec, StepError> {
     let (mut missing, mut nodes) = (Vec::new(), Vec::new());
-    // A tree whose device nodes were not recorded tells nothing about them.
+    // Without recorded device nodes, an image shows nothing about them.
     let has_nodes = cx.host.files().exists("/dev".into())?;
     if let Ok(spec) = &spec {
         for path in spec.host_paths() {
@@ -83,7 +83,7 @@ fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Se
             }
         }
         for node in spec.device_nodes() {
-            // What is not there at all is among `missing`.
+            // A missing node is already in `missing`.
             if node.numbers().is_some()
                 && let Some(stat) = cx.host.files().stat(node.host_path().into())?
             {
@@ -107,17 +107,16 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices,
         visible: None,
     };
     if loaded && let Nvml::Ready(view) = cx.state.nvml().await {
-        // A GPU that NVML has lost is not gone: `validation.devices` says what brings it back.
+        // If NVML has lost a GPU, `validation.devices` reports the remedy.
         let whole = view.devices.len() >= machine.gpus;
-        // A name by UUID can be compared only if NVML gives every UUID.
+        // Names by UUID are only comparable if NVML reports every UUID.
         let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
         machine.visible = Some(visible(view)).filter(|all| whole && known(all));
     }
     Ok(machine)
 }
 
-/// A device node on the disk that the driver no longer has under this number: it leads nowhere, or to another
-/// driver.
+/// Returns a device node whose number no longer belongs to the driver, so that it has no device or a different one.
 pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<String> {
     seen.nodes.iter().find_map(|(node, now)| {
         let FileKind::CharDevice(major, minor) = *now else {
@@ -134,7 +133,7 @@ pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<Str
 }
 
 impl MachineDevices {
-    /// The kernel's name and number for the driver of a node; `None` where it lists none.
+    /// Returns the kernel's name and major number for the driver of a node. `None` if the kernel lists none.
     fn major_of(&self, path: &str) -> Option<(&str, u32)> {
         let names = device_nodes::drivers_of(path);
         (self.majors.iter())
@@ -143,7 +142,7 @@ impl MachineDevices {
     }
 }
 
-/// How the numbers of a device node differ from what is there now; `None` where they are the same.
+/// Describes how the number of a device node has changed. `None` if it is unchanged.
 fn moved(node: &DeviceNode, now: &FileKind) -> Option<String> {
     let (major, minor) = node.numbers()?;
     let now = match *now {
@@ -161,7 +160,7 @@ fn moved(node: &DeviceNode, now: &FileKind) -> Option<String> {
     ))
 }
 
-/// Why a specification is not that of this machine; `None` where it is.
+/// Returns the reason that a specification does not match this machine. `None` if it does.
 pub(super) fn stale(
     seen: &SeenSpec,
     machine: &MachineDevices,
@@ -173,12 +172,12 @@ pub(super) fn stale(
     };
     if let Some(name) = spec.forbidden_name() {
         return Some(format!(
-            "is of version {}, in which no name begins with a digit, as `{name}` does: runtimes refuse it",
+            "has version {}, which does not allow names that start with a digit such as `{name}`, so runtimes reject it",
             spec.cdi_version
         ));
     }
     if let Some(path) = seen.missing.first() {
-        return Some(format!("names `{path}`, which does not exist"));
+        return Some(format!("contains `{path}`, which does not exist"));
     }
     if let Some(moved) = (seen.nodes.iter()).find_map(|(node, now)| moved(node, now)) {
         return Some(moved);
@@ -187,27 +186,26 @@ pub(super) fn stale(
         .find(|path| cdi::driver_of(path).is_some_and(|version| version != *loaded));
     if let Some(path) = other {
         return Some(format!(
-            "names `{path}`, which is not of the loaded driver {loaded}"
+            "contains `{path}`, which does not belong to the loaded driver {loaded}"
         ));
     }
     if !(spec.host_paths().iter()).any(|path| path.contains(loaded.as_str())) {
-        return Some(format!("was generated for another driver than {loaded}"));
+        return Some(format!("was not generated for the loaded driver {loaded}"));
     }
     let Some(visible) = &machine.visible else {
-        // What MIG made of the GPUs only NVML knows.
+        // MIG devices are only known to NVML.
         let gpus = spec.names().filter_map(Name::of);
         let gpus = gpus.filter(|name| *name == Name::Index).count();
         let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
         return (!parts && gpus != machine.gpus).then(|| {
             format!(
-                "names {}, {} are on the bus",
+                "contains {}, but {} are on the bus",
                 words::count(gpus),
                 machine.gpus
             )
         });
     };
-    // After a GPU was replaced, MIG was set up anew, or the disk was cloned, all else may look the
-    // same.
+    // Everything else may be unchanged after a GPU replacement, a new MIG layout or a cloned disk.
     let gone = (spec.names().filter(|name| Name::of(name).is_some()))
         .find(|name| !visible.iter().any(|one| one.is_called(name)));
     if let Some(gone) = gone {
@@ -216,20 +214,20 @@ pub(super) fn stale(
             _ => "GPU",
         };
         return Some(format!(
-            "names `{gone}`, which is not a {what} of this machine"
+            "contains `{gone}`, which is not a {what} of this machine"
         ));
     }
     let unnamed = visible
         .iter()
         .find(|one| !spec.names().any(|name| one.is_called(name)))?;
     Some(format!(
-        "does not name `{}`, which NVML lists",
+        "does not contain `{}`, which NVML lists",
         unnamed.uuid.as_ref().unwrap_or(&unnamed.index)
     ))
 }
 
-/// What a name of the specification stands for, as `nvidia-ctk cdi generate` names devices
-/// (NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/namer.go`).
+/// Kinds of device names, as generated by `nvidia-ctk cdi generate` (NVIDIA/nvidia-container-toolkit,
+/// `pkg/nvcdi/namer.go`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Name {
     /// `0`.
@@ -243,7 +241,7 @@ enum Name {
 }
 
 impl Name {
-    /// `None` for `all`, and for what an administrator has added.
+    /// Returns `None` for `all` and for names that the administrator added.
     fn of(name: &str) -> Option<Self> {
         let number = |text: &str| text.parse::<u32>().is_ok();
         match name.split_once(':') {
@@ -256,12 +254,12 @@ impl Name {
     }
 }
 
-/// Two files of one folder that name the same device, for people; the first is ours where it is one of them.
+/// Two files of one directory that define the same device. If one of them is ours, it is first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Conflict {
     pub(super) one: Utf8PathBuf,
     pub(super) other: Utf8PathBuf,
-    /// What both name.
+    /// The device names in both files.
     pub(super) names: Vec<String>,
 }
 
@@ -289,8 +287,8 @@ pub(super) fn conflict(all: &[SeenSpec]) -> Option<Conflict> {
     })
 }
 
-/// The files of others whose devices hide those of `own`, because their folder is the later one and they name
-/// the same devices.
+/// Returns the unmanaged files that shadow devices of `own`: their directory is later, and they contain the same
+/// device names.
 pub(super) fn hiding<'s>(
     own: &Utf8Path,
     all: &'s [SeenSpec],
@@ -305,7 +303,7 @@ pub(super) fn hiding<'s>(
         .map(|spec| spec.names().collect());
     let is_ours = move |name: &str| match &ours {
         Some(ours) => ours.contains(&name),
-        // What the toolkit would name.
+        // Names that the toolkit would generate.
         None => name == "all" || Name::of(name).is_some(),
     };
     all.iter().filter(move |seen| {
@@ -372,18 +370,20 @@ devices:
             stale(seen, machine, &loaded(version)).unwrap_or_default()
         };
         assert_eq!(why(&seen(SPEC), &one, "535.261.03"), "");
-        assert!(
-            why(&seen(SPEC), &one, "535.309.01")
-                .contains("libcuda.so.535.261.03`, which is not of the loaded driver 535.309.01")
-        );
-        // One library of another driver among right ones.
+        assert!(why(&seen(SPEC), &one, "535.309.01").contains(
+            "libcuda.so.535.261.03`, which does not belong to the loaded driver 535.309.01"
+        ));
+        // One library of a different driver version among matching ones.
         let mixed = SPEC.replace(
             "        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.0\n",
             "        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.525.1.1\n",
         );
         assert!(why(&seen(&mixed), &one, "535.261.03").contains("libnvidia-ml.so.525.1.1`"));
         let bare = SPEC.replace("535.261.03", "1");
-        assert!(why(&seen(&bare), &one, "535.261.03").contains("another driver than 535.261.03"));
+        assert!(
+            why(&seen(&bare), &one, "535.261.03")
+                .contains("not generated for the loaded driver 535.261.03")
+        );
         let gone = SeenSpec {
             missing: vec!["/dev/nvidia0".into()],
             ..seen(SPEC)
@@ -396,14 +396,17 @@ devices:
                 .contains("`GPU-1`, which is not a GPU of this machine")
         );
         let two = machine(2, None);
-        assert!(why(&seen(SPEC), &two, "535.261.03").contains("names 1 GPU, 2 are on the bus"));
+        assert!(
+            why(&seen(SPEC), &two, "535.261.03").contains("contains 1 GPU, but 2 are on the bus")
+        );
         let old = format!("cdiVersion: 0.4.0{SPEC}");
         assert!(
-            why(&seen(&old), &one, "535.261.03").contains("of version 0.4.0, in which no name")
+            why(&seen(&old), &one, "535.261.03")
+                .contains("version 0.4.0, which does not allow names")
         );
     }
 
-    /// The names of a specification against what NVML lists.
+    /// Compares device names of a specification with an NVML view.
     fn compared(names: &[&str], view: &NvmlView) -> Option<String> {
         let devices: String = names
             .iter()
@@ -415,7 +418,7 @@ devices:
     }
 
     #[test]
-    fn mig_devices_take_the_place_of_their_gpu() {
+    fn mig_devices_replace_their_gpu() {
         let mut view = NvmlView {
             driver_version: "535.261.03".into(),
             cuda_version: None,
@@ -429,7 +432,7 @@ devices:
             share: None,
         };
         view.devices[0].mig_devices = vec![part(0, "MIG-a"), part(2, "MIG-b")];
-        // By index, by UUID, or by both; what an administrator added does not matter.
+        // By index, by UUID, or both. Names that the administrator added are ignored.
         for right in [
             &["0:0", "0:2", "1"][..],
             &["MIG-a", "MIG-b", "GPU-1"],
@@ -438,16 +441,16 @@ devices:
             assert_eq!(compared(right, &view), None, "{right:?}");
         }
         for (wrong, words) in rows! {
-            &["0", "1"][..], "names `0`, which is not a GPU";
-            &["0:0", "0:1", "1"], "names `0:1`, which is not a MIG device";
-            &["MIG-a", "MIG-c", "GPU-1"], "names `MIG-c`, which is not a MIG device";
-            &["0:0", "1"], "does not name `MIG-b`, which NVML lists";
-            &["0:0", "0:2"], "does not name `GPU-1`, which NVML lists";
+            &["0", "1"][..], "contains `0`, which is not a GPU";
+            &["0:0", "0:1", "1"], "contains `0:1`, which is not a MIG device";
+            &["MIG-a", "MIG-c", "GPU-1"], "contains `MIG-c`, which is not a MIG device";
+            &["0:0", "1"], "does not contain `MIG-b`, which NVML lists";
+            &["0:0", "0:2"], "does not contain `GPU-1`, which NVML lists";
         } {
             let why = compared(wrong, &view).unwrap_or_default();
             assert!(why.contains(words), "{wrong:?}: {why}");
         }
-        // MIG without a device: nothing of the GPU is usable.
+        // A GPU in MIG mode without MIG devices is not usable.
         view.devices[0].mig_devices.clear();
         assert_eq!(compared(&["1"], &view), None);
     }
@@ -464,7 +467,7 @@ devices:
     }
 
     #[test]
-    fn a_device_that_is_not_what_it_was_makes_it_stale() {
+    fn changed_device_number_makes_specification_stale() {
         let one = machine(1, None);
         let why = |now| {
             let seen = node("/dev/nvidia-uvm", now);
@@ -484,7 +487,7 @@ devices:
     }
 
     #[test]
-    fn a_node_with_a_number_that_the_kernel_gave_to_another_driver_is_dead() {
+    fn node_with_foreign_device_number_is_dead() {
         let majors = |uvm| MachineDevices {
             majors: vec![("nvidia".into(), 195), ("nvidia-uvm".into(), uvm)],
             ..machine(1, None)
@@ -495,7 +498,7 @@ devices:
             dead_node(&seen, &majors(242)).as_deref(),
             Some("`/dev/nvidia-uvm` is device 243:1, but the kernel has nvidia-uvm at 242")
         );
-        // A kernel that lists none says nothing, and neither does it of nodes of others.
+        // Not reported if the kernel lists no device, or for nodes of other drivers.
         assert_eq!(dead_node(&seen, &machine(1, None)), None);
         let other = node("/dev/dri/card0", FileKind::CharDevice(226, 0));
         assert_eq!(dead_node(&other, &majors(242)), None);

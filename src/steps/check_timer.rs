@@ -1,8 +1,8 @@
-//! `check.timer`: a timer runs `check` each minute, and writes what it finds where others read it: metrics into the folder of
-//! node_exporter's textfile collector, and a condition of the node. It is there only if the settings ask for one of them.
+//! `check.timer`: a timer that runs `check` every minute and publishes the result: metrics for the textfile collector
+//! of node_exporter, and a node condition. It exists only if one of them is configured.
 //!
-//! The changes are undone before those of all other steps: `check` asks the GPUs, and keeps the driver's modules in use while
-//! it does.
+//! The changes are reverted before the changes of all other steps, because a running `check` queries the GPUs and keeps the
+//! driver modules in use.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -24,35 +24,35 @@ use crate::{
 const SERVICE: &str = "gpu-bootstrap-check.service";
 const TIMER: &str = "gpu-bootstrap-check.timer";
 
-/// What stands before the program in the unit.
+/// Prefix of the command line in the unit.
 const START: &str = "ExecStart=";
 
-/// See the module.
+/// The `check.timer` step.
 pub struct CheckTimer;
 
 #[derive(Debug, Clone)]
 struct TimerState {
-    /// The files of the units.
+    /// Content of the unit files.
     service: Option<String>,
     timer: Option<String>,
-    /// The timer, where systemd knows it.
+    /// The state of the timer, if systemd has it.
     unit: Option<UnitState>,
-    /// The program that the service starts, or would start; or why it may name none.
+    /// The executable for the service, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
-    /// The file with metrics is there.
+    /// The metrics file exists.
     has_metrics: bool,
-    /// Why root may not write into the folder for it.
+    /// The reason that root must not write to its directory.
     foreign: Option<String>,
 }
 
-/// What is known of a machine that is not looked at.
+/// The state of a machine that was not inspected.
 impl Default for TimerState {
     fn default() -> Self {
         Self {
             service: None,
             timer: None,
             unit: None,
-            program: Err("it was not looked at".to_owned()),
+            program: Err("not inspected".to_owned()),
             has_metrics: false,
             foreign: None,
         }
@@ -83,7 +83,7 @@ async fn detect(cx: &Cx<'_>, wish: &ReportsWish) -> Result<TimerState, StepError
     })
 }
 
-/// The program of a service that this step has written, where its path is a plain one.
+/// Returns the executable of our service if its path needs no quoting.
 fn program_of(service: &str) -> Option<Utf8PathBuf> {
     let line = service.lines().find_map(|line| line.strip_prefix(START))?;
     let (path, _) = line.split_once(' ')?;
@@ -91,12 +91,10 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
     is_plain.then(|| path.into())
 }
 
-/// The service: what `check` ends with if something fails, or if the cluster cannot be told, is no failure of the unit: the
-/// heartbeat of the condition tells that. A `check` that hangs, as NVML may, is ended.
-/// Whoever stops the timer stops a `check` that runs.
-///
-/// It has no option that gives it a mount namespace, such as `ProtectSystem` or `PrivateTmp`: the kubelet would look like a process
-/// of a container, and `/etc` and `/usr` would be reported as read-only.
+/// The service text. Exit codes of failed checks or an unreachable cluster do not fail the unit, because the
+/// heartbeat of the condition shows them. A `check` that hangs, e.g. in NVML, is killed. Stopping the timer also
+/// stops a running `check`.
+/// [`SANDBOX`] limits its permissions.
 fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
     if let Some(path) = &wish.metrics {
@@ -118,17 +116,44 @@ fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
          TimeoutStopSec=10s\n\
          TasksMax=64\n\
          Nice=10\n\
-         NoNewPrivileges=yes\n\
-         RestrictSUIDSGID=yes\n\
-         RestrictRealtime=yes\n\
-         LockPersonality=yes\n\
          StandardInput=null\n\
          StandardOutput=null\n\
-         UMask=0022\n"
+         \n\
+         {SANDBOX}"
     )
 }
 
-/// The nodes of a pool do not all ask their API server at the same second.
+/// The sandbox of the service, with the reason for each common option of `systemd-analyze security` that is missing. A mount
+/// namespace would make the kubelet look like a process of a container, and `/etc` and `/usr` would be reported as read-only.
+///
+/// A call that is not in the filter returns `ENOSYS`, as on a kernel without it, because the filter of an old systemd does not
+/// contain calls such as `openat2`, and programs try an older call then.
+const SANDBOX: &str = "\
+# Not used, because they create a mount namespace, which hides the kubelet, container runtimes and the state of /etc and /usr:
+# ProtectSystem, ProtectHome, PrivateTmp, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs, ProtectControlGroups,
+# ProtectProc, ProcSubset, ProtectHostname. The capabilities and system calls for most of these changes are missing below.
+# PrivateDevices, ProtectClock and DevicePolicy hide the GPUs. PrivateNetwork and IPAddressDeny hide the metadata service and
+# the API server. With PrivateUsers or User, files of root are unreadable. MemoryDenyWriteExecute also applies to
+# Python (dnf) and the NVIDIA libraries, which may need such memory.
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+KeyringMode=private
+LimitCORE=0
+UMask=0077
+# D-Bus and runtime sockets, the API server, and the network interfaces.
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=ENOSYS
+# Files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
+# (SYS_ADMIN), other processes (KILL, SYS_PTRACE), the kernel log (SYSLOG).
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_MKNOD CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_SYSLOG
+";
+
+/// The timer text. A random delay spreads the API requests of a node pool.
 fn timer() -> String {
     format!(
         "{HEADER}[Unit]\n\
@@ -145,7 +170,7 @@ fn timer() -> String {
     )
 }
 
-/// The change that has the service write the metrics, and that takes them away when it is undone.
+/// Returns the change that makes the service write metrics. Its undo removes them.
 fn write_metrics(path: &Utf8Path) -> Change {
     Change::RunTool {
         purpose: format!("write metrics into `{path}`"),
@@ -159,21 +184,24 @@ fn write_metrics(path: &Utf8Path) -> Change {
 
 fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     let Some(wish) = &desired.reports else {
-        return Assessment::not_applicable("no setting asks for it");
+        return Assessment::not_applicable(
+            "neither `check.textfile` nor `check.node-condition` is set",
+        );
     };
     let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
     if desired.image || no_systemd {
-        return Assessment::awaits_boot("the timer is made where systemd runs");
+        return Assessment::awaits_boot("the timer is created at the first boot");
     }
     let program = match &state.program {
         Ok(program) => program,
         Err(why) => return program::not_lasting(why, own_file(SERVICE).as_str()),
     };
-    // Whoever owns the folder could have put a link there, which an undo would follow.
+    // The directory owner could have placed a symlink there, which an undo would follow.
     if let Some(why) = &state.foreign {
         return Assessment::blocked(
-            format!("root would write metrics into a folder of others: {why}"),
-            "make the folder of `check.textfile` root's (`chown root:root`, `chmod 755`): the collector only reads it",
+            format!("the metrics directory is not safe for root: {why}"),
+            "make root the owner of the `check.textfile` directory (`chown root:root`, `chmod 755`); the collector \
+             only reads it",
         );
     }
     let unit = state.unit.as_ref();
@@ -195,7 +223,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
         changes.push(write(TIMER, timer));
     }
     if is_new && state.service.is_some() {
-        // Nothing starts the service at boot, so this only has systemd read it again.
+        // The service does not start at boot. This only reloads it in systemd.
         changes.push(Change::EnableUnit {
             unit: SERVICE.to_owned(),
             start: false,
@@ -220,11 +248,9 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     }
     if changes.is_empty() {
         let metrics = (wish.metrics.iter()).map(|path| format!("`{path}`"));
-        let condition = wish
-            .node_condition
-            .then(|| "the condition of the node".to_owned());
+        let condition = wish.node_condition.then(|| "the node condition".to_owned());
         let all: Vec<String> = metrics.chain(condition).collect();
-        return Assessment::satisfied(format!("`{TIMER}` runs, and writes {}", all.join(" and ")));
+        return Assessment::satisfied(format!("`{TIMER}` runs and writes {}", all.join(" and ")));
     }
     Assessment::needs(whys.join("; "), changes)
 }
@@ -232,7 +258,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
 fn differs(unit: &str, is_there: bool) -> String {
     match is_there {
         false => format!("`{unit}` is missing"),
-        true => format!("`{unit}` has another text"),
+        true => format!("`{unit}` has different content"),
     }
 }
 
@@ -306,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_setting_nothing_is_made() {
+    fn not_applicable_without_a_setting() {
         let want = desired();
         assert_eq!(want.reports, None);
         decide(&bare(), &want).expect_not_applicable();
@@ -319,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_satisfies_for_each_of_the_two_readers() {
+    fn changes_satisfy_each_output() {
         for (metrics, condition, command) in rows! {
             true, false,
                 "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom";
@@ -335,17 +361,13 @@ mod tests {
             );
             let made = after(bare(), &changes);
             let service = made.service.as_deref().unwrap_or_default();
-            assert!(service.contains("\nNoNewPrivileges=yes\n"), "{service}");
-            for option in [
-                "ProtectSystem",
-                "ProtectHome",
-                "PrivateTmp",
-                "PrivateDevices",
-                "Paths=",
-            ] {
+            for option in ["NoNewPrivileges=yes", "SystemCallFilter=@system-service"] {
+                assert!(service.contains(&format!("\n{option}\n")), "{service}");
+            }
+            for option in ["\nProtect", "\nPrivate", "Paths="] {
                 assert!(
                     !service.contains(option),
-                    "it would have a mount namespace: {option}"
+                    "{option} creates a mount namespace"
                 );
             }
             let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
@@ -356,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_taken_back_loses_what_was_written_for_it() {
+    fn removed_output_is_cleaned_up() {
         let both = wish(true, true);
         let (_, changes) = decide(&bare(), &both).expect_needs();
         let made = after(bare(), &changes);
@@ -369,13 +391,13 @@ mod tests {
             "{unwanted:?}"
         );
         let (why, changes) = decide(&made, &only_condition).expect_needs();
-        assert_eq!(why, "`gpu-bootstrap-check.service` has another text");
+        assert_eq!(why, "`gpu-bootstrap-check.service` has different content");
         let made = after(made, &changes);
         decide(&made, &only_condition).expect_satisfied();
     }
 
     #[test]
-    fn a_timer_that_somebody_has_stopped_or_masked_is_named() {
+    fn stopped_or_masked_timer_is_reported() {
         let want = wish(true, false);
         let made = after(bare(), &decide(&bare(), &want).expect_needs().1);
         let stopped = TimerState {
@@ -399,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_stay_is_refused_and_an_image_waits() {
+    fn temporary_executable_blocks() {
         let mut want = wish(true, false);
         let passing = TimerState {
             program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
@@ -410,22 +432,22 @@ mod tests {
         decide(&TimerState::default(), &want).expect_awaiting_boot();
     }
 
-    /// An account that owns the folder could put a link there, and an undo would write what it leads to.
+    /// The owner of the directory could place a symlink there, and an undo would write to its target.
     #[test]
-    fn metrics_go_into_no_folder_of_others() {
+    fn metrics_directory_must_belong_to_root() {
         let others = TimerState {
-            foreign: Some("others than root may change it".to_owned()),
+            foreign: Some("it is writable by non-root users".to_owned()),
             ..bare()
         };
         let refused = decide(&others, &wish(true, false));
         assert!(
-            matches!(&refused, Assessment::Blocked { why, .. } if why.contains("folder of others")),
+            matches!(&refused, Assessment::Blocked { why, .. } if why.contains("not safe for root")),
             "{refused:?}"
         );
     }
 
     #[test]
-    fn the_program_of_a_unit_is_read_back() {
+    fn unit_executable_is_parsed() {
         let wish = wish(true, true).reports.expect("a wish");
         for (program, expected) in rows! {
             "/usr/local/bin/gpu-bootstrap", Some("/usr/local/bin/gpu-bootstrap");

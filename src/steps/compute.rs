@@ -1,5 +1,5 @@
-//! `validation.compute`: the GPUs compute, in processes on the host. It is for machines on which no container
-//! proves this: those whose container runtime is somebody else's, as on nodes of k3s, RKE2 and EKS.
+//! `validation.compute`: the GPUs compute in processes on the host. For machines where no container validates this,
+//! because the container runtime is managed by another program, such as on k3s, RKE2 and EKS nodes.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -13,7 +13,7 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `validation.compute` step.
 pub struct Compute;
 
 #[derive(Debug, Clone, Default)]
@@ -21,9 +21,9 @@ struct ComputeState {
     loaded: Option<DriverVersion>,
     /// The GPUs that this machine uses itself.
     gpus: Vec<GpuFact>,
-    /// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
+    /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
-    /// The record of the last proof.
+    /// The last validation record.
     record: Option<ProofRecord>,
 }
 
@@ -43,12 +43,12 @@ fn record_path() -> Utf8PathBuf {
         .join("host")
 }
 
-/// Whether the settings want the host to prove something: what no container proves.
+/// Returns whether the host must validate the GPUs because no container does.
 fn is_wanted(desired: &Desired) -> bool {
     !container::is_wanted(desired)
 }
 
-/// What the probe depends on. If none of it moved, the last result of the same boot still holds.
+/// The inputs of the probe. While they are unchanged, its last result in this boot is still valid.
 fn inputs(state: &ComputeState, facts: &Facts, loaded: &DriverVersion) -> String {
     let mut lines = container::machine_inputs(&state.gpus, facts, loaded);
     lines.extend(container::device_inputs(state.uuids.as_deref()));
@@ -66,10 +66,10 @@ fn proof_of(state: &ComputeState, inputs: String, again: bool) -> Change {
     }
 }
 
-/// The proof, whatever was proven before; `None` where there is nothing to prove.
+/// Returns the validation, regardless of earlier results. `None` if there is nothing to validate.
 ///
 /// # Errors
-/// When the machine could not be looked at.
+/// If the machine state cannot be read.
 pub async fn proof(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
     let state = detect(cx).await?;
     if nothing_to_prove(&state, cx.desired, cx.facts).is_some() {
@@ -79,7 +79,7 @@ pub async fn proof(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
     Ok(state.loaded.as_ref().map(proof))
 }
 
-/// The answer where nothing can or shall compute on the host.
+/// Returns the assessment if nothing can or must compute on the host.
 fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> Option<Assessment> {
     let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
@@ -94,9 +94,9 @@ fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> O
     if state.gpus.is_empty() {
         return not("all GPUs are reserved for virtual machines");
     }
-    // Whoever makes MIG devices may come after the join, as in a container's proof.
+    // MIG devices may be created after the join, as for container validation.
     if state.uuids.as_ref().is_some_and(Vec::is_empty) {
-        return not("GPUs in MIG mode have no MIG device on which a program could compute");
+        return not("the GPUs are in MIG mode without a MIG device");
     }
     if state.loaded.is_some() {
         return None;
@@ -117,12 +117,12 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
         &inputs,
         state.uuids.is_some(),
         facts.boot_id.as_deref(),
-        "nothing has computed on the host",
+        "no probe has run on the host",
     );
     match due {
         Some((why, again)) => Assessment::needs(why, vec![proof_of(state, inputs, again)]),
         None => Assessment::satisfied(format!(
-            "{} computed on the host with driver {loaded} in this boot, and nothing has changed since",
+            "{} computed on the host with driver {loaded} in this boot, no changes since",
             words::count(state.gpus.len())
         )),
     }
@@ -158,7 +158,7 @@ mod tests {
         steps::fixtures::{desired, facts},
     };
 
-    /// A machine whose container runtime is somebody else's.
+    /// A machine with a container runtime that another program manages.
     fn machine() -> (Desired, Facts, ComputeState) {
         let (mut desired, mut facts) = (desired(), facts());
         desired.runtimes.clear();
@@ -172,7 +172,7 @@ mod tests {
         (desired, facts, state)
     }
 
-    /// As an assessment leaves it after the probe has passed.
+    /// The state of an assessment after a passed probe.
     fn record(changes: &[Change]) -> Option<ProofRecord> {
         let [Change::RunProbe { inputs, record, .. }] = changes else {
             panic!("one proof")
@@ -186,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn proven_once_and_again_when_something_moved() {
+    fn validation_repeats_only_after_a_change() {
         let (want, facts, mut state) = machine();
         let (why, changes) = decide(&state, &want, &facts).expect_needs();
-        assert_eq!(why, "nothing has computed on the host yet");
+        assert_eq!(why, "no probe has run on the host yet");
         assert!(matches!(
             &changes[..],
             [Change::RunProbe {
@@ -202,7 +202,7 @@ mod tests {
         let why = decide(&state, &want, &facts).expect_satisfied();
         let words = "2 GPUs computed on the host with driver 535.261.03 in this boot";
         assert!(why.starts_with(words), "{why}");
-        // What NVML does not tell is no difference.
+        // An unknown NVML value is not a difference.
         let uuids = state.uuids.take();
         let answer = decide(&state, &want, &facts);
         answer.expect_satisfied();
@@ -215,12 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_ends_with_its_boot() {
+    fn validation_expires_at_reboot() {
         let (want, mut facts, mut state) = machine();
         state.record = record(&decide(&state, &want, &facts).expect_needs().1);
         facts.boot_id = Some("b2".into());
         let (why, changes) = decide(&state, &want, &facts).expect_needs();
-        assert_eq!(why, "nothing has computed on the host since this boot");
+        assert_eq!(why, "no probe has run on the host since this boot");
         assert!(changes.iter().all(Change::only_repeats_proof));
         state.loaded = "535.309.01".parse().ok();
         let (_, changes) = decide(&state, &want, &facts).expect_needs();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_proves_what_no_container_proves() {
+    fn host_validates_if_no_container_does() {
         let (bare, facts, state) = machine();
         let mut only_pods = desired();
         only_pods.runtimes[0].kind = RuntimeKind::Crio;
@@ -246,14 +246,14 @@ mod tests {
             (&driverless, "no driver"),
         ] {
             let Assessment::NotApplicable { why } = decide(&state, want, &facts) else {
-                panic!("nothing to prove: {words}");
+                panic!("nothing to validate: {words}");
             };
             assert!(why.contains(words), "{why}");
         }
     }
 
     #[test]
-    fn without_live_gpus_nothing_computes() {
+    fn not_applicable_without_usable_gpus() {
         let (mut want, mut facts, mut state) = machine();
         state.loaded = None;
         let answer = decide(&state, &want, &facts);
@@ -265,7 +265,7 @@ mod tests {
         state.gpus.clear();
         for words in ["reserved for virtual machines", "is on the PCI bus"] {
             let Assessment::NotApplicable { why } = decide(&state, &want, &facts) else {
-                panic!("nothing to prove: {words}");
+                panic!("nothing to validate: {words}");
             };
             assert!(why.contains(words), "{why}");
             facts.gpus.clear();

@@ -1,5 +1,5 @@
-//! `validation.container`: a container sees the GPUs and the driver's libraries, and computes on them.
-//! This probe needs everything below it, so it comes last.
+//! `validation.container`: a container sees the GPUs and the driver libraries, and computes on them. It depends on
+//! all other parts, so it is the last validation.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +20,18 @@ use crate::{
     tools::probe,
 };
 
-/// See the module.
+/// The `validation.container` step.
 pub struct ContainerProbe;
 
 #[derive(Debug, Clone, Default)]
 struct ContainerState {
     loaded: Option<DriverVersion>,
     installed: InstalledPackages,
-    /// The GPUs that containers can use.
+    /// GPUs that containers can use.
     gpus: Vec<GpuFact>,
-    /// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
+    /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
-    /// The record of the last proof of each runtime.
+    /// The last validation record of each runtime.
     records: BTreeMap<RuntimeKind, ProofRecord>,
 }
 
@@ -49,9 +49,9 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     })
 }
 
-/// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
+/// Returns UUIDs of the compute devices from NVML. `None` if NVML does not respond.
 pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError> {
-    // As in `validation.devices`: without a driver it has nothing to say.
+    // As in `validation.devices`: without a driver, NVML is not useful.
     if cx.state.loaded_driver()?.is_none() || cx.desired.driver.is_none() {
         return Ok(None);
     }
@@ -64,21 +64,21 @@ pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError>
     })
 }
 
-/// The folder of the records, below the state folder.
+/// Directory of the records, below the state directory.
 pub const RECORDS: &str = "validations";
 
-/// The record of a runtime's last proof.
+/// Returns the last validation record of a runtime.
 pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ProofRecord>, StepError> {
     let text = cx.host.files().read_text(&record_path(kind))?;
     Ok(text.map(|text| ProofRecord::parse(&text)))
 }
 
-/// Whether the settings want a container to prove something.
+/// Returns whether containers are used for validation.
 pub fn is_wanted(desired: &Desired) -> bool {
     desired.validation.container && desired.toolkit.is_some() && provable(desired).next().is_some()
 }
 
-/// The runtimes in which a container is run.
+/// Returns the runtimes that run a validation container.
 pub(super) fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
     (desired.runtimes.iter()).filter(|wish| wish.kind.runs_single_containers())
 }
@@ -88,14 +88,14 @@ fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
     Utf8PathBuf::from(paths::STATE).join(RECORDS).join(name)
 }
 
-/// What each probe depends on.
+/// Returns the inputs that all probes share.
 pub(super) fn machine_inputs(
     gpus: &[GpuFact],
     facts: &Facts,
     loaded: &DriverVersion,
 ) -> Vec<String> {
     let mut lines = vec![format!("driver={loaded}")];
-    // A clone has GPUs of its own, which nobody has seen, at the same addresses.
+    // A cloned machine has different GPUs at the same addresses, which are not validated.
     if let Some(instance) = &facts.instance_id {
         lines.push(format!("instance={instance}"));
     }
@@ -105,12 +105,12 @@ pub(super) fn machine_inputs(
     lines
 }
 
-/// The same, of the devices that compute.
+/// Returns the inputs from the compute devices.
 pub(super) fn device_inputs(uuids: Option<&[String]>) -> impl Iterator<Item = String> {
     (uuids.into_iter().flatten()).map(|uuid| format!("device={uuid}"))
 }
 
-/// What the probe depends on. If none of it moved, the last result of the same boot still holds.
+/// Returns the inputs of the probe. While they are unchanged, its last result in this boot is still valid.
 fn inputs(
     state: &ContainerState,
     wish: &RuntimeWish,
@@ -141,7 +141,7 @@ fn inputs(
     lines.join("\n") + "\n"
 }
 
-/// The proof of one runtime.
+/// Returns the validation for one runtime.
 fn proof(
     state: &ContainerState,
     wish: &RuntimeWish,
@@ -166,10 +166,10 @@ fn proof(
     }
 }
 
-/// The proofs of all runtimes, whatever was proven before; none where there is nothing to prove.
+/// Returns the validations for all runtimes, regardless of earlier results. Empty if there is nothing to validate.
 ///
 /// # Errors
-/// When the machine could not be looked at.
+/// If the machine state cannot be read.
 pub async fn proofs(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
     let state = detect(cx).await?;
     let (desired, facts) = (cx.desired, cx.facts);
@@ -186,7 +186,7 @@ pub async fn proofs(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
     Ok(all.collect())
 }
 
-/// The answer where no container can or shall run.
+/// Returns the assessment if no container can or must run.
 fn nothing_to_prove(
     state: &ContainerState,
     desired: &Desired,
@@ -208,7 +208,7 @@ fn nothing_to_prove(
     Some(without_driver(desired, facts))
 }
 
-/// The answer of a proof as long as no driver is loaded.
+/// Returns the assessment of a validation without a loaded driver.
 pub(super) fn without_driver(desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image {
         return Assessment::awaits_boot("the probe needs live GPUs; it runs at the first boot");
@@ -244,7 +244,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     if changes.is_empty() {
         let runtimes: Vec<&str> = provable(desired).map(|wish| wish.kind.name()).collect();
         return Assessment::satisfied(format!(
-            "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
+            "a container of {} saw {} with driver {loaded} in this boot, no changes \
              since",
             runtimes.join(", and one of "),
             words::count(state.gpus.len())
@@ -253,8 +253,8 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     Assessment::needs(whys.join("; "), changes)
 }
 
-/// Why a proof is due, and whether it only repeats the last one after a boot; `None` if that one still holds. `nothing` says
-/// what has not happened.
+/// Returns the reason for a new validation, and whether it only repeats the last one after a boot. `None` if the last
+/// one is still valid. `nothing` describes the missing validation.
 pub(super) fn due(
     record: Option<&ProofRecord>,
     inputs: &str,
@@ -272,7 +272,7 @@ pub(super) fn due(
     (!record.is_of_boot(boot)).then(|| (format!("{nothing} since this boot"), true))
 }
 
-/// Which lines are new, for people.
+/// Lists new input lines.
 fn moved(record: &str, inputs: &str) -> String {
     let new: Vec<&str> = inputs
         .lines()
@@ -323,7 +323,7 @@ mod tests {
         },
     };
 
-    /// As an assessment leaves it after the probe has passed.
+    /// The record after a passed probe.
     fn record(inputs: &str, boot: &str) -> ProofRecord {
         ProofRecord {
             inputs: inputs.to_owned(),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn proven_once_and_again_when_something_moved() {
+    fn validation_repeats_only_after_a_change() {
         let (want, facts, mut state) = machine();
         let (_, changes) = decide(&state, &want, &facts).expect_needs();
         let [Change::RunProbe { inputs, again, .. }] = &changes[..] else {
@@ -361,7 +361,7 @@ mod tests {
             why,
             "docker: since the last probe: package=docker.io 26.1.5"
         );
-        // Another MIG layout is proven again; what NVML does not tell is no difference.
+        // A new MIG layout is validated again. An unknown NVML value is not a difference.
         state.installed = packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]);
         state.uuids = Some(vec!["GPU-a".into(), "MIG-c".into()]);
         let (why, _) = decide(&state, &want, &facts).expect_needs();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn each_runtime_has_its_own_proof() {
+    fn each_runtime_is_validated_separately() {
         let (mut want, facts, mut state) = machine();
         let mut second = want.runtimes[0].clone();
         second.kind = RuntimeKind::Containerd;

@@ -1,7 +1,7 @@
-//! `kernel.deny`: in-tree drivers (nouveau, nova) must not take the GPU at the next boot.
+//! `kernel.deny`: in-tree drivers (nouveau, nova) must not claim the GPU at the next boot.
 //!
-//! Rebuilding an initial RAM filesystem takes longer than most steps, so it is done only for a
-//! kernel whose image contains one of those drivers and was made before they were denied.
+//! Rebuilding an initramfs takes longer than most steps, so it is only done for kernels whose initramfs contains one
+//! of these drivers and was built before they were blocked.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -16,16 +16,16 @@ use crate::{
     tools::{initramfs, kmod, packages::HEADER},
 };
 
-/// The file that modprobe reads.
+/// The file for modprobe.
 pub const PATH: &str = "/etc/modprobe.d/gpu-bootstrap-deny.conf";
 
-/// See the module.
+/// The `kernel.deny` step.
 pub struct Deny;
 
 #[derive(Debug, Clone, Default)]
 struct DenyState {
     content: Option<String>,
-    /// Kernels whose initial RAM filesystem holds a denied driver without our denial.
+    /// Kernels whose initramfs contains a blocked driver without our configuration.
     initramfs_with_denied: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
-        // The kernels of clouds come without these drivers, and listing an image decompresses all of it.
+        // Cloud kernels do not contain these drivers, and listing an initramfs decompresses all of it.
         let list = files.read_text(&kmod::list_of(&kernel))?;
         if list.is_some_and(|list| has_none(&list, &cx.desired.deny_modules)) {
             continue;
@@ -52,7 +52,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
-            // A missing entry in the file is known without reading images.
+            // A missing entry in the file is known without reading an initramfs.
             Err(error)
                 if error.not_asked().is_some()
                     && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}
@@ -65,7 +65,8 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     })
 }
 
-/// Whether a kernel has other modules than these, by `depmod`'s list of them; an empty list says nothing.
+/// Returns whether a kernel has none of these modules, from the module list of `depmod`. An empty list is not
+/// evidence.
 fn has_none(list: &str, modules: &[String]) -> bool {
     let mut names = list.lines().filter_map(|line| line.split(':').next());
     !list.is_empty()
@@ -77,8 +78,7 @@ fn has_none(list: &str, modules: &[String]) -> bool {
         })
 }
 
-/// Whether an initial RAM filesystem that is listed holds one of the modules and not the file that
-/// denies them.
+/// Returns whether the listed initramfs contains one of the modules, but not the file that blocks them.
 async fn initramfs_holds(
     cx: &Cx<'_>,
     listing: &Query,
@@ -96,7 +96,7 @@ fn content(modules: &[String]) -> String {
         text.push_str(module);
         text.push('\n');
     }
-    // `blacklist` alone does not stop a load by name or as a dependency.
+    // `blacklist` does not prevent loading by name or as a dependency.
     for module in modules {
         text.push_str(&format!("install {module} /bin/false\n"));
     }
@@ -115,14 +115,14 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     let mut whys = Vec::new();
     if state.content.as_deref() != Some(&wanted) {
         whys.push(format!(
-            "`{PATH}` does not deny {}",
+            "`{PATH}` does not block {}",
             desired.deny_modules.join(", ")
         ));
         changes.push(Change::write(PATH, wanted));
     }
     if !state.initramfs_with_denied.is_empty() {
         whys.push(format!(
-            "the initial RAM filesystem of {} holds one of them",
+            "the initramfs of {} contains one of them",
             state.initramfs_with_denied.join(", ")
         ));
         changes.push(Change::RebuildInitramfs {
@@ -131,7 +131,7 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     }
     if changes.is_empty() {
         return Assessment::satisfied(format!(
-            "{} are denied by `{PATH}`",
+            "{} are blocked by `{PATH}`",
             desired.deny_modules.join(", ")
         ));
     }
@@ -163,7 +163,7 @@ mod tests {
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
-    fn the_initramfs_is_rebuilt_only_where_it_must_be() {
+    fn initramfs_is_rebuilt_only_if_needed() {
         let want = desired();
         let (_, changes) = decide(&DenyState::default(), &want).expect_needs();
         assert!(matches!(&changes[..], [Change::WriteFile { .. }]));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_kernel_that_has_such_a_driver_can_have_it_in_its_image() {
+    fn kernel_without_the_driver_needs_no_rebuild() {
         let modules = ["nouveau".to_owned(), "nova_core".to_owned()];
         let cloud = "kernel/net/ipv4/udp_tunnel.ko.zst:\nupdates/dkms/nvidia.ko.zst:\n";
         assert!(has_none(cloud, &modules));
@@ -194,12 +194,12 @@ mod tests {
         }
         assert!(
             !has_none("", &modules),
-            "a kill of depmod leaves an empty list"
+            "a killed depmod leaves an empty list"
         );
     }
 
     #[test]
-    fn a_load_by_name_is_stopped_too() {
+    fn loading_by_name_is_blocked() {
         let text = content(&["nouveau".into()]);
         assert!(text.contains("blacklist nouveau\n"));
         assert!(text.contains("install nouveau /bin/false\n"));

@@ -1,5 +1,5 @@
-//! `validation.devices`: the bus, the driver, NVML and `/dev` show the same GPUs, and no fewer than the
-//! instance type promises.
+//! `validation.devices`: checks that the PCI bus, the driver, NVML and `/dev` agree on the GPUs, and that the machine
+//! has at least as many GPUs as its instance type.
 
 use std::time::Duration;
 
@@ -23,36 +23,36 @@ use crate::{
     },
 };
 
-/// How long NVML of a healthy machine may be too slow: the first start of many GPUs without
-/// persistence takes longer than one deadline. A sick GPU never answers.
+/// How long to retry a slow NVML. Without persistence mode, initializing many GPUs can take longer than one deadline.
+/// A faulty GPU never responds.
 const SLOW_NVML: Duration = Duration::from_secs(180);
 
-/// See the module.
+/// The `validation.devices` step.
 pub struct Devices;
 
-/// The GPUs as the bus, the driver, NVML and `/dev` show them.
+/// The GPUs as seen by the PCI bus, the driver, NVML and `/dev`.
 #[derive(Debug, Clone)]
 pub struct DevicesState {
     loaded: Option<DriverVersion>,
-    /// The driver that is bound to each GPU that this machine uses itself.
+    /// PCI address and bound driver of each GPU that this machine uses.
     bound: Vec<(String, Option<String>)>,
-    /// Addresses of the other GPUs: those reserved for virtual machines.
+    /// PCI addresses of the GPUs that are reserved for virtual machines.
     reserved: Vec<String>,
     nvml: Nvml,
     /// Minor numbers of `/dev/nvidiaN`.
     nodes: Vec<u32>,
-    /// An existing node that no program can use.
+    /// An existing device node that is not usable.
     node_fault: Option<NodeFault>,
-    /// Where the GPUs were counted, for people.
+    /// Where the GPUs were counted, for messages.
     place: &'static str,
 }
 
 impl DevicesState {
-    /// Looks. NVML is asked in a child that may hang on a sick GPU; without a driver, or if it need
-    /// not be asked, it has nothing to say.
+    /// Reads the state of the machine. NVML runs in a child process, because it can hang on a faulty GPU. It is not
+    /// called if no driver is loaded or if it is not needed.
     ///
     /// # Errors
-    /// When something that is there cannot be read.
+    /// If an existing file cannot be read.
     pub async fn read(
         files: &dyn ReadFiles,
         state: &State,
@@ -70,7 +70,7 @@ impl DevicesState {
         }
         let nodes = nodes(files)?;
         let loaded = state.loaded_driver()?.cloned();
-        // The nodes of another tree are not those of its driver.
+        // Device nodes of an image do not belong to the loaded driver.
         let node_fault = match state.is_of_this_machine() && loaded.is_some() {
             true => device_nodes::fault(files)?,
             false => None,
@@ -91,11 +91,11 @@ impl DevicesState {
         })
     }
 
-    /// Looks in a container, which may have a part of the GPUs: those that have a node there. What it
-    /// sees of the bus and of the kernel is not about them.
+    /// Reads the state in a container. Only GPUs with a device node are expected there, because sysfs and `/proc`
+    /// show all GPUs of the host.
     ///
     /// # Errors
-    /// When something that is there cannot be read.
+    /// If an existing file cannot be read.
     pub async fn of_container(files: &dyn ReadFiles, state: &State) -> Result<Self, StepError> {
         let nodes = nodes(files)?;
         let nvml = match nodes[..] {
@@ -121,32 +121,32 @@ impl DevicesState {
         })
     }
 
-    /// The module that is loaded.
+    /// The version of the loaded module.
     #[must_use]
     pub fn loaded(&self) -> Option<&DriverVersion> {
         self.loaded.as_ref()
     }
 
-    /// The view of NVML.
+    /// The NVML result.
     #[must_use]
     pub fn nvml(&self) -> &Nvml {
         &self.nvml
     }
 
-    /// How many GPUs this machine uses itself.
+    /// The number of GPUs that this machine uses.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.bound.len()
     }
 
-    /// How many GPUs have a node in `/dev`.
+    /// The number of GPUs with a device node.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }
 }
 
-/// Minor numbers of `/dev/nvidiaN`.
+/// Returns the minor numbers of `/dev/nvidiaN` in ascending order.
 fn nodes(files: &dyn ReadFiles) -> Result<Vec<u32>, StepError> {
     let mut nodes: Vec<u32> = (files.list("/dev".into())?.iter())
         .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
@@ -155,35 +155,35 @@ fn nodes(files: &dyn ReadFiles) -> Result<Vec<u32>, StepError> {
     Ok(nodes)
 }
 
-/// A difference between the views of the GPUs.
+/// A mismatch between two views of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disagreement {
-    /// The lowest layer that it concerns.
+    /// The lowest affected layer.
     pub layer: ProbeLayer,
-    /// The compared values.
+    /// The values that differ.
     pub why: String,
-    /// What to do.
+    /// The remedy.
     pub hint: String,
-    /// What may heal it.
+    /// How the mismatch can be resolved.
     pub heals: Heals,
 }
 
-/// What may heal a disagreement.
+/// How a mismatch can be resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heals {
-    /// Only a person.
+    /// By the administrator only.
     Person,
-    /// The packages, the module or a reboot.
+    /// By a package change, by loading the module, or by a reboot.
     Run,
-    /// Also time, so long.
+    /// Also by waiting for this long.
     Time(Duration),
 }
 
-/// Compares the views of the GPUs while a driver is loaded. `reinstall` is the command that installs
-/// a package again, if the package manager is known.
+/// Compares the views of the GPUs while a driver is loaded. `reinstall` is the reinstall command of the package
+/// manager, if known.
 ///
 /// # Errors
-/// The first disagreement.
+/// The first mismatch.
 pub fn agree(
     state: &DevicesState,
     loaded: &DriverVersion,
@@ -206,7 +206,7 @@ pub fn agree(
                     ..differ(
                         ProbeLayer::Driver,
                         format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
-                        "reboot: only at boot another driver leaves the GPU to `nvidia`",
+                        "reboot: `nvidia` can only claim the GPU at boot",
                     )
                 });
             }
@@ -214,13 +214,13 @@ pub fn agree(
                 return Err(differ(
                     ProbeLayer::Driver,
                     format!("no driver is bound to GPU {address}"),
-                    "run `dmesg | grep NVRM`: the GPU may need another branch or flavour, or be \
-                     broken",
+                    "run `dmesg | grep NVRM`: the GPU may need another driver branch or flavor, or may be \
+                     faulty",
                 ));
             }
         }
     }
-    // It may be why NVML fails.
+    // A faulty node can be the reason that NVML fails.
     if let Some(NodeFault { why, remedy }) = &state.node_fault {
         return Err(differ(ProbeLayer::DeviceNodes, why.clone(), remedy));
     }
@@ -231,32 +231,32 @@ pub fn agree(
     if view.driver_version != loaded.as_str() {
         return nvml(
             format!(
-                "NVML has version {}, but the loaded module has version {loaded}",
+                "driver/library version mismatch: NVML {}, loaded module {loaded}",
                 view.driver_version
             ),
-            "reboot: the library was upgraded while the old module was loaded",
+            "reboot: the libraries were upgraded while the old module was loaded",
         );
     }
     if let Some(device) = view.devices.iter().find(|device| device.error.is_some()) {
         return nvml(
             format!(
-                "GPU {} does not answer: {}",
+                "GPU {} does not respond: {}",
                 device.index,
                 device.error.as_deref().unwrap_or_default()
             ),
-            "reset or power-cycle the machine; have it replaced if that does not help",
+            "reset or power-cycle the machine; replace it if that does not help",
         );
     }
     if view.devices.len() != gpus {
         return nvml(
             format!(
-                "{} {}, NVML lists {}",
+                "{} {}, but NVML lists {}",
                 words::gpus(gpus),
                 state.place,
                 view.devices.len()
             ),
-            "run `dmesg | grep -i -e xid -e NVRM` to see why: a GPU fell off the bus or was not initialised; reboot, and \
-             have the machine replaced if that does not help",
+            "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or failed to initialize. Reboot, and \
+                 replace the machine if that does not help",
         );
     }
     let missing: Vec<String> = view
@@ -271,20 +271,20 @@ pub fn agree(
             ProbeLayer::DeviceNodes,
             format!("{} missing", missing.join(", ")),
             "run `nvidia-modprobe -c 0 -u` to create the device nodes; a udev rule of the driver \
-             package should have done it",
+             package normally does this",
         ));
     }
     Ok(())
 }
 
-/// Why NVML lists nothing, while a driver is loaded. `reinstall` is as in [`agree`].
+/// Explains why NVML lists no GPUs although a driver is loaded. See [`agree`] for `reinstall`.
 #[must_use]
 pub fn unready(state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
     unready_nvml(&state.nvml, state, reinstall)
 }
 
 fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
-    // A container that NVML does not answer does not know the version.
+    // In a container the version is unknown if NVML fails.
     let module = match &state.loaded {
         Some(loaded) => format!("module {loaded}"),
         None => "module".to_owned(),
@@ -295,46 +295,46 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
         Nvml::NotLoadable { why } => {
             let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
             (
-                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
-                format!("reinstall the driver's library package{command}, then run `ldconfig`"),
+                format!("failed to load `libnvidia-ml.so.1`: {why}"),
+                format!("reinstall the driver library package{command}, then run `ldconfig`"),
             )
         }
         Nvml::VersionMismatch => (
-            format!("NVML and the loaded {module} are of different versions"),
-            "reboot: the library was upgraded while the old module was loaded".to_owned(),
+            format!("driver/library version mismatch: NVML does not match the loaded {module}"),
+            "reboot: the libraries were upgraded while the old module was loaded".to_owned(),
         ),
         Nvml::DriverNotLoaded => (
-            format!("{module} is loaded, but NVML says that none is"),
-            "run `ls -l /dev/nvidiactl` to check that it exists and who may open it".to_owned(),
+            format!("{module} is loaded, but NVML reports that no driver is loaded"),
+            "run `ls -l /dev/nvidiactl` to check that it exists and is accessible".to_owned(),
         ),
         Nvml::NoDevices | Nvml::Ready(_) => (
             format!(
-                "{} {}, none initialised by the driver",
+                "{} {}, but the driver initialized none",
                 words::gpus(gpus),
                 state.place
             ),
-            "run `dmesg | grep NVRM` to see why: the firmware or the GPU failed to start; reboot, and have the machine \
-             replaced if that does not help"
+            "run `dmesg | grep NVRM`: the firmware or the GPU failed to start. Reboot, and replace the machine \
+             if that does not help"
                 .to_owned(),
         ),
         Nvml::Hung { after_seconds } => {
             heals = Heals::Time(SLOW_NVML);
             (
-                format!("NVML did not answer within {after_seconds} s"),
-                "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
-                 machine replaced if it happens again"
+                format!("NVML timed out after {after_seconds} s"),
+                "a GPU or its firmware hangs: run `dmesg | grep -i xid`, then reboot. Replace the \
+                 machine if it happens again"
                     .to_owned(),
             )
         }
         Nvml::NotAsked { why } => (
-            format!("NVML was not asked: {why}"),
+            format!("NVML was not queried: {why}"),
             "run this on the machine itself".to_owned(),
         ),
         Nvml::Failed { code, why } => {
             let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
             (
                 format!("NVML failed{code}: {why}"),
-                "run `dmesg | grep NVRM` for the driver's messages".to_owned(),
+                "run `dmesg | grep NVRM` for driver messages".to_owned(),
             )
         }
     };
@@ -356,8 +356,8 @@ fn decide(
     facts: &Facts,
     promise: Option<Promise<'_>>,
 ) -> Assessment {
-    // Known before the driver is installed, and also where no GPU is left and none is required. An image is built on
-    // another machine than those that it serves.
+    // Checked before the driver is installed, and even if no GPU is left and none is required. Images are excluded,
+    // because they are built on a different machine.
     if let (Some(why), false) = (promise.and_then(|one| one.broken()), desired.image) {
         return Assessment::blocked(why, promise::REMEDY);
     }
@@ -373,7 +373,7 @@ fn decide(
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
-            why: "GPUs are checked when the driver is loaded".into(),
+            why: "GPUs are checked after the driver is loaded".into(),
             expected: Vec::new(),
         };
     };
@@ -405,7 +405,7 @@ fn decide(
         "{} on the bus{}, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
         words::gpus(state.bound.len()),
         promise.map_or_else(String::new, |one| format!(
-            ", as {} promises",
+            ", as expected for {}",
             one.instance_type
         )),
         match state.reserved.as_slice() {
@@ -487,12 +487,12 @@ mod tests {
         assert!(why(&state).contains("no driver is bound to GPU"));
 
         for (nvml, words) in rows! {
-            Nvml::NotLoadable { why: "no such file".into() }, "cannot be opened: no such file";
+            Nvml::NotLoadable { why: "no such file".into() }, "failed to load `libnvidia-ml.so.1`: no such file";
             Nvml::VersionMismatch, "different versions";
             Nvml::NoDevices, "none initialised";
-            Nvml::Hung { after_seconds: 30 }, "within 30 s";
+            Nvml::Hung { after_seconds: 30 }, "after 30 s";
             Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown";
-            Nvml::DriverNotLoaded, "NVML says that none is";
+            Nvml::DriverNotLoaded, "NVML reports that no driver is loaded";
         } {
             let state = DevicesState { nvml, ..good() };
             assert!(why(&state).contains(words), "{}", why(&state));
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_in_place_of_a_node_is_the_cause() {
+    async fn directory_instead_of_node_is_reported() {
         let (host, fakes) = fake::host();
         fakes.gpu.set(good().nvml);
         let facts = facts();
@@ -549,9 +549,9 @@ mod tests {
             .expect_satisfied();
     }
 
-    /// NVML may see GPUs that the container was not given.
+    /// NVML may list GPUs that are not assigned to the container.
     #[tokio::test]
-    async fn a_container_has_the_gpus_that_have_a_node_there() {
+    async fn container_expects_only_gpus_with_a_device_node() {
         let (host, fakes) = fake::host();
         let look = async || {
             fakes.gpu.set(good().nvml);
@@ -567,11 +567,11 @@ mod tests {
     }
 
     #[test]
-    fn gpus_reserved_for_virtual_machines_are_not_expected() {
+    fn reserved_gpus_are_not_expected() {
         let mut state = good();
         let (address, _) = state.bound.pop().expect("two GPUs");
         state.reserved.push(address);
-        assert!(why(&state).contains("1 GPU is on the bus, NVML lists 2"));
+        assert!(why(&state).contains("1 GPU is on the bus, but NVML lists 2"));
         if let Nvml::Ready(view) = &mut state.nvml {
             view.devices.pop();
         }
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_gpus_than_the_instance_type_promises_are_refused_before_the_driver_is_installed() {
+    fn missing_gpus_block_before_driver_install() {
         let promise = |promised| {
             Some(Promise {
                 instance_type: "p5.48xlarge",
@@ -613,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_driver_is_loaded_nothing_is_compared() {
+    fn nothing_is_compared_without_a_loaded_driver() {
         let state = DevicesState {
             loaded: None,
             ..good()

@@ -1,4 +1,4 @@
-//! `driver.packages`: the NVIDIA driver, of one origin, one branch and one flavour.
+//! `driver.packages`: the NVIDIA driver packages, all of one origin, branch and flavor.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -28,32 +28,32 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// NVIDIA's installer leaves this program behind, which removes what the installer has installed.
+/// The uninstaller that the NVIDIA installer leaves behind.
 const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
 
-/// See the module.
+/// The `driver.packages` step.
 pub struct DriverPackages;
 
 #[derive(Debug, Clone, Default)]
 struct DriverPackagesState {
     installed: InstalledPackages,
-    /// Bootable kernels for which no driver module is on disk.
+    /// Bootable kernels without a driver module on disk.
     kernels_without_module: Vec<String>,
-    /// The file exists that keeps the scripts of packages from building with DKMS.
+    /// The file that disables DKMS builds in package scripts exists.
     no_autoinstall: bool,
-    /// The packages can leave the building of the module to a later change, for the same kernels.
+    /// The packages can leave the module build to a later change, for the same kernels.
     leaves_module: bool,
-    /// The line that tells why DKMS' last build failed, if the packages are installed and there is no module.
+    /// The main error of the last failed DKMS build, if the packages are installed and the module is missing.
     build: Option<String>,
-    /// The driver that was found, however it was installed.
+    /// The existing driver, regardless of its install method.
     found: FoundDriver,
-    /// Why it cannot be kept, if the settings want that.
+    /// The reason that the existing driver cannot be kept, if the settings request that.
     unfit: Option<String>,
-    /// NVIDIA's installer has left the program that removes its driver.
+    /// The uninstaller of the NVIDIA installer exists.
     uninstaller: bool,
-    /// What this program has installed and holds.
+    /// Packages that gpu-bootstrap installed and holds.
     ours: Ours,
-    /// The enabled stream of the module that the driver's packages are in.
+    /// The enabled stream of the DNF module that contains the driver packages.
     stream: Option<String>,
 }
 
@@ -88,9 +88,9 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     })
 }
 
-/// Whether a later change can build the module in place of the packages' scripts, while other packages are
-/// installed. It can if this module is the only one that DKMS knows then, if it builds for the same kernels, none of
-/// which has the module yet, and if the kernels of the next boot and of the last installation are among them.
+/// Returns whether a later change can build the module in parallel with other packages, instead of the package
+/// scripts. This is possible if it will be the only DKMS module, if it is built for the same kernels and exists for
+/// none of them, and if these include the kernels of the next boot and of the last installation.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
     let (Some(module), true) = (
         &driver.dkms,
@@ -102,7 +102,7 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
     let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
     let for_the_same = without.len() == cx.facts.kernel.bootable().len()
-        // In a chroot, the running kernel is that of another machine.
+        // In a chroot, the running kernel belongs to the host.
         && without.iter().all(is_installed)
         && installed.last().into_iter().chain(&next).all(is_known);
     if !for_the_same {
@@ -110,31 +110,30 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     }
     match knows_others(cx.host.files(), module) {
         Ok(others) => Ok(!others),
-        // The tree does not have these files.
+        // The image does not have these files.
         Err(error) if error.not_told().is_some() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether DKMS knows any module, or would find a source of this one.
+/// Returns whether DKMS has any module, or would find a source of this one.
 fn knows_others(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
     Ok(dkms::is_used(files)? || dkms::has_source(files, module)?)
 }
 
-/// Returns the telling line in the log of DKMS' last build. The scripts of some packages ignore that the build
-/// failed.
+/// Returns the main error in the log of the last DKMS build. Some package scripts ignore a failed build.
 fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<String> {
     let path = dkms::log_path(module, &version.to_string());
     match cx.host.files().read(&path) {
-        // The log may not be whole UTF-8: a power cut can tear the quotation marks of a compiler.
+        // The log may be invalid UTF-8: a power loss can truncate quotation marks of the compiler.
         Ok(Some(log)) => dkms::telling_line(&String::from_utf8_lossy(&log))
-            .map(|line| format!("`{path}` says: {line}")),
+            .map(|line| format!("`{path}`: {line}")),
         Ok(None) => None,
-        Err(error) => Some(format!("its log cannot be read: {error}")),
+        Err(error) => Some(format!("failed to read its log: {error}")),
     }
 }
 
-/// Returns the reason if a driver does not support the GPUs of the machine. The kernel does not matter: the driver is
+/// Returns the reason that a driver does not support the GPUs. The kernel is irrelevant, because the driver is
 /// installed for it.
 fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> {
     let wish = Wish {
@@ -148,21 +147,21 @@ fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> 
     Some(reasons.join("; "))
 }
 
-/// The version of a driver outside packages.
+/// The version of a driver without packages.
 fn version(found: &FoundDriver) -> Option<&DriverVersion> {
     (found.loaded_version.as_ref()).or(found.library_version.as_ref())
 }
 
-/// How a driver outside packages was installed.
+/// The install method of a driver without packages.
 const fn installed(origin: Origin) -> Option<&'static str> {
     match origin {
-        Origin::Runfile => Some("by NVIDIA's installer"),
+        Origin::Runfile => Some("by the NVIDIA installer"),
         Origin::Preinstalled => Some("with the image"),
         Origin::Distribution | Origin::Vendor => None,
     }
 }
 
-/// Returns the warning about a driver that is kept although another branch would be installed.
+/// Returns a warning if an existing driver of a different branch is kept.
 pub async fn kept_branch(state: &State, desired: &Desired) -> Option<String> {
     let driver = (desired.driver.as_ref()).filter(|one| one.existing == Existing::Keep)?;
     let found = state.driver().await;
@@ -176,7 +175,7 @@ pub async fn kept_branch(state: &State, desired: &Desired) -> Option<String> {
     })
 }
 
-/// Whether a driver that was not installed as packages is kept: then nothing is compiled for it.
+/// Returns whether a driver without packages is kept. No module is compiled for it.
 pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
     cx.desired
         .driver
@@ -216,7 +215,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     {
         return Assessment::blocked(
             why.clone(),
-            "name a fixed version as `driver.version`, or set `driver.allow-vulnerable = true`",
+            "set `driver.version` to a fixed version, or set `driver.allow-vulnerable = true`",
         );
     }
     let there = There {
@@ -236,7 +235,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     if !held.is_empty() {
         return Assessment::blocked(
             format!(
-                "{} must change with the driver, and somebody holds it",
+                "held packages must change with the driver: {}",
                 words::some(&held)
             ),
             comparison.held_hint(desired.packages.manager),
@@ -252,7 +251,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     }
     if let Some(change) = streams::change(driver, state.stream.as_deref()) {
         return Assessment::needs(
-            "the packages are installed, but upgrades would come from another stream",
+            "the packages are installed, but upgrades would use a different stream",
             vec![change],
         );
     }
@@ -279,7 +278,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     Assessment::satisfied(comparison.met_text())
 }
 
-/// Returns the changes that build the module for each kernel that has none.
+/// Returns the changes that build the module for each kernel without one.
 fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Change> {
     (state.kernels_without_module.iter()).map(|kernel| Change::BuildModule {
         module: module.to_owned(),
@@ -287,9 +286,9 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// Returns the same changes, to be made after an installation that does not build the module: its package leaves
-/// that to them, or is installed already because an earlier run was interrupted, or may not build. All packages from
-/// which DKMS compiles have `dkms` in their names.
+/// Returns the build changes to run after an installation that does not build the module: its package script defers
+/// the build, an earlier run was interrupted, or builds are disabled. All packages that contain DKMS sources have
+/// `dkms` in their names.
 fn builds_beside(
     driver: &DriverWish,
     desired: &Desired,
@@ -309,8 +308,8 @@ fn builds_beside(
     }
 }
 
-/// Judges packages that work only with a driver of exactly their version, if they are installed in another one. The
-/// transaction of the driver gives them its version.
+/// Assesses installed packages that require exactly their driver version but have a different one. The driver
+/// transaction installs the matching version.
 fn beside(
     driver: &DriverWish,
     desired: &Desired,
@@ -320,7 +319,7 @@ fn beside(
     let wishes = driver.fabric_service.as_ref()?.at(version);
     let comparison = compare(desired.packages.manager, &wishes, &state.installed);
     let why = format!(
-        "{}: it works only beside the driver of its own version",
+        "{}: the package requires a driver of the same version",
         comparison.unmet_text()
     );
     match (comparison.all_met(), comparison.held.is_empty()) {
@@ -336,8 +335,7 @@ fn beside(
     }
 }
 
-/// Judges a driver that was not installed as packages alone: it is kept, replaced or refused, but never mixed with
-/// ours.
+/// Assesses a driver without packages: it is kept, replaced or blocks, but is never mixed with ours.
 fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
@@ -360,27 +358,27 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
             )),
             Some(why_not) => Assessment::blocked(
                 format!("driver {version_text} was installed {origin}{why_not}"),
-                "set `driver.existing = \"replace\"`; if the driver came with the image, use another image",
+                "set `driver.existing = \"replace\"`; if the driver is part of the image, use a different image",
             ),
         });
     }
     if replaces && found.origin == Some(Origin::Runfile) {
         let mut changes = vec![Change::RunTool {
-            purpose: "remove the driver that NVIDIA's installer installed".into(),
+            purpose: "remove the driver of the NVIDIA installer".into(),
             command: vec![RUNFILE_UNINSTALLER.into(), "--silent".into()],
             writes: Vec::new(),
             repeated: false,
         }];
         changes.extend(install(&driver.packages, Vec::new()));
         return Some(Assessment::needs(
-            format!("driver {version_text} was installed {origin} and is to be replaced"),
+            format!("driver {version_text} was installed {origin} and must be replaced"),
             changes,
         ));
     }
     Some(Assessment::blocked(
         format!("driver {version_text} was installed {origin}"),
         "set `driver.existing = \"keep\"` to keep it, or `\"replace\"` to remove it and install \
-         packages (not possible for a driver that came with the image)",
+         packages (not possible if the driver is part of the image)",
     ))
 }
 
@@ -408,8 +406,8 @@ impl Step for DriverPackages {
     }
 }
 
-/// Refuses to change a driver that another program manages, unless the settings ask for it or this program has
-/// changed it before.
+/// Blocks changes to a driver that another program manages, unless they are configured or gpu-bootstrap changed it
+/// before.
 fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment> {
     let driver = desired.driver.as_ref()?;
     let is_ours = !ours.packages.is_empty();
@@ -417,8 +415,8 @@ fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment
         return None;
     }
     let hint = format!(
-        "set `driver.existing = \"keep\"` to keep its driver, or `\"replace\"` to replace it; to change the driver as \
-         its owner does: {}",
+        "set `driver.existing = \"keep\"` to keep its driver, or `\"replace\"` to replace it. To change the driver with \
+         its management tool: {}",
         owner.remedy
     );
     let Owner {
@@ -447,7 +445,7 @@ mod tests {
         },
     };
 
-    /// What the installation removes.
+    /// Returns the packages that the installation removes.
     fn removed(state: &DriverPackagesState, desired: &Desired) -> Vec<String> {
         let (_, changes) = decide(state, desired).expect_needs();
         let Change::InstallPackages { removing, .. } = &changes[1] else {
@@ -477,7 +475,7 @@ mod tests {
     ];
 
     #[test]
-    fn packages_and_a_module_for_each_kernel() {
+    fn packages_and_module_are_required_for_each_kernel() {
         let want = desired();
         decide(&state(&[], &[]), &want).expect_needs();
         let (_, changes) = decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want).expect_needs();
@@ -491,12 +489,12 @@ mod tests {
             let builds = matches!(changes.last(), Some(Change::BuildModule { .. }));
             assert_eq!(builds, last, "{installed:?}");
         }
-        // An administrator has forbidden the packages to build.
+        // The administrator disabled builds in package scripts.
         let mut forbidden = state(&[], &kernel);
         forbidden.no_autoinstall = true;
         let (_, changes) = decide(&forbidden, &want).expect_needs();
         assert!(matches!(changes.last(), Some(Change::BuildModule { .. })));
-        // The packages leave it to a change behind them.
+        // The package scripts leave the build to a later change.
         let mut left = state(&[], &kernel);
         left.leaves_module = true;
         let (_, changes) = decide(&left, &want).expect_needs();
@@ -518,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_held_by_somebody_else_blocks() {
+    fn unmanaged_hold_blocks() {
         let held = [
             "nvidia-kernel-dkms!=525.147.05-1",
             "nvidia-smi=535.261.03-1~deb12u1",
@@ -529,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_of_another_branch_or_origin_are_refused_or_replaced() {
+    fn other_branch_or_origin_follows_the_policy() {
         let mut want = desired();
         let old = state(
             &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
@@ -547,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_is_enabled_first_also_where_a_driver_is_replaced() {
+    fn stream_is_enabled_before_replacement() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         (driver.existing, driver.stream) =
@@ -574,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_beside_the_driver_is_added_to_it_whoever_made_its_packages() {
+    fn companions_are_added_for_any_package_vendor() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
@@ -585,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_manager_of_another_version_is_replaced_by_the_drivers() {
+    fn mismatched_fabric_manager_is_replaced() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
@@ -602,22 +600,24 @@ mod tests {
         with("nvidia-fabricmanager=535.261.03-1").expect_satisfied();
         let (why, _) = with("nvidia-fabricmanager=535.247.01-1").expect_needs();
         assert!(
-            why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
+            why.contains(
+                "nvidia-fabricmanager 535.247.01-1 is installed, but 535.261.03-* is required"
+            ),
             "{why}"
         );
-        // A hold on it is somebody's own.
+        // A hold on the fabric manager is the administrator's.
         with("nvidia-fabricmanager!=535.247.01-1").expect_blocked();
     }
 
     #[test]
-    fn a_helper_with_a_version_of_its_own_is_no_other_driver() {
-        // Debian 13: nvidia-modprobe has a source package of its own.
+    fn separately_versioned_helper_is_not_another_driver() {
+        // Debian 13: nvidia-modprobe has a separate source package.
         let mut found = INSTALLED.to_vec();
         found.push("nvidia-modprobe=570.133.07-1");
         found.push("nvidia-settings=550.163.01-1");
         let with_helpers = state(&found, &[]);
         decide(&with_helpers, &desired()).expect_satisfied();
-        // Beside another driver it stays what it is.
+        // With a different driver it is unchanged.
         let mut want = desired();
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let old = state(
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_outside_packages_is_refused_adopted_or_replaced() {
+    fn driver_without_packages_follows_the_policy() {
         let mut want = desired();
         let mut empty = state(&[], &[]);
         empty.found.origin = Some(Origin::Runfile);
@@ -638,7 +638,7 @@ mod tests {
 
         want.driver.as_mut().expect("a driver").existing = Existing::Keep;
         decide(&empty, &want).expect_satisfied();
-        // Another branch is kept, too, if it supports the GPUs.
+        // A different branch is also kept if it supports the GPUs.
         let mut facts = facts();
         facts.kernel.running = "6.17.0-1001-aws".parse().ok();
         let mut keep = |version: &str| {
@@ -656,7 +656,7 @@ mod tests {
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let (_, changes) = decide(&empty, &want).expect_needs();
         assert!(matches!(&changes[0], Change::RunTool { .. }));
-        // Marks without the program that undoes the installation are no reason to run it.
+        // Evidence of the installer without its uninstaller does not run it.
         let mut removed = empty.clone();
         removed.uninstaller = false;
         let (_, changes) = decide(&removed, &want).expect_needs();
@@ -666,9 +666,9 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_of_somebody_else_is_changed_only_where_that_was_asked_for() {
+    fn managed_driver_is_changed_only_if_configured() {
         let owner = crate::state::Owner {
-            name: "NVIDIA's DGX OS",
+            name: "NVIDIA DGX OS",
             evidence: "7.5.0".to_owned(),
             fabric_manager: false,
             container_runtime: false,
@@ -678,7 +678,7 @@ mod tests {
         let want = desired();
         let Some(Assessment::Blocked { why, hint }) = of_others(&owner, &want, &Ours::default())
         else {
-            panic!("nobody asked for it");
+            panic!("the change is not configured");
         };
         assert!(
             why.contains("DGX OS") && hint.contains("driver.existing"),

@@ -37,7 +37,7 @@ pub(crate) fn unit(file: &str, active: &str) -> UnitState {
     }
 }
 
-/// What NVML tells of a GPU on its way into the fabric.
+/// The fabric state that NVML reports for a GPU.
 pub(crate) fn in_fabric(state: FabricProgress, status: u32) -> GpuFabric {
     GpuFabric {
         state,
@@ -129,12 +129,12 @@ pub(crate) fn state_below_root(host: &Host, facts: Facts) -> State {
 static MATRIX: LazyLock<Arc<Matrix>> =
     LazyLock::new(|| Arc::new(Matrix::builtin().expect("a matrix")));
 
-/// The built-in matrix, which takes long to read.
+/// The built-in matrix, which is slow to parse.
 pub(crate) fn matrix() -> Arc<Matrix> {
     Arc::clone(&MATRIX)
 }
 
-/// What a step is given to look at such a machine.
+/// The context of a step on such a machine.
 pub(crate) fn cx<'a>(
     host: &'a Host,
     facts: &'a Facts,
@@ -164,11 +164,11 @@ pub(crate) fn debian() -> Facts {
     }
 }
 
-/// What Debian's profile says where [`desired`] says nothing: a new field needs no line there.
+/// The values of the Debian profile, so that new fields need no line in [`desired`].
 static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
     let files = FakeFiles::new();
     let resolution = load(&files, &files, &Ask::default(), &debian(), &MATRIX);
-    resolution.expect("a machine that is supported").desired
+    resolution.expect("a supported machine").desired
 });
 
 pub(crate) fn desired() -> Desired {
@@ -261,9 +261,9 @@ pub(crate) fn desired() -> Desired {
     }
 }
 
-/// What a test expects of an answer. Another answer fails the test, and is shown.
+/// Expected kinds of assessments. Any other kind fails the test and is printed.
 impl Assessment {
-    /// Its reason.
+    /// Returns its reason.
     #[track_caller]
     pub(crate) fn expect_satisfied(self) -> String {
         match self {
@@ -272,7 +272,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason and its changes.
+    /// Returns its reason and its changes.
     #[track_caller]
     pub(crate) fn expect_needs(self) -> (String, Vec<Change>) {
         match self {
@@ -281,7 +281,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason.
+    /// Returns its reason.
     #[track_caller]
     pub(crate) fn expect_not_applicable(self) -> String {
         match self {
@@ -290,7 +290,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason and its hint.
+    /// Returns its reason and its hint.
     #[track_caller]
     pub(crate) fn expect_blocked(self) -> (String, String) {
         match self {
@@ -299,7 +299,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason, its hint, and how long it lasts at most.
+    /// Returns its reason, its hint, and its maximum duration.
     #[track_caller]
     pub(crate) fn expect_blocked_now(self) -> (String, String, Option<Duration>) {
         match self {
@@ -308,7 +308,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason and its hint.
+    /// Returns its reason and its hint.
     #[track_caller]
     pub(crate) fn expect_blocked_by_old_lists(self) -> (String, String) {
         match self {
@@ -317,7 +317,7 @@ impl Assessment {
         }
     }
 
-    /// Its reason.
+    /// Returns its reason.
     #[track_caller]
     pub(crate) fn expect_awaiting_boot(self) -> String {
         match self {
@@ -326,7 +326,7 @@ impl Assessment {
         }
     }
 
-    /// The step that it awaits, and what it will do then.
+    /// Returns the step that it waits for, and its later action.
     #[track_caller]
     pub(crate) fn expect_after(self) -> (StepId, Vec<Change>) {
         match self {

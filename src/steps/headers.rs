@@ -1,5 +1,5 @@
-//! `kernel.headers`: the packages that compiling a kernel module needs, for the running and the
-//! next kernel; and those with the kernel's own modules that containers need, before anything starts a container.
+//! `kernel.headers`: packages for compiling modules for the running and the next kernel, and packages with in-tree
+//! modules that containers need. Runs before anything starts a container.
 
 use async_trait::async_trait;
 
@@ -16,10 +16,10 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `kernel.headers` step.
 pub struct Headers;
 
-/// What was read.
+/// The state of this step.
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: InstalledPackages,
@@ -42,9 +42,9 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     }
     if wanted.is_empty() {
         return Assessment::not_applicable(match (state.adopts, is_compiled) {
-            (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
-            (false, true) => "the profile names no headers",
-            (false, false) => "no kernel module is compiled here",
+            (true, _) => "the existing driver is adopted, so no kernel module is compiled",
+            (false, true) => "the profile lists no header packages",
+            (false, false) => "no kernel module is compiled",
         });
     }
     let manager = desired.packages.manager;
@@ -62,7 +62,7 @@ impl Step for Headers {
     }
 
     fn locks(&self) -> &[Lock] {
-        // Their scripts compile modules for the kernel.
+        // Package scripts compile modules for the kernel.
         &[Lock::Packages, Lock::Modules]
     }
 
@@ -99,14 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn without_compiling_there_is_nothing_to_do() {
+    fn not_applicable_without_compiling() {
         let mut want = desired();
         want.driver.as_mut().expect("a driver").dkms = None;
         decide(&state(&[]), &want).expect_not_applicable();
     }
 
     #[test]
-    fn modules_for_containers_are_installed_whatever_the_driver_needs() {
+    fn container_modules_are_installed_for_any_driver() {
         let mut want = desired();
         want.headers = wishes(&["kernel-devel"]);
         want.container_modules = wishes(&["kernel-modules-extra"]);

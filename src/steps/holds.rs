@@ -14,15 +14,15 @@ use crate::{
     tools::packages::NoHolds,
 };
 
-/// See the module.
+/// The `packages.hold` step.
 pub struct Holds;
 
 #[derive(Debug, Clone, Default)]
 struct HoldState {
     installed: InstalledPackages,
-    /// The file that makes the automatic updater leave packages alone.
+    /// The file that excludes packages from unattended upgrades.
     exclusion: Option<String>,
-    /// Why a hold has no effect on this machine.
+    /// The reason that holds have no effect on this machine.
     needs: Option<NoHolds>,
 }
 
@@ -69,7 +69,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         Purpose::Holds => false,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {
-        whys.push("no package that must be held is installed yet".to_owned());
+        whys.push("the packages to hold are not installed yet".to_owned());
     } else if !free.is_empty() {
         whys.push(format!(
             "{} of {} packages are not held: {}",
@@ -85,7 +85,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
                 return Assessment::blocked(
                     format!("{}; {}", whys.join("; "), needs.why),
                     format!(
-                        "{}; or set `hold = \"none\"`, then upgrades in the background may change the driver",
+                        "{}, or set `hold = \"none\"`, but then unattended upgrades may change the driver",
                         needs.remedy
                     ),
                 );
@@ -152,7 +152,7 @@ mod tests {
     };
 
     #[test]
-    fn every_matching_package_must_be_held() {
+    fn matching_packages_must_be_held() {
         let want = desired();
         let good = HoldState {
             installed: packages(&["libnvidia-ml1!=535.1", "nvidia-smi!=535.1", "bash=5.2"]),
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_need_comes_first_and_is_not_installed_over_a_setting_that_disables_it() {
+    fn hold_plugin_is_installed_unless_disabled() {
         let mut want = desired();
         want.hold.packages = wishes(&["plugin"]);
         let mut lacks = HoldState {
             installed: packages(&["libnvidia-ml1=535.1"]),
             needs: Some(NoHolds {
-                why: "the plugin is not installed, or it is disabled".into(),
+                why: "the plugin is not installed or disabled".into(),
                 remedy: "enable it".into(),
                 package: true,
             }),
@@ -194,19 +194,19 @@ mod tests {
         );
         lacks.installed = packages(&["libnvidia-ml1=535.1", "plugin=4"]);
         let (why, _) = decide(&lacks, &want).expect_blocked();
-        assert!(why.contains("it is disabled"), "{why}");
-        // No package helps against a setting.
+        assert!(why.contains("or disabled"), "{why}");
+        // A package does not help against a setting.
         lacks.installed = packages(&["libnvidia-ml1=535.1"]);
         lacks.needs = lacks.needs.map(|needs| NoHolds {
             package: false,
             ..needs
         });
         let (_, hint) = decide(&lacks, &want).expect_blocked();
-        assert!(hint.starts_with("enable it; or set `hold = "), "{hint}");
+        assert!(hint.starts_with("enable it, or set `hold = "), "{hint}");
     }
 
     #[test]
-    fn before_anything_is_installed_the_plan_says_what_will_be_held() {
+    fn plan_lists_future_holds() {
         let (_, changes) = decide(&HoldState::default(), &desired()).expect_needs();
         assert!(matches!(
             &changes[..],

@@ -1,5 +1,5 @@
-//! `validation.image`: each runtime has the image that the proof runs in. It is pulled as soon as the runtimes answer,
-//! while the driver's module is built and loaded; the proof itself needs everything.
+//! `validation.image`: pulls the validation image into each runtime. Starts as soon as the runtimes respond, while
+//! the driver module is built and loaded. The validation itself needs all parts.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `validation.image` step.
 pub struct ValidationImage;
 
-/// What is known about the image in one runtime.
+/// The state of the image in one runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// It was proven with this image before. A kubelet removes images that no pod uses, and that is no drift: the next
-    /// proof pulls it again.
+    /// This image was already used for validation. A kubelet removes images that no pod uses, which is not drift,
+    /// because the next validation pulls it again.
     Proven,
-    /// It is there.
+    /// The image exists.
     Present,
-    /// It is not there.
+    /// The image does not exist.
     Missing,
     /// The runtime is not installed.
     NoRuntime,
@@ -51,11 +51,11 @@ async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
     Ok(found)
 }
 
-/// The answer where no image is needed; otherwise the image.
+/// Returns the image, or the assessment if none is needed.
 fn wanted<'d>(desired: &'d Desired, facts: &Facts) -> Result<&'d str, Assessment> {
     let not = |why: &str| Err(Assessment::not_applicable(why));
     let Some(image) = &desired.validation.image else {
-        return not("validation brings its own image");
+        return not("validation needs no image from a registry");
     };
     if !wants(desired) {
         return not("validation runs no container");
@@ -117,7 +117,7 @@ impl Step for ValidationImage {
     }
 
     fn after(&self) -> &[StepId] {
-        // A daemon that restarts would break off a pull.
+        // A daemon restart would abort a pull.
         runtime_steps![]
     }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn each_runtime_that_lacks_it_pulls_it() {
+    fn each_runtime_without_the_image_pulls_it() {
         let state = ImageState::from([
             (RuntimeKind::Docker, Found::Missing),
             (RuntimeKind::Containerd, Found::Present),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_proven_in_it_needs_it_no_more() {
+    fn validated_runtime_no_longer_needs_the_image() {
         let mut state = ImageState::from([(RuntimeKind::Docker, Found::Proven)]);
         let answer = decide(&state, IMAGE, &with_image());
         answer.expect_satisfied();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_names_the_pull_before_the_runtime_is_installed() {
+    fn plan_lists_the_pull_before_runtime_installation() {
         let state = ImageState::from([(RuntimeKind::Containerd, Found::NoRuntime)]);
         let (upstream, expected) = decide(&state, IMAGE, &with_image()).expect_after();
         assert_eq!(upstream, crate::steps::RUNTIME_CONTAINERD);
@@ -205,14 +205,17 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_pulled_that_no_container_needs() {
+    fn unneeded_image_is_not_pulled() {
         let facts = facts();
         assert_eq!(wanted(&with_image(), &facts), Ok(IMAGE));
         let why = |desired: &Desired, facts| match wanted(desired, facts) {
             Err(Assessment::NotApplicable { why }) => why,
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(&desired(), &facts), "validation brings its own image");
+        assert_eq!(
+            why(&desired(), &facts),
+            "validation needs no image from a registry"
+        );
         let mut without = with_image();
         without.validation.container = false;
         assert_eq!(why(&without, &facts), "validation runs no container");
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn another_image_leaves_the_former_one_over() {
+    fn changed_image_makes_the_old_one_obsolete() {
         let pulled = |image: &str| Change::PullImage {
             runtime: RuntimeKind::Docker,
             image: image.to_owned(),
@@ -235,7 +238,7 @@ mod tests {
         assert!(ValidationImage.wants(&pulled(IMAGE), &with_image()));
         assert!(!ValidationImage.wants(&pulled("registry.example.com/cuda:0"), &with_image()));
         assert!(!ValidationImage.wants(&pulled(IMAGE), &desired()));
-        // Settings alone decide: a GPU that is gone undoes nothing.
+        // Only settings decide. A missing GPU does not revert changes.
         let mut without = desired();
         without.driver = None;
         assert!(ValidationImage.wants(&pulled(IMAGE), &without));

@@ -1,4 +1,4 @@
-//! Why no kernel of the machine can have a driver module, and what a person can do.
+//! Explains why no kernel of the machine can have a driver module, with the remedy.
 
 use super::kernels::Asked;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     tools::packages::Exclusion,
 };
 
-/// Says which kernel is installed and newer than the one that the boot loader starts.
+/// Mentions an installed kernel that is newer than the default kernel of the boot loader.
 pub(super) fn unbooted(asked: &Asked) -> String {
     let kernels = &asked.question.kernels;
     let Some(base) = kernels.base() else {
@@ -22,14 +22,14 @@ pub(super) fn unbooted(asked: &Asked) -> String {
     })
 }
 
-/// Why nothing helps, and what a person can do.
+/// Blocks with the reason and the remedy.
 pub(super) fn refusal(
     refused: &Refused,
     asked: &Asked,
     wish: &KernelWish,
     desired: &Desired,
 ) -> (String, String) {
-    // Ways of several branches differ in nothing else.
+    // Module methods of several branches only differ in the branch.
     let branches: Vec<String> = (wish.ways.iter())
         .filter_map(|way| way.branch.map(|branch| branch.to_string()))
         .collect();
@@ -71,34 +71,34 @@ pub(super) fn refusal(
     whys.extend(refused.closed.iter().cloned());
     whys.extend(asked.ruled_out.iter().cloned());
     if whys.is_empty() {
-        whys.push("there is no way to a driver module".to_owned());
+        whys.push("no driver module is available".to_owned());
     }
     let why = format!("{}{}", whys.join("; "), unbooted(asked));
     if !asked.hidden.is_empty() {
-        // Another kernel has no packages that are visible, either.
+        // Packages of other kernels are hidden as well.
         let lines = asked.hidden.join("; ");
         return (
-            format!("{lines}, so that {why}"),
+            format!("{lines}, so {why}"),
             Exclusion::remedy(&asked.hidden),
         );
     }
     let commands = desired.packages.manager.backend().commands();
     let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
-    let archive = "the archive keeps such packages only for its newest kernels";
+    let archive = "the archive keeps these packages only for its newest kernels";
     let hint = match &refused.with {
         Some((consent @ Consent::SameSeries, kernel)) => format!(
-            "{archive}: set `driver.may-change-kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
+            "{archive}: set `driver.may-change-kernel = \"{consent}\"`, or upgrade to kernel {kernel} \
              (`{}`), reboot, and run the command again",
             own(kernel)
         ),
         Some((consent, kernel)) => format!(
-            "{archive}: with `driver.may-change-kernel = \"{consent}\"` kernel {kernel} of another series is \
-             installed; or upgrade the kernel yourself (`{}`), reboot, and run the command again",
+            "{archive}: set `driver.may-change-kernel = \"{consent}\"` to install kernel {kernel} of a different series, \
+             or upgrade the kernel (`{}`), reboot, and run the command again",
             own(kernel)
         ),
         None => format!(
             "{archive}: upgrade the kernel (`{}`), reboot, and run the \
-             command again; a kernel that is newer than all packaged modules gets one in days",
+             command again. For a kernel newer than all packaged modules, wait a few days for its module",
             commands.upgrade_kernel
         ),
     };
@@ -107,7 +107,9 @@ pub(super) fn refusal(
         .filter(|other| other.compiled)
         .map(|other| {
             let source = &other.source;
-            format!("; or set `driver.source = \"{source}\"`, whose module is compiled here")
+            format!(
+                "; or set `driver.source = \"{source}\"`, whose module is compiled on this machine"
+            )
         });
     (why, hint + &elsewhere.unwrap_or_default())
 }

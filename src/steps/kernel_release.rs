@@ -1,6 +1,6 @@
-//! `kernel.release`: the kernel that the machine runs and boots can have a driver module. If it
-//! cannot, another kernel is booted or installed, as far as `driver.may-change-kernel` consents. No other step
-//! installs a kernel: a transaction that would bring one is refused in its simulation (`Guard`).
+//! `kernel.release`: the running kernel and the default boot kernel can have a driver module. Otherwise a different
+//! kernel is booted or installed, if `driver.may-change-kernel` permits it. No other step installs a kernel, because
+//! its simulated transaction would be rejected (`Guard`).
 
 use async_trait::async_trait;
 
@@ -22,18 +22,18 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `kernel.release` step.
 pub struct KernelRelease;
 
-/// What was read.
+/// The state of this step.
 #[derive(Debug, Clone, Default)]
 struct KernelState {
     asked: Asked,
-    /// The packages of the kernel to install that are not there yet, without those of the driver.
+    /// Missing packages of the kernel to install, without driver packages.
     kernel: Vec<PackageWish>,
-    /// A driver that is there is to be replaced.
+    /// An existing driver will be replaced.
     replaces: bool,
-    /// The enabled stream of the module that the driver's packages are in.
+    /// The enabled stream of the module with the driver packages.
     stream: Option<String>,
 }
 
@@ -57,8 +57,8 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
     })
 }
 
-/// The packages of a kernel: its image, what the present kernel has beside its own, and the packages
-/// that keep the machine at the newest kernel of the series.
+/// Returns the packages of a kernel: its image, packages corresponding to those of the current kernel, and the
+/// metapackages of the series.
 async fn to_install(
     cx: &Cx<'_>,
     wish: &KernelWish,
@@ -88,7 +88,7 @@ async fn to_install(
     let is_offered = |wish: &PackageWish| {
         let wanted = wish.version.as_deref().unwrap_or("*");
         let versions = offered.get(&wish.name).map_or(&[][..], Vec::as_slice);
-        // Of a pattern the preferred version alone: one that is older belongs to an older kernel.
+        // Only the preferred version of a pattern, because an older one belongs to an older kernel.
         let count = if wanted.contains('*') {
             1
         } else {
@@ -133,7 +133,7 @@ fn answer(
     }
     let Some(answer) = &asked.answer else {
         return Assessment::needs(
-            "which kernels have a driver module is known only with new package lists",
+            "kernels with a driver module are unknown until the package lists are updated",
             vec![Change::RefreshRepositories],
         );
     };
@@ -149,9 +149,9 @@ fn answer(
     };
     let needed = list(&kernels.needed());
     match answer {
-        KernelAnswer::Unknown => Assessment::not_applicable(
-            "neither the running kernel nor the one of the next boot is known",
-        ),
+        KernelAnswer::Unknown => {
+            Assessment::not_applicable("the running kernel and the default boot kernel are unknown")
+        }
         KernelAnswer::Here { way } => {
             let why = if asked
                 .question
@@ -161,7 +161,7 @@ fn answer(
             {
                 format!("kernel {needed}: its packages are installed")
             } else {
-                format!("kernel {needed}: {means} can be had, {reboots}")
+                format!("kernel {needed}: {means} available, {reboots}")
             };
             let why = format!("{why}{}", unbooted(asked));
             if asked.certain {
@@ -173,10 +173,12 @@ fn answer(
         KernelAnswer::Boot { kernel, .. } => {
             let running = kernels.running.as_ref();
             let why = format!(
-                "kernel {}: {}; the next boot starts kernel {kernel}, which can have it: {reboots}",
+                "kernel {}: {}; the next boot starts kernel {kernel}, which supports the driver: {reboots}",
                 running.map_or_else(String::new, ToString::to_string),
-                (asked.left.as_ref())
-                    .map_or_else(|| format!("nobody offers {means}"), |(_, why)| why.clone()),
+                (asked.left.as_ref()).map_or_else(
+                    || format!("no repository offers {means}"),
+                    |(_, why)| why.clone()
+                ),
             );
             let new_lists = (!asked.certain).then_some(Change::RefreshRepositories);
             let reboot = Change::Reboot { why: why.clone() };
@@ -190,9 +192,9 @@ fn answer(
             let series = if *other_series { "another" } else { "the same" };
             let lacks = (kernels.needed().iter())
                 .find_map(|kernel| asked.other_module.get(kernel).cloned())
-                .unwrap_or_else(|| format!("nobody offers {means}"));
+                .unwrap_or_else(|| format!("no repository offers {means}"));
             let why = format!(
-                "kernel {needed}: {lacks}; kernel {kernel} of {series} series can have {it}: {reboots}",
+                "kernel {needed}: {lacks}; kernel {kernel} of {series} series has {it}: {reboots}",
                 it = if way.is_some_and(|way| way.is_compiled()) {
                     "them"
                 } else {
@@ -200,7 +202,7 @@ fn answer(
                 },
             );
             let mut packages = state.kernel.clone();
-            // They come with the kernel, so that the machine boots with all that it needs.
+            // Installed with the kernel, so that the machine boots with all required packages.
             if !state.replaces {
                 let of_driver = driver.packages.iter().chain(&desired.headers);
                 let further: Vec<PackageWish> = of_driver
@@ -250,7 +252,7 @@ impl Step for KernelRelease {
     }
 
     fn after(&self) -> &[StepId] {
-        // The next boot must find the in-tree drivers denied.
+        // The in-tree drivers must be blocked before the next boot.
         const { &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES] }
     }
 
@@ -261,7 +263,7 @@ impl Step for KernelRelease {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         if adopts(cx).await {
             return Ok(Assessment::not_applicable(
-                "the existing driver is adopted, with its kernel",
+                "the existing driver and its kernel are adopted",
             ));
         }
         packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
@@ -309,7 +311,7 @@ mod tests {
         }
     }
 
-    /// A machine that runs and boots the old kernel, in an archive with modules for these.
+    /// A machine that runs and boots the old kernel, with these module packages in the archive.
     fn state(packaged: &[&str]) -> KernelState {
         let kernel = |text: &str| text.parse().expect("a kernel");
         let mut question = KernelQuestion {
@@ -339,12 +341,9 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_names_the_kernel_brings_the_driver_and_tells_its_cost() {
+    fn installation_includes_driver_and_reboot_count() {
         let (why, changes) = decide(&state(&[NEW]), &want()).expect_needs();
-        assert!(
-            why.ends_with("of the same series can have it: 1 reboot"),
-            "{why}"
-        );
+        assert!(why.ends_with("has it: 1 reboot"), "{why}");
         let [
             Change::RefreshRepositories,
             Change::InstallPackages { packages, .. },
@@ -356,7 +355,7 @@ mod tests {
         let names: Vec<&str> = packages.iter().map(|wish| wish.name.as_str()).collect();
         assert_eq!(names[0], "linux-image-6.8.0-1050-aws");
         assert!(names.contains(&"nvidia-smi"), "{names:?}");
-        // What is to be replaced conflicts with it: that is the work of the driver's own step.
+        // Packages to be replaced conflict with it. The driver step replaces them.
         let mut replaces = state(&[NEW]);
         replaces.replaces = true;
         let (_, changes) = decide(&replaces, &want()).expect_needs();
@@ -367,23 +366,26 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_an_administrator_hides_are_the_cause_and_no_kernel_is_advised() {
+    fn hidden_packages_are_the_reported_cause() {
         let mut refused = state(&[]);
         let (_, hint) = decide(&refused, &want()).expect_blocked();
         assert!(hint.contains("upgrade the kernel"), "{hint}");
-        let line = "`/etc/dnf/dnf.conf`, line 3, says `excludepkgs=kernel*`";
+        let line = "`/etc/dnf/dnf.conf`, line 3: `excludepkgs=kernel*`";
         refused.asked.hidden = vec![line.to_owned()];
         let (why, hint) = decide(&refused, &want()).expect_blocked();
         assert!(
-            why.starts_with(&format!("{line}, so that no repository offers")),
+            why.starts_with(&format!("{line}, so no repository offers")),
             "{why}"
         );
-        assert!(hint.contains("take the packages out of it"), "{hint}");
+        assert!(
+            hint.contains("remove the packages from this line"),
+            "{hint}"
+        );
         assert!(!hint.contains("upgrade the kernel"), "{hint}");
     }
 
     #[test]
-    fn an_image_gets_its_kernel_without_a_reboot() {
+    fn image_gets_its_kernel_without_reboot() {
         let mut image = state(&[NEW]);
         image.asked.question.kernels.image = true;
         image.asked.answer = Some(image.asked.question.answer());
@@ -393,11 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_an_earlier_day_are_not_believed() {
+    fn old_lists_are_not_trusted() {
         let mut older = state(&[OLD]);
         older.asked.certain = false;
         let (why, changes) = decide(&older, &want()).expect_needs();
-        assert!(why.ends_with("can be had, no reboot"), "{why}");
+        assert!(why.ends_with("available, no reboot"), "{why}");
         assert_eq!(changes, [Change::RefreshRepositories]);
         older.asked.certain = true;
         decide(&older, &want()).expect_satisfied();
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_is_enabled_before_new_lists_are_judged() {
+    fn stream_is_enabled_before_lists_are_evaluated() {
         let mut want = want();
         let driver = want.driver.as_mut().expect("a driver");
         driver.stream = Some("nvidia-driver:580-open".into());
@@ -432,13 +434,13 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_an_earlier_day_refuse_nothing_and_reboot_nothing() {
+    fn old_lists_neither_block_nor_reboot() {
         let mut older = state(&[]);
         older.asked.certain = false;
         decide(&older, &want()).expect_blocked_by_old_lists();
         older.asked.certain = true;
         decide(&older, &want()).expect_blocked();
-        // The kernel of the next boot can have a module, by these lists.
+        // With these lists, the kernel of the next boot can have a module.
         let mut next = state(&[NEW]);
         let kernels = &mut next.asked.question.kernels;
         kernels.next = NEW.parse().ok();
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_package_and_both_ways_out() {
+    fn blocked_kernel_lists_package_and_remedies() {
         let mut none = state(&[NEW]);
         none.asked.question.consent = crate::compat::kernels::Consent::No;
         none.asked.answer = Some(none.asked.question.answer());
@@ -474,17 +476,17 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_have_a_module_is_named_unless_it_has_one() {
+    fn unsupported_kernel_is_reported_unless_module_exists() {
         let mut want = want();
         let wish = want.kernel.as_mut().expect("a kernel");
         wish.refused = vec![RefusedKernel {
             kernels: "*-aws".into(),
-            why: "it is of a vendor".into(),
+            why: "it is a vendor kernel".into(),
             hint: "boot another one".into(),
         }];
         let mut there = state(&[OLD]);
         let blocked = Assessment::Blocked {
-            why: format!("kernel {OLD}: it is of a vendor"),
+            why: format!("kernel {OLD}: it is a vendor kernel"),
             hint: "boot another one".into(),
         };
         assert_eq!(decide(&there, &want), blocked);
@@ -495,14 +497,20 @@ mod tests {
         decide(&there, &want).expect_satisfied();
         let mut next = state(&[NEW]);
         next.asked.question.kernels.next = NEW.parse().ok();
-        next.asked.left = Some((OLD.parse().expect("a kernel"), "it is of a vendor".into()));
+        next.asked.left = Some((
+            OLD.parse().expect("a kernel"),
+            "it is a vendor kernel".into(),
+        ));
         next.asked.answer = Some(next.asked.question.answer());
         let (why, _) = decide(&next, &want).expect_needs();
-        assert!(why.contains(": it is of a vendor; the next boot"), "{why}");
+        assert!(
+            why.contains(": it is a vendor kernel; the next boot"),
+            "{why}"
+        );
     }
 
     #[test]
-    fn a_newer_kernel_that_the_boot_loader_does_not_start_is_named() {
+    fn unbooted_newer_kernel_is_reported() {
         let mut installed = state(&[NEW]);
         let kernels = &mut installed.asked.question.kernels;
         kernels.installed.push(NEW.parse().expect("a kernel"));

@@ -1,5 +1,5 @@
-//! Asks the kernel question of a machine: reads which packages exist for which kernel, and says what
-//! the answer means for the packages that are wanted.
+//! Decides the kernel question of a machine: reads which packages exist for which kernel, and derives the required
+//! packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,33 +25,33 @@ use crate::{
     tools::packages::Backend,
 };
 
-/// Why a module that is compiled here would not be loaded.
-const UNSIGNED: &str = "Secure Boot is on, and no key that the machine trusts signs a module that is \
-                        compiled here";
+/// The reason that a module compiled on this machine would not be loaded.
+const UNSIGNED: &str = "Secure Boot is enabled, and modules compiled on this machine have no \
+    trusted signature";
 
-/// The question, with what was read for it.
+/// The kernel question with its inputs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Asked {
     pub(super) question: KernelQuestion,
-    /// The answer, or why nobody knows it yet.
+    /// The answer, or the reason that it is unknown.
     pub(super) answer: Option<KernelAnswer>,
-    /// The package lists were not needed for it, or are as new as this run.
+    /// The package lists were not needed for the answer, or were downloaded in this run.
     pub(super) certain: bool,
-    /// Kernels whose packaged module is of another version than the libraries, in words.
+    /// Kernels with a packaged module of a different version than the libraries, with a message.
     pub(super) other_module: BTreeMap<KernelVersion, String>,
-    /// The running kernel, where it cannot have a module and the one of the next boot may: then it needs
-    /// none. With the reason.
+    /// The running kernel, if it cannot have a module but the next boot may start one that can. It then needs no
+    /// module. With the reason.
     pub(super) left: Option<(KernelVersion, String)>,
-    /// Why kernels are not installed for which a module could be compiled, by the matrix.
+    /// The reasons from the matrix to not install kernels, although a module could be compiled for them.
     pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: InstalledPackages,
-    /// The lines by which an administrator hides packages that the kernels of the machine need.
+    /// Lines of the administrator that hide packages for the kernels of the machine.
     pub(super) hidden: Vec<String>,
-    /// Builds of packages that are each for one kernel.
+    /// Module packages that are built for one kernel each.
     pub(super) builds: Builds,
 }
 
-/// Asks the question; `None` where no driver is wanted.
+/// Decides the question. `None` if no driver is configured.
 pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     let Some(wish) = &cx.desired.kernel else {
         return Ok(None);
@@ -104,7 +104,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
     let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
-    // The packages of one way can be a part of those of another one, never of one before it.
+    // The packages of one method can be a subset of a later method's, but not of an earlier one's.
     let begun = (wish.ways.iter()).rposition(|way| {
         let common: Vec<PackageWish> = way.common().cloned().collect();
         !common.is_empty() && is_met(&common)
@@ -144,7 +144,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         });
         found.kernels = match kernels.next() {
             Some(first) => kernels.fold(first, |all, more| &all & &more),
-            // It needs nothing of the kernel.
+            // The method needs no kernel packages.
             None => (asked.question.images.iter().cloned())
                 .chain(needed.clone())
                 .collect(),
@@ -155,7 +155,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
                 .filter(|name| !lists.has(name))
                 .collect();
             if !missing.is_empty() && missing.len() == names.len() && !asked.certain {
-                // Their repository is still to be added.
+                // Its repository has not been added yet.
                 return Ok(Some(asked));
             }
             found.closed = (!missing.is_empty())
@@ -183,8 +183,8 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     Ok(Some(asked))
 }
 
-/// The lines by which an administrator hides packages of the driver or the kernels that are still to be installed: in the
-/// package lists they look like packages that no repository offers.
+/// Returns the lines of the administrator that hide packages of the driver or of kernels to be installed. In the
+/// package lists, they look like missing packages.
 fn hidden(
     cx: &Cx<'_>,
     wish: &KernelWish,
@@ -204,8 +204,8 @@ fn hidden(
         .collect())
 }
 
-/// The running kernel, where the matrix or the profile says that it cannot have a module and says nothing
-/// of that kind about the one of the next boot.
+/// Returns the running kernel if the matrix or the profile excludes a module for it, but not for the kernel of the
+/// next boot.
 fn left(
     cx: &Cx<'_>,
     wish: &KernelWish,
@@ -233,8 +233,8 @@ fn left(
     why(next).is_none().then(|| (running.clone(), reason))
 }
 
-/// Whether a module that is compiled here would certainly be rejected. Of a key that signs it the step
-/// `secure-boot` tells whether the machine trusts it.
+/// Returns whether a module compiled on this machine would certainly be rejected. The `secure-boot` step checks
+/// whether the machine trusts a configured signing key.
 fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
     let signs = (cx.desired.driver.as_ref()).is_some_and(|driver| driver.signing.is_some());
     if signs {
@@ -243,8 +243,8 @@ fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
     Ok(cx.facts.secure_boot == SecureBoot::Enabled && cx.state.loaded_driver()?.is_none())
 }
 
-/// What the matrix says about compiling the driver's module for kernels that could be installed. The pick
-/// of the driver has judged those of the machine; what is packaged has been compiled by its vendor.
+/// Matrix results about compiling the driver module for installable kernels. The selection of the driver has
+/// evaluated the kernels of the machine, and packaged modules were compiled by their vendor.
 struct CompilableKernels<'a> {
     matrix: Option<&'a Matrix>,
     arch: Option<&'a str>,
@@ -274,8 +274,7 @@ impl<'a> CompilableKernels<'a> {
         strongest(self.matrix?, kernel, self.arch, self.offer.as_ref()?)
     }
 
-    /// Takes kernels out against which more is said than against the kernels of the machine. Returns
-    /// why.
+    /// Removes kernels with more problems than the kernels of the machine. Returns the reasons.
     fn rule_out(&self, kernels: &mut BTreeSet<KernelVersion>) -> BTreeSet<String> {
         let rank = |kernel: &KernelVersion| {
             let judgement = self.ruling(kernel).map(|ruling| ruling.judgement);
@@ -294,17 +293,17 @@ impl<'a> CompilableKernels<'a> {
     }
 }
 
-/// What the package lists and the database say about packages of kernels.
+/// Kernel packages in the package lists and in the database.
 struct KernelLists {
     arch: String,
-    /// The kernels in the names of packages, by template, of the flavour of the machine.
+    /// Kernels in package names, by template, for the kernel flavor of the machine.
     named: Vec<(PackageWish, BTreeSet<KernelVersion>)>,
-    /// Versions that are offered or installed.
+    /// Available or installed versions.
     versions: BTreeMap<String, Vec<String>>,
 }
 
 impl KernelLists {
-    /// Reads them; `None` if there are none yet.
+    /// Reads the lists. `None` if they are missing.
     async fn read(
         cx: &Cx<'_>,
         wish: &KernelWish,
@@ -318,7 +317,7 @@ impl KernelLists {
         let Some(base) = kernels.base() else {
             return Ok(None);
         };
-        // What is older than all kernels of the machine is of no use to it.
+        // Skip versions older than every installed kernel.
         let of_use = |kernel: &KernelVersion| {
             needed.contains(kernel) || (kernel.flavour() == base.flavour() && *kernel > base)
         };
@@ -363,10 +362,10 @@ impl KernelLists {
                 versions.extend(package.further.iter().cloned());
             }
         }
-        // Where the kernel is the version of a package, and no part of its name.
+        // The kernel is the package version instead of a part of its name.
         for (template, kernels) in &mut found.named {
             if template.version.as_deref() == Some("{kernel-version}") {
-                // Packages of a variant have a name of their own.
+                // Packages of a kernel variant have a different name.
                 let name = for_kernel(template, &base, &wish.arch).name;
                 let variant = (base.as_str().split_once('+'))
                     .map(|(_, variant)| format!("+{variant}"))
@@ -382,8 +381,8 @@ impl KernelLists {
         Ok(Some(found))
     }
 
-    /// The kernels among these whose packaged module is of another version than the libraries would be:
-    /// the archive makes new modules for its newest kernels only.
+    /// Returns the kernels whose packaged module would not match the version of the libraries. The archive builds new
+    /// modules only for its newest kernels.
     async fn other_modules(
         &self,
         cx: &Cx<'_>,
@@ -408,14 +407,14 @@ impl KernelLists {
             let kernel = modules.get(&package.name)?;
             (module != libraries).then(|| {
                 let name = &package.name;
-                let text = format!("{name} is driver {module}, and the libraries are {libraries}");
+                let text = format!("{name} is driver {module}, but the libraries are {libraries}");
                 ((*kernel).clone(), text)
             })
         });
         Ok(differs.collect())
     }
 
-    /// The version of the driver that this way would install.
+    /// The driver version of this method.
     fn driver(&self, backend: &dyn Backend, way: &ModuleWay) -> Option<DriverVersion> {
         way.common().find_map(|wish| {
             let wanted = wish.version.as_deref()?;
@@ -431,7 +430,7 @@ impl KernelLists {
             .is_some_and(|versions| !versions.is_empty())
     }
 
-    /// The kernels for which this package is offered or installed.
+    /// Returns the kernels for which this package is available or installed.
     fn kernels(&self, template: &PackageWish) -> BTreeSet<KernelVersion> {
         let found = self.named.iter().find(|(known, _)| known == template);
         (found.into_iter().flat_map(|(_, kernels)| kernels))
@@ -439,7 +438,7 @@ impl KernelLists {
                 let wish = for_kernel(template, kernel, &self.arch);
                 let versions = self.versions.get(&wish.name).map_or(&[][..], Vec::as_slice);
                 match &wish.version {
-                    // Its versions are those of the kernel.
+                    // The package versions are kernel versions.
                     Some(version) => versions.contains(version),
                     None => !versions.is_empty(),
                 }
@@ -449,7 +448,7 @@ impl KernelLists {
     }
 }
 
-/// The way that was found, and the kernels for which it is prepared.
+/// The selected method, and the kernels that it serves.
 pub(super) fn chosen(
     answer: &KernelAnswer,
     kernels: &Kernels,
@@ -463,11 +462,11 @@ pub(super) fn chosen(
     }
 }
 
-/// What is wanted now that the package lists can be asked: the driver's packages for the kernels that
-/// will run, by the way that is open. `None` where that changes nothing.
+/// Completes the desired state when the package lists are usable: the driver packages for the kernels that will run,
+/// with the selected method. `None` if nothing changes.
 ///
 /// # Errors
-/// When the machine or the lists cannot be read.
+/// If the machine state or the lists cannot be read.
 pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     let Some(asked) = ask(cx).await? else {
         return Ok(None);
@@ -485,7 +484,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     if let Some(driver) = &mut desired.driver {
         let packages = wish.packages(&way.packages, &kernels);
         driver.packages = asked.builds.settled(packages::backend(cx), way, packages);
-        // A packaged module needs its kernel, which no transaction brings unless it names it.
+        // A packaged module needs its kernel, which must be listed explicitly in the transaction.
         if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
             let images = wish.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
@@ -510,7 +509,7 @@ mod tests {
     };
 
     #[test]
-    fn a_running_kernel_that_cannot_have_a_module_needs_none_if_the_next_boot_starts_another() {
+    fn running_kernel_without_module_is_ignored_before_reboot() {
         let (host, _) = fake::host();
         let facts = fixtures::facts();
         let state = fixtures::state(&host, facts.clone());
@@ -520,15 +519,15 @@ mod tests {
         let mut wish = desired.kernel.clone().expect("a kernel");
         wish.refused = vec![RefusedKernel {
             kernels: "*uek*".into(),
-            why: "it is of a vendor".into(),
+            why: "it is a vendor kernel".into(),
             hint: String::new(),
         }];
         let cx = fixtures::cx(&host, &facts, &state, &desired);
         let (good, mainline, vendors) = ("6.1.0-44-amd64", "6.19.3", "5.15.0-1.el9uek.x86_64");
         for (running, next, expected) in [
             (mainline, good, Some("6.19")),
-            (vendors, good, Some("it is of a vendor")),
-            // The machine would run it from the next boot on.
+            (vendors, good, Some("it is a vendor kernel")),
+            // The machine would run the unsupported kernel after the next boot.
             (good, mainline, None),
             (vendors, mainline, None),
         ] {
@@ -544,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_on_which_the_driver_is_known_not_to_build_is_not_installed() {
+    fn kernel_with_known_build_failure_is_not_installed() {
         let matrix = crate::steps::fixtures::matrix();
         let kernel = |text: &str| text.parse().expect("a kernel");
         // `[[kernel-report]]`, OPEN-RESIZE.
@@ -566,7 +565,7 @@ mod tests {
             whys.iter().any(|why| why.contains("pci_resize_resource")),
             "{whys:?}"
         );
-        // A release that has the fix, and a machine that runs such a kernel: its build is the proof.
+        // A release with the fix, and a machine that runs such a kernel, whose existing build shows that it works.
         for (version, needed) in [("535.309.01", old), ("535.261.03", broken)] {
             let mut kernels: std::collections::BTreeSet<_> = all();
             assert!(judged(version, needed).rule_out(&mut kernels).is_empty());

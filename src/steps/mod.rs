@@ -1,5 +1,4 @@
-//! The steps, one file for each. [`all`] is the only list. Its order is the order in reports, and
-//! the steps must be able to run in it.
+//! The steps, one file for each. [`all`] is the only list. It sets the order of execution and of reports.
 
 mod arrived;
 mod autoload;
@@ -51,32 +50,32 @@ use crate::{
     step::Step,
 };
 
-/// Preconditions.
+/// Checks before the first change.
 pub const PREFLIGHT: StepId = StepId::new("preflight");
-/// Secure Boot against the kind of module.
+/// Secure Boot state and module signatures.
 pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
-/// In-tree GPU drivers denied.
+/// In-tree GPU drivers are blocked.
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
-/// Options of the driver's modules.
+/// Options of the driver modules.
 pub const DRIVER_OPTIONS: StepId = StepId::new("driver.options");
-/// DKMS asks for modules that were compiled elsewhere.
+/// DKMS fetches precompiled modules.
 pub const DRIVER_PREBUILT: StepId = StepId::new("driver.prebuilt");
 /// Package repositories and pins.
 pub const REPOSITORIES: StepId = StepId::new("repositories");
-/// A kernel that can have a driver module.
+/// A kernel with an available driver module.
 pub const KERNEL_RELEASE: StepId = StepId::new("kernel.release");
 /// Kernel headers.
 pub const HEADERS: StepId = StepId::new("kernel.headers");
 pub const DRIVER_PACKAGES: StepId = StepId::new("driver.packages");
-/// Driver loaded at every boot.
+/// Loads the driver at every boot.
 pub const DRIVER_AUTOLOAD: StepId = StepId::new("driver.autoload");
-/// Loaded module against installed packages.
+/// Loaded module and installed packages match.
 pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
 /// Persistence daemon.
 pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
-/// The fabric manager, where GPUs need it.
+/// The fabric manager, on machines that need it.
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
-/// Device nodes and their links.
+/// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// Docker Engine.
 pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
@@ -86,37 +85,37 @@ pub const RUNTIME_CRIO: StepId = StepId::new("runtime.crio");
 pub const RUNTIME_PODMAN: StepId = StepId::new("runtime.podman");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
-/// Docker knows the nvidia runtime.
+/// The nvidia runtime in Docker.
 pub const RUNTIME_DOCKER_NVIDIA: StepId = StepId::new("runtime.docker-nvidia");
-/// containerd knows the nvidia runtime.
+/// The nvidia runtime in containerd.
 pub const RUNTIME_CONTAINERD_NVIDIA: StepId = StepId::new("runtime.containerd-nvidia");
-/// CRI-O's configuration.
+/// CRI-O configuration.
 pub const RUNTIME_CRIO_NVIDIA: StepId = StepId::new("runtime.crio-nvidia");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");
-/// Instance type, bus, driver, NVML and device nodes agree.
+/// Instance type, PCI bus, driver, NVML and device nodes agree.
 pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
-/// The image of the proof is pulled.
+/// Pulls the validation image.
 pub const VALIDATION_IMAGE: StepId = StepId::new("validation.image");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
-/// The GPUs compute on the host. `check --prove` proves it on every machine, the step where no container does.
+/// The GPUs compute on the host. The step runs if no container validates them, `check --prove` on every machine.
 pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
-/// Kernel modules and parameters for Kubernetes.
+/// Kernel modules and sysctls for Kubernetes.
 pub const CLUSTER_KERNEL: StepId = StepId::new("cluster.kernel");
 /// kubelet, kubeadm, kubectl.
 pub const CLUSTER_PACKAGES: StepId = StepId::new("cluster.packages");
-/// The machine is a node.
+/// The machine is a node of its cluster.
 pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
-/// The node is Ready and admitted.
+/// The node is Ready and its taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
-/// A timer writes what `check` finds where others read it.
+/// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
-/// The step that installs a runtime.
+/// Returns the step that installs a runtime.
 #[must_use]
 pub fn package_step(kind: RuntimeKind) -> StepId {
     match kind {
@@ -127,7 +126,7 @@ pub fn package_step(kind: RuntimeKind) -> StepId {
     }
 }
 
-/// The step that configures a daemon.
+/// Returns the step that configures a daemon.
 #[must_use]
 pub fn config_step(daemon: Daemon) -> StepId {
     match daemon {
@@ -137,7 +136,7 @@ pub fn config_step(daemon: Daemon) -> StepId {
     }
 }
 
-/// Names of steps, after those of all steps that install a runtime.
+/// Step ids, preceded by all steps that install a runtime.
 macro_rules! after_runtimes {
     ($($id:expr),* $(,)?) => {
         const {
@@ -152,7 +151,7 @@ macro_rules! after_runtimes {
     };
 }
 
-/// Names of steps, after those of all steps that configure a daemon.
+/// Step ids, preceded by all steps that configure a daemon.
 macro_rules! after_configs {
     ($($id:expr),* $(,)?) => {
         const {
@@ -166,7 +165,7 @@ macro_rules! after_configs {
     };
 }
 
-/// Names of steps, after those of all steps of runtimes.
+/// Step ids, preceded by all runtime steps.
 macro_rules! runtime_steps {
     ($($id:expr),* $(,)?) => {
         $crate::steps::after_runtimes![
@@ -180,7 +179,7 @@ macro_rules! runtime_steps {
 
 use {after_configs, after_runtimes, runtime_steps};
 
-/// All steps.
+/// Returns all steps in order.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Step>> {
     vec![
@@ -235,7 +234,7 @@ mod tests {
     };
 
     #[test]
-    fn every_step_comes_after_what_it_needs() {
+    fn each_step_follows_its_upstreams() {
         let steps = all();
         for (index, step) in steps.iter().enumerate() {
             for upstream in step.after() {
@@ -250,9 +249,9 @@ mod tests {
         }
     }
 
-    /// The order that the README guarantees: each step runs only after the steps listed with it, directly or through others.
+    /// The order that the README guarantees: each step depends on the listed steps, directly or indirectly.
     #[test]
-    fn a_node_joins_after_its_validation_and_is_admitted_last() {
+    fn node_joins_after_validation_and_is_admitted_last() {
         let steps = all();
         for (step, earlier) in [
             (
@@ -289,9 +288,9 @@ mod tests {
         }
     }
 
-    /// The timer of `check` tells of a blocked preflight, too.
+    /// The `check` timer also reports a blocked preflight.
     #[test]
-    fn each_step_comes_after_the_preflight() {
+    fn each_step_follows_the_preflight() {
         let mut waiting = vec![PREFLIGHT];
         for step in all() {
             let waits = step.after().iter().any(|name| waiting.contains(name));
@@ -304,9 +303,9 @@ mod tests {
         }
     }
 
-    /// A package of the driver builds modules, while another step may load or unload them.
+    /// A driver package builds modules, so no other step may load or unload them at the same time.
     #[test]
-    fn who_changes_something_that_others_change_holds_its_lock() {
+    fn steps_with_shared_targets_hold_the_lock() {
         for (step, locks) in [
             (REPOSITORIES, &[Lock::Packages][..]),
             (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
@@ -319,7 +318,7 @@ mod tests {
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),
             (RUNTIME_DOCKER, &[Lock::Packages, Lock::Containers]),
-            // A daemon that restarts breaks off a pull, and ends a container.
+            // A daemon restart aborts pulls and stops containers.
             (RUNTIME_DOCKER_NVIDIA, &[Lock::Containers]),
             (RUNTIME_CONTAINERD_NVIDIA, &[Lock::Containers]),
             (VALIDATION_IMAGE, &[Lock::Containers]),
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_and_each_check_has_a_row_in_the_registry_and_no_row_is_of_nothing() {
+    fn registry_matches_steps_and_checks() {
         let steps = all();
         let mut names: Vec<Id> = steps.iter().map(|step| step.id()).collect();
         let checks = crate::checks::all();

@@ -1,5 +1,5 @@
-//! `driver.module`: the loaded module is the installed one. If not, the installed one is loaded, or
-//! a reboot is required.
+//! `driver.module`: the loaded module is the installed one. Otherwise the installed module is loaded, or a reboot is
+//! required.
 
 use async_trait::async_trait;
 
@@ -18,37 +18,37 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `driver.module` step.
 pub struct Module;
 
 #[derive(Debug, Clone, Default)]
 struct ModuleState {
-    /// Of the loaded module.
+    /// The version of the loaded module.
     loaded: Option<DriverVersion>,
-    /// Its flavour, if it tells.
+    /// The flavor of the loaded module, if reported.
     flavour: Option<Flavour>,
-    /// Of the installed packages.
+    /// The version of the installed packages.
     packaged: Option<DriverVersion>,
-    /// What the next boot has.
+    /// The module of the next boot.
     next: NextModule,
-    /// Denied in-tree drivers that are loaded now.
+    /// Blocked in-tree drivers that are currently loaded.
     denied_loaded: Vec<String>,
-    /// Wished modules that are not loaded.
+    /// Required modules that are not loaded.
     not_loaded: Vec<String>,
     /// Whether a module is on disk for the running kernel.
     on_disk: bool,
     /// Whether all driver packages are installed.
     installed: bool,
-    /// A driver outside packages is kept, whatever its version.
+    /// A driver without packages is kept, regardless of its version.
     adopts: bool,
 }
 
 /// The module that the next boot loads.
 #[derive(Debug, Clone, Default)]
 struct NextModule {
-    /// Its version, if it can be read.
+    /// The module version, if it is readable.
     version: Option<DriverVersion>,
-    /// The kernel of that boot, where it is another one than the running one, and has a module.
+    /// The kernel of the next boot, if it differs from the running kernel and has a module.
     kernel: Option<String>,
 }
 
@@ -60,7 +60,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let packaged = driver
         .packages
         .iter()
-        // What only accompanies the driver, such as the subnet manager of NVLink, has versions of its own.
+        // Accompanying software, such as the NVLink subnet manager, has separate versions.
         .filter(|wish| carries_driver(&wish.name) || is_driver_part(&wish.name))
         .filter_map(|wish| installed.get(&wish.name))
         .find_map(|package| DriverVersion::from_package(&package.version).ok());
@@ -89,14 +89,14 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
         not_loaded: driver
             .load_modules
             .iter()
-            // The kernel writes underscores in the names of loaded modules.
+            // The kernel lists loaded modules with underscores.
             .filter(|module| !loaded_modules.contains(&module.replace('-', "_")))
-            // A recorded tree may lack the list; it is empty on no machine with a driver.
+            // A recorded image may lack the list. On a machine with a driver, it is never empty.
             .filter(|_| !loaded_modules.is_empty())
             .cloned()
             .collect(),
         installed: compare(cx.desired.packages.manager, &driver.packages, &installed).all_met(),
-        // An adopted driver's module may have another file name than the profile's.
+        // The module file of an adopted driver may have a different name than in the profile.
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
             || (adopts && cx.state.driver().await.module_version.is_some()),
         adopts,
@@ -131,10 +131,10 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         _ if desired.image => {
             Assessment::awaits_boot("modules are loaded at the first boot of the image")
         }
-        // A run was interrupted between two modules, or somebody unloaded one.
+        // An interrupted run loaded only some modules, or the administrator unloaded one.
         Some(loaded) if fits(loaded) => Assessment::needs(
             format!(
-                "module {loaded} is loaded, {} is not",
+                "module {loaded} is loaded, but {} is not",
                 state.not_loaded.join(", ")
             ),
             load(&state.not_loaded),
@@ -142,13 +142,13 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         Some(loaded) => match &state.packaged {
             None => Assessment::After {
                 upstream: DRIVER_PACKAGES,
-                why: format!("module {loaded} is loaded, its packages are not installed"),
+                why: format!("module {loaded} is loaded, but its packages are not installed"),
                 expected: Vec::new(),
             },
             Some(installed) => Assessment::needs(
-                format!("module {loaded} is loaded, {installed} is installed"),
+                format!("module {loaded} is loaded, but {installed} is installed"),
                 vec![Change::Reboot {
-                    why: format!("driver {loaded} is loaded and {installed} is installed"),
+                    why: format!("driver {loaded} is loaded, but {installed} is installed"),
                 }],
             ),
         },
@@ -157,7 +157,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         }
         None if !state.denied_loaded.is_empty() => Assessment::needs(
             format!(
-                "{} is loaded and holds the GPU",
+                "{} is loaded and bound to the GPU",
                 state.denied_loaded.join(", ")
             ),
             vec![Change::Reboot {
@@ -170,20 +170,20 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                 Assessment::needs("the module is not loaded", changes)
             } else if let Some(next) = &state.next.kernel {
                 let why = format!(
-                    "there is no module for the running kernel, and one for kernel {next}, which the \
+                    "no module for the running kernel, but one for kernel {next}, which the \
                      next boot starts"
                 );
                 Assessment::needs(why.clone(), vec![Change::Reboot { why }])
             } else if state.installed && !driver.is_compiled() {
                 Assessment::blocked(
-                    "the driver's packages have no module for the running kernel",
-                    "boot a kernel that they have one for (`ls /lib/modules/*/*/nvidia*`, or \
+                    "the driver packages have no module for the running kernel",
+                    "boot a kernel with a driver module (`ls /lib/modules/*/*/nvidia*`, or \
                      another entry of the boot loader), or set `driver.build = \"dkms\"`",
                 )
             } else {
                 Assessment::After {
                     upstream: DRIVER_PACKAGES,
-                    why: "there is no module for the running kernel yet".into(),
+                    why: "no module for the running kernel yet".into(),
                     expected: changes,
                 }
             }
@@ -191,8 +191,8 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     }
 }
 
-/// What is wrong with a module of the right version: another flavour is loaded than is installed,
-/// or the next boot would load another version.
+/// Returns a mismatch of a module with the right version: the loaded flavor is not the installed one, or the next
+/// boot would load a different version.
 fn not_as_packaged(
     state: &ModuleState,
     driver: &DriverWish,
@@ -204,7 +204,7 @@ fn not_as_packaged(
         && driver.existing != Existing::Keep
     {
         let why = format!(
-            "the {flavour} module {packaged} is loaded, the {} one is installed",
+            "the {flavour} module {packaged} is loaded, but the {} one is installed",
             driver.flavour
         );
         return Some(Assessment::needs(why.clone(), vec![Change::Reboot { why }]));
@@ -216,11 +216,11 @@ fn not_as_packaged(
         .filter(|next| *next != packaged)?;
     let kernel = (facts.kernel.next_boot.as_ref()).or(facts.kernel.running.as_ref());
     let kernel = kernel.map_or_else(|| "of the next boot".to_owned(), ToString::to_string);
-    // Packages that are about to be replaced bring their own module.
+    // Packages that are about to be replaced install a different module.
     Some(Assessment::BlockedNow {
         passes: None,
         why: format!(
-            "module {packaged} is loaded, as installed, but the next boot would load {next}: it \
+            "module {packaged} is loaded, as installed, but the next boot would load {next}, which \
              is on disk for kernel {kernel}"
         ),
         hint: match &driver.dkms {
@@ -228,8 +228,8 @@ fn not_as_packaged(
                 format!("run `dkms install --force {module}/{packaged} -k {kernel}`")
             }
             None => format!(
-                "install the module package of version {packaged} for kernel {kernel}, or make \
-                 the running kernel the one of the next boot"
+                "install the module package of version {packaged} for kernel {kernel}, or set \
+                 the running kernel as the default boot kernel"
             ),
         },
     })
@@ -286,11 +286,11 @@ mod tests {
     }
 
     #[test]
-    fn a_module_beside_it_may_be_missing() {
+    fn missing_companion_module_is_loaded() {
         let mut cut_off = state("535.261.03", "535.261.03");
         cut_off.not_loaded = vec!["nvidia-uvm".into()];
         let (why, changes) = decide(&cut_off, &desired(), &facts()).expect_needs();
-        assert_eq!(why, "module 535.261.03 is loaded, nvidia-uvm is not");
+        assert_eq!(why, "module 535.261.03 is loaded, but nvidia-uvm is not");
         assert!(matches!(&changes[..], [Change::LoadModule { module }] if module == "nvidia-uvm"));
     }
 
@@ -300,12 +300,15 @@ mod tests {
         decide(&state("535.261.03", "535.261.03"), &want, &facts).expect_satisfied();
         let (why, changes) =
             decide(&state("535.247.01", "535.261.03"), &want, &facts).expect_needs();
-        assert_eq!(why, "module 535.247.01 is loaded, 535.261.03 is installed");
+        assert_eq!(
+            why,
+            "module 535.247.01 is loaded, but 535.261.03 is installed"
+        );
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
 
     #[test]
-    fn a_kept_driver_may_have_any_version() {
+    fn kept_driver_may_have_any_version() {
         let mut kept = state("570.211.01", "");
         decide(&kept, &desired(), &facts()).expect_after();
         kept.adopts = true;
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_of_another_flavour_than_the_packages_needs_a_reboot() {
+    fn module_of_other_flavor_needs_a_reboot() {
         let (want, facts) = (desired(), facts());
         let flavour = want.driver.as_ref().expect("a driver").flavour;
         let other = match flavour {
@@ -327,37 +330,37 @@ mod tests {
         let (why, changes) = decide(&loaded, &want, &facts).expect_needs();
         assert_eq!(
             why,
-            format!("the {other} module 535.261.03 is loaded, the {flavour} one is installed")
+            format!("the {other} module 535.261.03 is loaded, but the {flavour} one is installed")
         );
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
 
     #[test]
-    fn the_next_boot_must_load_the_installed_version_too() {
+    fn next_boot_must_load_the_installed_version() {
         let (want, facts) = (desired(), facts());
         let mut now = state("535.261.03", "535.261.03");
         now.next.version = "535.261.03".parse().ok();
         decide(&now, &want, &facts).expect_satisfied();
         now.next.version = "535.247.01".parse().ok();
-        // Not for good: the packages may still be replaced.
+        // Not permanent, because the packages may still be replaced.
         let (why, hint, passes) = decide(&now, &want, &facts).expect_blocked_now();
         assert_eq!(passes, None);
         assert!(why.contains("the next boot would load 535.247.01"), "{why}");
         assert!(hint.contains("535.261.03"), "{hint}");
-        // While another version is loaded, a reboot comes first.
+        // If a different version is loaded, the reboot comes first.
         now.loaded = "535.216.01".parse().ok();
         decide(&now, &want, &facts).expect_needs();
     }
 
     #[test]
-    fn an_image_awaits_its_boot() {
+    fn image_awaits_its_boot() {
         let (mut want, facts) = (desired(), facts());
         want.image = true;
         decide(&state("", "535.261.03"), &want, &facts).expect_awaiting_boot();
     }
 
     #[test]
-    fn nouveau_in_the_way_needs_a_reboot() {
+    fn loaded_nouveau_needs_a_reboot() {
         let mut held = state("", "535.261.03");
         held.denied_loaded = vec!["nouveau".into()];
         let (_, changes) = decide(&held, &desired(), &facts()).expect_needs();
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_for_the_next_kernel_only_needs_a_reboot() {
+    fn module_for_next_kernel_needs_a_reboot() {
         let mut moved = state("", "535.261.03");
         moved.on_disk = false;
         moved.next.kernel = Some("6.1.0-49-amd64".into());
@@ -373,14 +376,14 @@ mod tests {
         let (why, changes) = decide(&moved, &want, &facts()).expect_needs();
         assert!(why.contains("kernel 6.1.0-49-amd64"), "{why}");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
-        // Without such a kernel a packaged module does not appear by itself.
+        // Without such a kernel, waiting does not add a packaged module.
         moved.next.kernel = None;
         want.driver.as_mut().expect("a driver").dkms = None;
         decide(&moved, &want, &facts()).expect_blocked();
     }
 
     #[test]
-    fn the_modules_are_loaded_in_order_once_they_exist() {
+    fn existing_modules_are_loaded_in_order() {
         let (want, facts) = (desired(), facts());
         let (_, changes) = decide(&state("", "535.261.03"), &want, &facts).expect_needs();
         assert_eq!(

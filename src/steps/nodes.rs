@@ -1,9 +1,9 @@
-//! `driver.nodes`: each device node of the driver has its link below `/dev/char`, now and after every
-//! boot.
+//! `driver.nodes`: each device node of the driver has a symlink in `/dev/char`, now and after every boot.
 //!
-//! systemd finds the devices that a container may use by such a link. Without it, a `systemctl
-//! daemon-reload` takes the GPUs from running containers: "Failed to initialize NVML: Unknown Error"
-//! (NVIDIA/nvidia-container-toolkit#48). udev makes no links, because the driver tells it of no devices.
+//! systemd uses this symlink to find the devices that a container may access. Without it, `systemctl daemon-reload`
+//! removes the GPUs from running containers: "Failed to initialize NVML: Unknown Error"
+//! (NVIDIA/nvidia-container-toolkit#48). udev creates no symlinks, because the driver does not announce its devices
+//! to it.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -20,29 +20,30 @@ use crate::{
     tools::{packages::HEADER, systemctl::UnitState},
 };
 
-/// The unit that makes nodes and links.
+/// The unit that creates nodes and symlinks.
 pub const UNIT: &str = "gpu-bootstrap-devices.service";
 
-/// Where it is.
+/// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-devices.service";
 
-/// The rule that starts it when the driver is loaded later than at boot, or again.
+/// The rule that starts the unit if the driver is loaded after boot, or again.
 const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 
-/// Who needs the nodes: container runtimes, and the kubelet.
+/// Returns the units that need the nodes: container runtimes and the kubelet.
 pub(super) fn users() -> String {
     let daemons = runtimes::units();
     format!("{daemons} kubelet.service k3s.service k3s-agent.service rke2-agent.service")
 }
 
-/// `nvidia-ctk` makes no links for these nodes (NVIDIA/nvidia-container-toolkit, `nodeIsBlocked` in
-/// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`): containers do not get them.
+/// `nvidia-ctk` creates no symlinks for these nodes, because containers do not get them
+/// (NVIDIA/nvidia-container-toolkit, `nodeIsBlocked` in
+/// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`).
 const WITHOUT_LINKS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 
-/// The nodes of the module `nvidia-uvm`.
+/// Device nodes of the module `nvidia-uvm`.
 const UVM: [&str; 2] = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// See the module.
+/// The `driver.nodes` step.
 pub struct Nodes;
 
 #[derive(Debug, Clone, Default)]
@@ -52,17 +53,17 @@ struct NodesState {
     enabled: bool,
     active: bool,
     loaded: bool,
-    /// Nodes that CUDA needs and that do not exist, although their module is loaded.
+    /// Missing nodes that CUDA needs, although their module is loaded.
     missing: Vec<&'static str>,
     /// The number of device nodes.
     nodes: usize,
-    /// Those without a link.
+    /// Nodes without a symlink.
     without: Vec<Utf8PathBuf>,
 }
 
-/// The unit loads no module: that is the work of `driver.autoload`, which waits while a run has not
-/// ended. The node of a GPU is made when somebody first opens it, so links are made for all that can
-/// come; what this cannot tell (it ends at a gap in the ids of MIG devices) is made for what is there.
+/// The unit text. It loads no module, because `driver.autoload` does, and holds it back until a run has finished. A
+/// GPU node is created on first use, so symlinks are created for all possible nodes. `--create-all` stops at a gap in
+/// the MIG device IDs, so a second command covers the existing nodes.
 fn unit() -> String {
     let users = users();
     format!(
@@ -90,8 +91,8 @@ fn unit() -> String {
     )
 }
 
-/// A module that is loaded again can have other numbers, so the unit is restarted. Debian calls the
-/// module `nvidia-current`.
+/// The udev rule text. A reloaded module can have different device numbers, so the unit is restarted. Debian names
+/// the module `nvidia-current`.
 fn rule() -> String {
     format!(
         "{HEADER}ACTION==\"add\", SUBSYSTEM==\"module\", KERNEL==\"nvidia|nvidia_current|nvidia_uvm\", \
@@ -128,8 +129,8 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         }
     }
     state.without.sort();
-    // The kernel makes no node for this module. A container runtime can pass on only existing nodes, so CUDA fails in
-    // containers although NVML works. A tree without nodes says nothing about them.
+    // The kernel creates no node for this module. Container runtimes can only pass existing nodes, so CUDA fails in
+    // containers although NVML works. An image has no nodes, so they are not expected there.
     let names = files.list("/dev".into())?;
     let has = |path: &str| {
         names
@@ -147,8 +148,8 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
     Ok(state)
 }
 
-/// Whether a unit of this program is started at boot, by its link: so it is known of a tree, too, in
-/// which nothing is executed.
+/// Returns whether a unit that gpu-bootstrap installed starts at boot. Reads its symlink, so this also works on an
+/// image, where no command runs.
 pub(super) fn is_enabled(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
     let link = Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(unit);
     Ok(cx.host.files().stat(&link)?.is_some())
@@ -160,7 +161,7 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     if desired.toolkit.is_none() {
         return Assessment::not_applicable(
-            "the container toolkit, which makes the links, is not configured",
+            "the container toolkit, which creates the symlinks, is not configured",
         );
     }
     if facts.gpus.is_empty() && !desired.image {
@@ -177,19 +178,22 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     if !state.enabled || !changes.is_empty() {
         changes.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
-            // In an image its conditions are not met, and nothing is started.
+            // In an image the conditions of the unit are not met, so it starts nothing.
             start: true,
         });
-        return Assessment::needs(format!("`{UNIT}` does not make them at boot"), changes);
+        return Assessment::needs(
+            format!("`{UNIT}` does not create the device nodes at boot"),
+            changes,
+        );
     }
     if desired.image || !state.loaded {
-        return Assessment::satisfied(format!("`{UNIT}` makes them at boot"));
+        return Assessment::satisfied(format!("`{UNIT}` creates the device nodes at boot"));
     }
     let why = match (&state.missing[..], &state.without[..]) {
         ([], []) => None,
-        ([first, ..], _) => Some(format!("`{first}` is missing, which CUDA needs")),
+        ([first, ..], _) => Some(format!("`{first}` is missing, but CUDA needs it")),
         ([], [first, ..]) => Some(format!(
-            "{} of {} device nodes have no link below `/dev/char`, for example `{first}`",
+            "{} of {} device nodes have no symlink in `/dev/char`, e.g. `{first}`",
             state.without.len(),
             state.nodes
         )),
@@ -210,7 +214,7 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
         );
     }
     Assessment::satisfied(format!(
-        "{} device nodes have their links below `/dev/char`, and `{UNIT}` makes them at boot",
+        "{} device nodes have symlinks in `/dev/char`, and `{UNIT}` creates them at boot",
         state.nodes
     ))
 }
@@ -258,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_link_is_named_and_the_unit_makes_it() {
+    fn node_without_symlink_adds_the_unit() {
         let (want, facts) = (desired(), facts());
         decide(&made(), &want, &facts).expect_satisfied();
         let state = NodesState {
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_node_of_a_loaded_module_is_made_by_the_unit() {
+    async fn unit_creates_missing_node_of_loaded_module() {
         let (host, fakes) = fake::host();
         fakes.exec.on("systemctl", |_, _| {
             fake::ok("LoadState=loaded\nActiveState=active\nUnitFileState=enabled\n")
@@ -315,7 +319,7 @@ mod tests {
             "nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n",
         );
         let (why, changes) = assess().await.expect_needs();
-        assert_eq!(why, "`/dev/nvidia-uvm` is missing, which CUDA needs");
+        assert_eq!(why, "`/dev/nvidia-uvm` is missing, but CUDA needs it");
         assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
         for (minor, path) in (0..).zip(UVM) {
             files.put_device(path, 511, minor);
@@ -325,9 +329,9 @@ mod tests {
     }
 
     #[test]
-    fn in_an_image_the_unit_waits_for_the_first_boot() {
+    fn image_unit_is_not_started() {
         let (mut want, mut facts) = (desired(), facts());
-        // The machine that makes an image has no GPU, as a rule.
+        // Image build machines usually have no GPU.
         facts.gpus.clear();
         decide(&NodesState::default(), &want, &facts).expect_not_applicable();
         want.image = true;
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_wanted_as_long_as_the_toolkit_is() {
+    fn unit_is_configured_while_the_toolkit_is() {
         let unit = Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: true,
@@ -360,7 +364,7 @@ mod tests {
         assert!(Nodes.wants(&unit, &want));
         want.toolkit = None;
         assert!(!Nodes.wants(&unit, &want));
-        // Without a driver nobody knows whether a toolkit is wanted.
+        // Without a driver it is unknown if a toolkit is configured.
         want.driver = None;
         assert!(Nodes.wants(&unit, &want));
     }

@@ -1,6 +1,6 @@
-//! `driver.options`: options of the driver's modules that a board or an instance type needs. They take
-//! effect when the module is loaded, so a module that was loaded without them needs a reboot. An option
-//! that somebody else sets stays theirs.
+//! `driver.options`: driver module options that a board or an instance type needs. They are applied when the module
+//! is loaded, so a module that was loaded without them requires a reboot. Options set by the administrator are not
+//! changed.
 
 use std::collections::BTreeMap;
 
@@ -19,22 +19,22 @@ use crate::{
     },
 };
 
-/// The file that modprobe reads.
+/// The file for modprobe.
 pub const PATH: &str = "/etc/modprobe.d/gpu-bootstrap-options.conf";
 
-/// The parameters of the loaded module, without the `NVreg_` of their names.
+/// Parameters of the loaded module, without the prefix `NVreg_`.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 const PREFIX: &str = "NVreg_";
 
-/// See the module.
+/// The `driver.options` step.
 pub struct Options;
 
 #[derive(Debug, Clone, Default)]
 struct OptionsState {
     content: Option<String>,
-    /// What other files, or the kernel's command line, set: where, and what.
+    /// Settings in other files or in the kernel command line: source and setting.
     others: Vec<(String, ModuleSetting)>,
-    /// What the loaded module has; empty where none is loaded.
+    /// Parameters of the loaded module. Empty if it is not loaded.
     loaded: BTreeMap<String, String>,
 }
 
@@ -63,7 +63,7 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
     let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
     let line = line.unwrap_or_default();
     let of_boot = kmod::settings_of_boot(&line);
-    others.extend(of_boot.map(|one| ("the kernel's command line".to_owned(), one)));
+    others.extend(of_boot.map(|one| ("the kernel command line".to_owned(), one)));
     let parameters = files.read_text(Utf8Path::new(PARAMETERS))?;
     Ok(OptionsState {
         content,
@@ -72,7 +72,7 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
     })
 }
 
-/// `EnableGpuFirmware: 0`, or with a text in quotation marks.
+/// Parses `EnableGpuFirmware: 0`, including quoted values.
 fn parse_parameters(text: &str) -> BTreeMap<String, String> {
     (text.lines())
         .filter_map(|line| line.split_once(':'))
@@ -83,12 +83,12 @@ fn parse_parameters(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The value that somebody else sets, and where; the last one wins in `modprobe`, too.
+/// Returns the value from another source, with its location. As in `modprobe`, the last one wins.
 fn other<'s>(state: &'s OptionsState, wish: &ModuleOption) -> Option<(&'s str, &'s str)> {
     let module = kmod::canonical(&wish.module);
     (state.others.iter())
         .filter(|(_, one)| one.option == wish.name)
-        // The kernel knows the module by its own name, whatever its file is called.
+        // The kernel uses the module's internal name, regardless of its file name.
         .rfind(|(_, one)| one.module == module || one.module == "nvidia")
         .map(|(place, one)| (place.as_str(), one.value.as_str()))
 }
@@ -99,7 +99,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     };
     if driver.options.is_empty() {
         return Assessment::not_applicable(
-            "no board and no instance type of this machine needs options of the modules",
+            "no board or instance type of this machine requires module options",
         );
     }
     let (theirs, ours): (Vec<&ModuleOption>, Vec<&ModuleOption>) =
@@ -118,7 +118,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     }
     let notes = match notes.is_empty() {
         true => String::new(),
-        false => format!("; left as it is: {}", notes.join(", ")),
+        false => format!("; not changed: {}", notes.join(", ")),
     };
     let mut changes = Vec::new();
     let mut whys = Vec::new();
@@ -141,7 +141,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
             .map(|wish| format!("{}={}", wish.name, wish.value))
             .collect();
         let set = match set.is_empty() {
-            true => "nothing is to be set".to_owned(),
+            true => "no option is required".to_owned(),
             false => format!("`{PATH}` sets {}", set.join(", ")),
         };
         return Assessment::satisfied(format!("{set}{notes}"));
@@ -160,8 +160,8 @@ fn content(options: &[&ModuleOption]) -> String {
     text
 }
 
-/// What the loaded module has instead of the values that the next boot gives it. A parameter that it
-/// does not list cannot be compared.
+/// Returns loaded values that differ from the values of the next boot. A parameter that the module does not list cannot be
+/// compared.
 fn not_loaded(state: &OptionsState, driver: &DriverWish) -> Vec<String> {
     let mut differ = Vec::new();
     for wish in &driver.options {
@@ -217,12 +217,12 @@ mod tests {
             module: "nvidia-current".into(),
             name: "NVreg_EnableGpuFirmware".into(),
             value: "0".into(),
-            why: "turns the GSP off".into(),
+            why: "disables the GSP".into(),
         }];
         wanted
     }
 
-    /// Of a module that was loaded with this value.
+    /// The state of a module loaded with this value.
     fn loaded(value: &str) -> OptionsState {
         OptionsState {
             loaded: parse_parameters(&format!(
@@ -239,7 +239,7 @@ mod tests {
         };
         assert!(
             content.ends_with(
-                "# turns the GSP off\noptions nvidia-current NVreg_EnableGpuFirmware=0\n"
+                "# disables the GSP\noptions nvidia-current NVreg_EnableGpuFirmware=0\n"
             ),
             "{content}"
         );
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_and_loaded_satisfies() {
+    fn written_and_loaded_options_satisfy() {
         for state in [
             written(OptionsState::default()),
             written(loaded("0")),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_was_loaded_with_another_value_needs_a_reboot() {
+    fn different_loaded_value_needs_a_reboot() {
         let (why, changes) = decide(&written(loaded("18")), &wanted()).expect_needs();
         assert_eq!(
             why,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_somebody_else_sets_stays_and_is_named() {
+    fn unmanaged_option_is_kept_and_reported() {
         let theirs = |value: &str, now: &str| OptionsState {
             others: vec![(
                 "`/etc/modprobe.d/site.conf`".into(),
@@ -302,7 +302,7 @@ mod tests {
             why.ends_with("`/etc/modprobe.d/site.conf` sets NVreg_EnableGpuFirmware=1, not 0"),
             "{why}"
         );
-        // Theirs is what the next boot has: the module must have it, too.
+        // The next boot uses the other value, so the loaded module must match it.
         let (_, changes) = decide(&theirs("1", "0"), &wanted()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }

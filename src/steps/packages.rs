@@ -1,4 +1,4 @@
-//! What several steps ask about packages, whichever package manager the machine has.
+//! Package queries of several steps, for any package manager.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -8,16 +8,16 @@ use crate::{
     tools::packages::{self, Backend},
 };
 
-/// What is known about the machine's package manager.
+/// Returns the package manager backend of the machine.
 pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
     cx.desired.packages.manager.backend()
 }
 
-/// Installed packages, from the database of the machine's package manager.
+/// Returns installed packages from the package database of the machine.
 pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let mut found = InstalledPackages::new();
     for package in database(cx).await? {
-        // A package of a foreign architecture does not stand for the native one.
+        // A package of a foreign architecture does not replace the native one.
         if (package.is_unpacked() || package.held) && !package.is_foreign() {
             let version = match package.is_unpacked() {
                 true => package.version.clone(),
@@ -45,8 +45,8 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepErro
     Ok(found)
 }
 
-/// As [`installed`], where a hold of this program does not count as one: it keeps others from changing
-/// a package, and is set again after this program has changed it.
+/// Like [`installed`], but ignores holds that gpu-bootstrap set. They protect against other programs, and are set
+/// again after a change.
 pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let (mut found, ours) = (installed(cx).await?, cx.state.ours());
     for (name, package) in &mut found {
@@ -55,7 +55,7 @@ pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<InstalledPackages, Ste
     Ok(found)
 }
 
-/// Every package that the package manager knows.
+/// Returns every package in the package database.
 pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package], StepError> {
     let database = cx.state.database(cx.desired.packages.manager).await?;
     database.ok_or_else(|| StepError::Unexpected {
@@ -64,7 +64,7 @@ pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package],
     })
 }
 
-/// What an interrupted package manager left half done, in words.
+/// Describes packages that an interrupted package manager left unconfigured.
 pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     let backend = backend(cx);
     let database = cx.state.database(cx.desired.packages.manager).await?;
@@ -75,9 +75,9 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     Ok(packages.chain(program).collect())
 }
 
-/// What an answer about packages is worth while some of them are half done: what stands in the way may be
-/// gone when they are repaired, as a kernel whose scripts have not yet told the boot loader of it. So it
-/// does not stop the repair.
+/// Returns an assessment that remains valid while packages are unconfigured. A repair may remove the problem, e.g. a
+/// kernel package whose scripts have not yet updated the boot loader. The problem must therefore not prevent the
+/// repair.
 pub(super) async fn unless_half_done(
     cx: &Cx<'_>,
     answer: Assessment,
@@ -90,7 +90,7 @@ pub(super) async fn unless_half_done(
     })
 }
 
-/// An answer that is asked for again once an earlier step has made its changes.
+/// Makes an assessment temporary, so that it is repeated after an earlier step has made its changes.
 fn passing(answer: Assessment) -> Assessment {
     match answer {
         Assessment::Blocked { why, hint } | Assessment::BlockedByOldLists { why, hint } => {
@@ -104,7 +104,7 @@ fn passing(answer: Assessment) -> Assessment {
     }
 }
 
-/// The names of packages in the lists that begin so; none if the package manager has no quick way.
+/// Returns package names with this prefix in the lists. Empty if the package manager has no fast query.
 pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, StepError> {
     let Some(query) = backend(cx).names(prefix) else {
         return Ok(Vec::new());
@@ -113,15 +113,13 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
     Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Whether there are package lists that can be asked: none if nothing was downloaded yet, or a power
-/// cut left them torn.
+/// Returns whether package lists are usable. They are not if none was downloaded, or if a power loss truncated them.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
     Ok(backend.has_lists(files)? && backend.torn_lists(files)?.is_empty())
 }
 
-/// The versions of each of these packages that could be installed, the preferred one first; none for
-/// a package that no repository offers.
+/// Returns the installable versions of each package, preferred version first. Empty if no repository has the package.
 pub(super) async fn offered_versions(
     cx: &Cx<'_>,
     names: &[&str],
@@ -147,7 +145,7 @@ pub(super) async fn offered_versions(
     Ok(found)
 }
 
-/// The files of every version of these packages that is offered; none where the lists do not tell.
+/// Returns the files of every available version of these packages. Empty if the lists do not contain files.
 pub(super) async fn contents(
     cx: &Cx<'_>,
     names: &[&str],
@@ -160,7 +158,8 @@ pub(super) async fn contents(
     Ok(backend.parse_contents(&output.stdout))
 }
 
-/// The lowest versions of others that these packages accept; none where this package manager is not asked.
+/// Returns the minimum versions of dependencies that these packages accept. Empty if the package manager does not
+/// support it.
 pub(super) async fn lower_bounds(
     cx: &Cx<'_>,
     names: &[&str],
@@ -182,7 +181,7 @@ mod tests {
     };
 
     #[test]
-    fn lists_that_are_missing_or_torn_are_not_asked() {
+    fn missing_or_truncated_lists_are_not_queried() {
         let (host, fakes) = fake::host();
         let (facts, want) = (facts(), desired());
         let state = fixtures::state(&host, facts.clone());
@@ -193,13 +192,13 @@ mod tests {
             "/var/lib/apt/lists/deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages";
         fakes.files.put(list, "Package: nvidia-smi\n");
         assert!(found());
-        // As a power cut leaves it.
+        // The state after a power loss.
         fakes.files.put(list, "");
         assert!(!found());
     }
 
     #[tokio::test]
-    async fn a_package_of_a_foreign_architecture_does_not_stand_for_the_native_one() {
+    async fn foreign_architecture_does_not_replace_native_package() {
         let (host, fakes) = fake::host();
         let status: String = [
             ("dpkg", "amd64", "1.21"),

@@ -1,6 +1,6 @@
-//! `driver.persistence`: the driver keeps its state between clients; without that each first use of a
-//! GPU takes seconds. The daemon must start at boot and run, and persistence mode must be on: Ubuntu's
-//! unit runs the daemon with an option that leaves it off.
+//! `driver.persistence`: the driver keeps its state between clients. Otherwise each first use of a GPU takes seconds.
+//! The daemon must run and start at boot, and persistence mode must be enabled. The Ubuntu unit starts the daemon
+//! with an option that leaves it disabled.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -16,19 +16,19 @@ use crate::{
     tools::{packages::HEADER, systemctl::UnitState},
 };
 
-/// See the module.
+/// The `driver.persistence` step.
 pub struct PersistenceDaemon;
 
-/// With this option the daemon runs and leaves persistence mode off
-/// (NVIDIA/nvidia-persistenced, `option-table.h`; without it the mode is on).
+/// With this option the daemon leaves persistence mode disabled. Without it, the mode is enabled
+/// (NVIDIA/nvidia-persistenced, `option-table.h`).
 const OFF: &str = "--no-persistence-mode";
 
 #[derive(Debug, Clone, Default)]
 struct PersistenceState {
     unit: Option<UnitState>,
-    /// The command of the unit.
+    /// The command line of the unit.
     command: Option<String>,
-    /// Indices of GPUs whose persistence mode is off, by NVML; `None` where it does not answer.
+    /// Indices of GPUs without persistence mode, from NVML. `None` if NVML does not respond.
     off: Option<Vec<u32>>,
 }
 
@@ -51,7 +51,7 @@ async fn detect(cx: &Cx<'_>, wish: &Persistence) -> Result<PersistenceState, Ste
     Ok(PersistenceState { unit, command, off })
 }
 
-/// The drop-in that lets the daemon turn persistence mode on, if its command leaves it off.
+/// Returns the drop-in that removes the option, if the command line has it.
 fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
     let command = command?;
     if !command.split_whitespace().any(|word| word == OFF) {
@@ -86,14 +86,14 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
     let drop_in = drop_in(wish, state.command.as_deref());
     if runs && off.is_empty() && drop_in.is_none() {
         let mode = match state.off {
-            Some(_) => ", and persistence mode is on",
+            Some(_) => ", and persistence mode is enabled",
             None => "",
         };
         return Assessment::satisfied(format!("`{name}` is enabled and active{mode}"));
     }
     if desired.image {
         return Assessment::awaits_boot(format!(
-            "`{name}` needs a GPU; it is started at the first boot of the image"
+            "`{name}` needs a GPU and is started at the first boot of the image"
         ));
     }
     if facts.gpus.is_empty() {
@@ -119,7 +119,7 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
     if runs {
         return Assessment::needs(
             format!(
-                "`{name}` is enabled and active, but persistence mode is off on {}",
+                "`{name}` is enabled and active, but persistence mode is disabled on {}",
                 words::indices(off)
             ),
             vec![restart],
@@ -189,9 +189,9 @@ mod tests {
         decide(&PersistenceState::default(), &want, &facts, false).expect_awaiting_boot();
     }
 
-    /// As in a container that builds an image: the package is installed, and systemctl refuses to work.
+    /// In a container that builds an image, the package is installed and systemctl fails.
     #[tokio::test]
-    async fn an_image_without_systemd_awaits_its_first_boot() {
+    async fn image_without_systemd_awaits_first_boot() {
         let (host, fakes) = fake::host();
         fakes.exec.on("systemctl", |cmd, _| match &*cmd.args[0] {
             "is-enabled" => fake::ok("enabled\n"),
@@ -220,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_leaves_the_mode_off_does_not_count() {
+    fn daemon_without_persistence_mode_is_not_satisfied() {
         let (want, facts) = (desired(), facts());
-        // As in Ubuntu's nvidia-compute-utils: static, started by udev.
+        // As in the Ubuntu package nvidia-compute-utils: static, started by udev.
         let mut ubuntu = state("static", "active", &[0, 1]);
         ubuntu.command = Some(
             "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode \
@@ -253,13 +253,16 @@ mod tests {
     }
 
     #[test]
-    fn nvml_has_the_last_word() {
+    fn nvml_overrides_the_unit_state() {
         let (want, facts) = (desired(), facts());
         let one = state("enabled", "active", &[1]);
         let (why, changes) = decide(&one, &want, &facts, false).expect_needs();
-        assert!(why.ends_with("persistence mode is off on GPU 1"), "{why}");
+        assert!(
+            why.ends_with("persistence mode is disabled on GPU 1"),
+            "{why}"
+        );
         assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
-        // Without an answer of NVML the unit counts.
+        // If NVML does not respond, the unit state decides.
         let mut silent = state("enabled", "active", &[]);
         silent.off = None;
         decide(&silent, &want, &facts, false).expect_satisfied();

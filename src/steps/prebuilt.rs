@@ -1,6 +1,6 @@
-//! `driver.prebuilt`: before DKMS compiles the driver's modules, it looks for those that another machine has compiled for
-//! the same kernel and driver. A file beside DKMS' own configuration says so. It stays, so that a kernel that comes later gets
-//! its modules from there, too.
+//! `driver.prebuilt`: before DKMS compiles the driver modules, it fetches modules that another machine compiled for
+//! the same kernel and driver. Configured in a file next to the DKMS configuration. The file stays, so that later
+//! kernels also get precompiled modules.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -15,20 +15,20 @@ use crate::{
     tools::{packages::HEADER, prebuilt},
 };
 
-/// See the module.
+/// The `driver.prebuilt` step.
 pub struct PrebuiltModules;
 
 #[derive(Debug, Clone)]
 struct PrebuiltState {
-    /// The file beside DKMS' configuration.
+    /// The content of the file next to the DKMS configuration.
     content: Option<String>,
-    /// The program that the file is to start, or why it may name none.
+    /// The executable for the file, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
-    /// What the program has said when DKMS built the modules of the running kernel.
+    /// Output of the program from the DKMS build for the running kernel.
     said: Option<String>,
 }
 
-/// The command line of the program, up to what DKMS adds.
+/// Returns the command line of the program, without the arguments that DKMS adds.
 fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
     let fixed = [
         "modules".to_owned(),
@@ -78,10 +78,10 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
         .is_some_and(|text| !text.starts_with(HEADER))
     {
         return Assessment::blocked(
-            format!("`{path}`, by which DKMS would be told, is not of this program"),
+            format!("`{path}` would configure DKMS, but was not created by gpu-bootstrap"),
             format!(
-                "take what it says into `/etc/dkms/{module}-VERSION.conf`, which DKMS reads after it, or leave \
-                 `driver.prebuilt.sources` out"
+                "move its content to `/etc/dkms/{module}-VERSION.conf`, which DKMS reads after it, or do not set \
+                 `driver.prebuilt.sources`"
             ),
         );
     }
@@ -100,10 +100,12 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
             .as_deref()
             .map(|said| format!("; for this kernel it {said}"))
             .unwrap_or_default();
-        return Assessment::satisfied(format!("before it compiles, DKMS asks {sources}{said}"));
+        return Assessment::satisfied(format!(
+            "DKMS fetches modules from {sources} before compiling{said}"
+        ));
     }
     Assessment::needs(
-        format!("DKMS does not ask {sources} yet before it compiles"),
+        format!("DKMS does not fetch modules from {sources} yet"),
         vec![Change::write(path, content)],
     )
 }
@@ -132,12 +134,12 @@ impl Step for PrebuiltModules {
         };
         let Some(module) = &driver.dkms else {
             return Ok(Assessment::not_applicable(
-                "the kernel modules come compiled from their vendor",
+                "the vendor provides compiled kernel modules",
             ));
         };
         let Some(wish) = &driver.prebuilt else {
             return Ok(Assessment::not_applicable(
-                "no source of modules that another machine has compiled is set",
+                "`driver.prebuilt.sources` is not set",
             ));
         };
         Ok(decide(&detect(cx, module)?, module, driver, wish))
@@ -183,7 +185,7 @@ mod tests {
 
     fn written(want: &Desired) -> String {
         let Assessment::Needs { changes, .. } = answer(&state(None), want) else {
-            panic!("nothing is there");
+            panic!("no file exists yet");
         };
         match &changes[..] {
             [
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn dkms_is_told_once_where_to_ask() {
+    fn dkms_sources_are_configured_once() {
         let mut want = wanted();
         let content = written(&want);
         assert!(content.starts_with(HEADER), "{content}");
@@ -211,13 +213,13 @@ mod tests {
         let mut there = state(Some(&content));
         there.said = Some("took nvidia from /srv/modules".to_owned());
         let Assessment::Satisfied { why } = answer(&there, &want) else {
-            panic!("it is told already");
+            panic!("it is already configured");
         };
         assert!(
             why.ends_with("for this kernel it took nvidia from /srv/modules"),
             "{why}"
         );
-        // Another source, or no signatures: the file is another one.
+        // A different source, or no signatures, changes the file.
         want.driver
             .as_mut()
             .and_then(|driver| driver.prebuilt.as_mut())
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_the_last_build_is_of_the_running_kernel_and_of_the_driver() {
+    fn last_build_output_matches_kernel_and_driver() {
         let (host, fakes) = fake::host();
         for (module, kernel, said) in [
             ("nvidia", "6.1.0-44-amd64", "took nvidia from /srv/modules"),
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_wanted_as_long_as_there_is_a_source() {
+    fn file_is_configured_while_a_source_is() {
         let mut want = wanted();
         assert!(PrebuiltModules.wants(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_names_a_program_that_others_may_replace() {
+    fn replaceable_executable_blocks() {
         let mut there = state(None);
         there.program = Err("`/tmp/gpu-bootstrap` may be emptied".to_owned());
         let refused = answer(&there, &wanted());
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_others_stays() {
+    fn unmanaged_file_is_kept() {
         let answer = answer(&state(Some("BUILD_DEPENDS[0]=x\n")), &wanted());
         assert!(
             matches!(answer, Assessment::Blocked { why, .. } if why.contains("/etc/dkms/nvidia.conf"))

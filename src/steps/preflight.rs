@@ -1,5 +1,5 @@
-//! `preflight`: conditions that must hold before the first change. All of them are checked and
-//! reported together, so that a person can correct them at once.
+//! `preflight`: conditions for the first change. All are checked and reported together, so that they can be fixed at
+//! once.
 
 use std::time::Duration;
 
@@ -31,44 +31,44 @@ use crate::{
     tools::mounts,
 };
 
-/// Filesystems that must be writable and have room, with the name of the bound in the profile.
+/// Filesystems that must be writable and need free space. `ROOT` and `BOOT` have a minimum in the profile.
 const ROOT: &str = "/";
 const BOOT: &str = "/boot";
-/// Where files are written: read-only, each is refused before anything else is touched. An image-based system may have `/usr`
-/// so, in a mount of its own on the filesystem of `/`.
+/// Paths that must be writable. A read-only path blocks the run before anything is changed. On an image-based system,
+/// `/usr` may be a separate read-only mount of the filesystem of `/`.
 const WRITTEN: [&str; 5] = ["/etc", ROOT, BOOT, "/usr", "/var"];
-/// Slack for clocks of build machines.
+/// Tolerance for the clocks of package build machines.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
-/// The part of the bound that is wanted as long as anything is to come: one in so many.
+/// The fraction of the minimum (1/8) that must stay free as long as a package is missing.
 const LEAST_PART: u64 = 8;
 
-/// See the module.
+/// The `preflight` step.
 pub struct Preflight;
 
-/// Where packages are put: their files, their state with images of containers, and downloads, if
-/// the package manager names a folder for them.
+/// Where package managers write: package files, their state and container images, and downloads if their directory is
+/// known.
 const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 
 #[derive(Debug, Clone)]
 struct PreflightState {
     root: Room,
     boot: Room,
-    /// Those of [`WRITTEN`] that are mounted read-only.
+    /// Paths of [`WRITTEN`] that are mounted read-only.
     read_only: Vec<&'static str>,
-    /// This process does not see the machine as it is.
+    /// The sandbox that hides parts of the machine from this process.
     sandbox: Option<Sandbox>,
-    /// Further filesystems on which packages are put, by their mount points.
+    /// Other filesystems for packages, by mount point.
     others: Vec<(String, Room)>,
-    /// Packages are still to come, or it was not asked because there is room for them.
+    /// Packages are missing. Also true if this was not queried because there is enough space.
     to_come: bool,
-    /// Bytes of what is wanted that have come already: packages, and archives of packages.
+    /// Installed and downloaded bytes of the required packages.
     here: u64,
     now: i64,
     last_package_run: Option<i64>,
-    /// What an interrupted package manager left half done; empty when the database is consistent.
+    /// Packages that an interrupted package manager left unconfigured. Empty if the database is consistent.
     half_done: Vec<String>,
-    /// Node setup by a provider that has not finished.
+    /// Provider setup of the node that has not finished.
     setups: Vec<&'static ProviderSetup>,
 }
 
@@ -82,7 +82,7 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let downloads = packages::backend(cx).downloads();
     paths.extend(downloads.map(Utf8Path::as_str));
     let others: Vec<(String, Room)> = (mounts::of(files, &paths)?.into_iter())
-        // The first one has `/`.
+        // The first entry already contains `/`.
         .skip(1)
         .map(|filesystem| (filesystem.mount.into_string(), filesystem.room))
         .collect();
@@ -139,7 +139,7 @@ fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup
     Ok(unfinished)
 }
 
-/// The space that every filesystem of packages needs, as long as anything is to come.
+/// The minimum for each package filesystem as long as a package is missing.
 fn least(most: u64) -> u64 {
     most / LEAST_PART
 }
@@ -157,12 +157,12 @@ impl Shortage {
     }
 }
 
-/// The filesystems that lack space for packages, for people. How much goes where is known only when the
-/// package manager has simulated it; then the exact sizes are compared.
+/// Returns the package filesystems without enough space. The distribution of the packages is only known after the
+/// package manager has simulated the transaction. At that point, the exact sizes are compared.
 fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let want = &desired.settings.preflight;
-    // The bound is for all that comes. What has come of it, before a run was cut off, needs no
-    // more room; what is left keeps some for unpacking and building.
+    // The minimum covers all packages. Packages from an interrupted run need no more space. The rest keeps some space
+    // for unpacking and building.
     let most = want.min_free_root.bytes();
     let left = most.saturating_sub(state.here).max(least(most));
     let of_each = if state.others.is_empty() {
@@ -177,7 +177,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     for (path, room, least) in rooms.chain(others).chain(boot) {
         if room.free < least {
             short.push(Shortage::of_space(format!(
-                "`{path}` has {} free, {} are wanted",
+                "`{path}` has {} free, {} required",
                 bytes(room.free),
                 bytes(least)
             )));
@@ -193,7 +193,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     short.extend(
         (all.filter(|(_, room)| room.lacks_inodes() && !room.read_only)).map(|(mount, room)| {
             Shortage {
-                why: format!("`{mount}` has no inodes for the files of packages"),
+                why: format!("`{mount}` has no free inodes for package files"),
                 remedy: Some(Limit::Inodes.remedy(mount.into(), &room)),
             }
         }),
@@ -207,7 +207,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
             .map(|mount| format!("`{mount}`"))
             .collect();
         short.push(Shortage::of_space(format!(
-            "{} together have {} free, {} are wanted",
+            "{} together have {} free, {} required",
             names.join(", "),
             bytes(together),
             bytes(left)
@@ -216,7 +216,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     short
 }
 
-/// All packages that are wanted on this machine.
+/// Returns all packages that are configured on this machine.
 fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
     let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
     let is_wanted = |purpose: &Purpose<'_>| match purpose {
@@ -235,11 +235,11 @@ fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec
         .collect()
 }
 
-/// Something that stands in the way, with what helps.
+/// A condition that blocks the run, with its remedy.
 struct Obstacle {
     why: String,
     hint: String,
-    /// How long it lasts at most if it is transient.
+    /// The maximum duration of a transient obstacle.
     passes: Option<Duration>,
 }
 
@@ -286,7 +286,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             passes: None,
         });
     }
-    // An image is built without devices, also in a mount namespace of its builder.
+    // Images are built without devices, and the builder may use a mount namespace.
     let concerns = |sandbox: &&Sandbox| !desired.image || !sandbox.view.read_only.is_empty();
     if let Some(sandbox) = state.sandbox.as_ref().filter(concerns) {
         found.push(Obstacle {
@@ -301,7 +301,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             why: shortage.why,
             hint: shortage.remedy.unwrap_or_else(|| {
                 format!(
-                    "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
+                    "free disk space (old kernels, package cache: `{clean}`) or enlarge the disk"
                 )
             }),
             passes: None,
@@ -312,7 +312,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     {
         found.push(Obstacle {
             why: format!(
-                "the machine has {} of memory, {} are wanted",
+                "the machine has {} of memory, {} required",
                 bytes(memory),
                 bytes(want.min_memory.bytes())
             ),
@@ -325,14 +325,14 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     {
         found.push(Obstacle {
             why: format!(
-                "the clock says {}, but packages were installed at {}",
+                "the clock is at {}, but packages were installed at {}",
                 words::time(state.now),
                 words::time(last)
             ),
-            hint: "run `timedatectl set-ntp true` to set the clock; certificates and signatures \
+            hint: "run `timedatectl set-ntp true` to set the clock. Certificates and signatures \
                    cannot be checked with a wrong one"
                 .into(),
-            // NTP may not have set it yet.
+            // NTP may not have synchronized yet.
             passes: Some(Duration::MAX),
         });
     }
@@ -346,21 +346,21 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         } = setup;
         found.push(Obstacle {
             why: format!(
-                "the node setup of {name} has not finished and may still delete driver files: \
+                "the node setup of {name} has not finished and may still remove driver files: \
                  `{complete}` does not exist"
             ),
-            hint: format!("run it again when this file exists; `{log}` shows the progress"),
+            hint: format!("run the command again when this file exists. Progress is in `{log}`"),
             passes: Some(Duration::from_secs(minutes * 60)),
         });
     }
-    // Settings that name branch and flavour need no GPU of the machine that makes an image.
+    // With a configured branch and flavor, the machine that builds an image needs no GPU.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
     if !(has_gpus || is_for_others || desired.settings.is_gpu_optional()) {
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
-            hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \
-                   instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
+            hint: "run `lspci -d 10de:` to list the GPUs. For an image, specify the GPUs of its \
+                   instances with `--image --assume-gpu PCI-ID`. For a pool with CPU nodes, set \
                    `gpu = \"optional\"`"
                 .into(),
             passes: None,
@@ -445,19 +445,19 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_may_be_behind_by_a_day_and_no_more() {
+    fn clock_may_be_one_day_behind() {
         let behind = |seconds: i64| PreflightState {
             last_package_run: Some(state().now + seconds),
             ..state()
         };
         decide(&behind(24 * 3600), &desired(), &facts()).expect_satisfied();
         let (why, hint) = blocked(&behind(24 * 3600 + 1));
-        assert!(why.starts_with("the clock says"), "{why}");
+        assert!(why.starts_with("the clock is at"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
     }
 
     #[test]
-    fn unfinished_provider_setup_is_waited_for() {
+    fn unfinished_provider_setup_delays_the_run() {
         let (host, fakes) = fake::host();
         let setups = || unfinished_setups(&*host.files).expect("files");
         assert!(setups().is_empty());
@@ -473,7 +473,7 @@ mod tests {
             "{why}"
         );
         assert_eq!(passes, Some(Duration::from_secs(20 * 60)));
-        // An obstacle that stays is not waited for.
+        // A permanent obstacle blocks at once.
         early.read_only = vec!["/usr"];
         decide(&early, &desired(), &facts()).expect_blocked();
         fakes
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn each_obstacle_is_named_and_all_at_once() {
+    fn all_obstacles_are_reported_together() {
         let mut bad = state();
         bad.root = room(GIB / 2);
         bad.read_only = vec!["/boot", "/usr"];
@@ -499,12 +499,12 @@ mod tests {
             why.contains("`/boot` is mounted read-only; `/usr` is mounted"),
             "{why}"
         );
-        assert!(why.contains("the clock says 2023-11-14"), "{why}");
+        assert!(why.contains("the clock is at 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
     }
 
     #[test]
-    fn the_unit_of_this_process_is_the_cause_and_not_the_machine() {
+    fn unit_sandbox_is_reported_as_the_cause() {
         let mut private = state();
         private.sandbox = Some(Sandbox {
             view: PrivateView {
@@ -517,11 +517,11 @@ mod tests {
         let (why, hint) = blocked(&private);
         assert_eq!(
             why,
-            "`setup.service` sees `/run`, `/etc` read-only and another `/dev`, unlike the machine, because of \
-             `ProtectSystem=strict`, `PrivateDevices=yes`"
+            "`setup.service` has a private view of the machine: `/run`, `/etc` read-only and a \
+             private `/dev`, caused by `ProtectSystem=strict`, `PrivateDevices=yes`"
         );
         assert!(hint.contains("`systemctl edit setup.service`"), "{hint}");
-        // The builder of an image has no devices.
+        // An image builder has no devices.
         let sandbox = private.sandbox.as_mut().expect("a sandbox");
         sandbox.view.read_only.clear();
         let mut want = desired();
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filesystem_without_inodes_is_not_blamed_for_its_space() {
+    fn missing_inodes_are_not_reported_as_missing_space() {
         let mut used_up = state();
         let inodes = Some(Inodes {
             total: 65_536,
@@ -545,18 +545,18 @@ mod tests {
             },
         )];
         let (why, hint) = blocked(&used_up);
-        assert_eq!(why, "`/usr` has no inodes for the files of packages");
-        assert!(hint.contains("3 free inodes of 65536"), "{hint}");
+        assert_eq!(why, "`/usr` has no free inodes for package files");
+        assert!(hint.contains("3 of 65536 inodes free"), "{hint}");
         assert!(!hint.contains("enlarge the disk"), "{hint}");
         used_up.to_come = false;
         decide(&used_up, &desired(), &facts()).expect_satisfied();
     }
 
     #[test]
-    fn each_filesystem_of_packages_needs_space_and_all_together_the_whole() {
+    fn each_package_filesystem_needs_space() {
         let most = desired().settings.preflight.min_free_root.bytes();
         let mut split = state();
-        // A small root is no obstacle if packages are put elsewhere.
+        // A small root filesystem is sufficient if packages are installed elsewhere.
         split.root = room(most / 4);
         split.others = vec![("/usr".into(), room(most)), ("/var".into(), room(most))];
         decide(&split, &desired(), &facts()).expect_satisfied();
@@ -564,11 +564,8 @@ mod tests {
         let (why, hint) = blocked(&split);
         let wanted = bytes(most / 8);
         assert!(why.starts_with("`/var` has "), "{why}");
-        assert!(
-            why.ends_with(&format!("free, {wanted} are wanted")),
-            "{why}"
-        );
-        assert!(hint.contains("free some room"), "{hint}");
+        assert!(why.ends_with(&format!("free, {wanted} required")), "{why}");
+        assert!(hint.contains("free disk space"), "{hint}");
         split.others = vec![
             ("/usr".into(), room(most / 4)),
             ("/var".into(), room(most / 4)),
@@ -583,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_installed_needs_no_more_room() {
+    fn installed_packages_need_no_space() {
         let mut full = state();
         full.root = room(GIB / 2);
         blocked(&full);
@@ -610,7 +607,7 @@ mod tests {
             })
             .collect();
         assert!(!to_come(&complete));
-        // A driver that is kept brings nothing, and neither do headers that nothing is compiled with.
+        // A kept driver adds no packages, and neither do headers if nothing is compiled.
         let mut packaged = desired();
         if let Some(driver) = &mut packaged.driver {
             driver.dkms = None;
@@ -632,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_come_before_a_run_was_cut_off_needs_no_more_room() {
+    fn packages_of_an_interrupted_run_need_no_space() {
         let mut late = state();
         let most = desired().settings.preflight.min_free_root.bytes();
         late.root = room(most / 4);
@@ -640,7 +637,7 @@ mod tests {
         late.here = most / 2;
         let (why, _) = blocked(&late);
         let wanted = bytes(most / 2);
-        assert!(why.contains(&format!("{wanted} are wanted")), "{why}");
+        assert!(why.contains(&format!("{wanted} required")), "{why}");
         late.here = most - most / 4;
         decide(&late, &desired(), &facts()).expect_satisfied();
         late.here = 2 * most;
@@ -649,7 +646,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_is_wanted_has_come() {
+    async fn only_required_packages_are_counted() {
         let backend = Manager::Apt.backend();
         let archives = backend.downloads().expect("a folder");
         let (host, fakes) = fake::host();
@@ -660,13 +657,13 @@ mod tests {
                  Version: {version}\nInstalled-Size: {kib}\n\n"
             )
         };
-        // The driver with what belongs to it, and Docker.
+        // The driver with its related packages, and Docker.
         let ours = [
             package("nvidia-smi", "535.2-1", 1),
             package("libnvidia-ml1", "535.2-1", 2),
             package("docker.io", "20.10", 4),
         ];
-        // An older driver, kernels, another runtime, and what is not UTF-8.
+        // An older driver, kernels, another runtime, and invalid UTF-8.
         let others = [
             package("libnvidia-cfg1", "525.1-1", 1000),
             package("linux-image-6.1.0-44-amd64", "6.1", 1000),
@@ -676,7 +673,7 @@ mod tests {
         let mut status = (ours.concat() + &others.concat()).into_bytes();
         status.extend(b"Package: x\nMaintainer: J\xf6rg\n");
         files.put("/var/lib/dpkg/status", status);
-        // dpkg was ended before it merged this.
+        // dpkg was killed before it merged this entry.
         files.put(
             "/var/lib/dpkg/updates/0001",
             package("nvidia-kernel-dkms", "535.2-1", 8),
@@ -700,7 +697,7 @@ mod tests {
             .expect("a database");
         let come = here(backend, files, &database, &wished, &want.pins).expect("files");
         assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
-        // With an epoch it is the one that is wished for.
+        // A version with an epoch is the configured one.
         want.pins[0].version = "none".into();
         let wished = wishes(&["nvidia-container-toolkit=1:1.20.*"]);
         let come = here(backend, files, &database, &wished, &want.pins).expect("files");
@@ -708,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gpu_blocks_unless_it_is_expected() {
+    fn missing_gpu_blocks_unless_optional() {
         let mut none = facts();
         none.gpus.clear();
         let mut want = desired();
@@ -718,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_package_manager_is_repaired() {
+    fn interrupted_package_manager_is_repaired() {
         let mut half = state();
         half.half_done = vec!["nvidia-kernel-dkms is half configured".into()];
         let (_, changes) = decide(&half, &desired(), &facts()).expect_needs();

@@ -1,4 +1,4 @@
-//! Where this program is, for files that have root start it later.
+//! Path of our executable, for files that make root start it later.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -9,12 +9,12 @@ use crate::{
     tools::mounts,
 };
 
-/// Where people put it. It counts if nothing tells where the program is.
+/// The usual install path. Used if the own path is unknown.
 const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// Returns the path of the program, or why no file may name it: others than root could put another program there, at once or
-/// once a boot has emptied the folder, or the path means something to a shell. The DaemonSet and a person put the program into
-/// different places.
+/// Returns the path of our executable, or the reason that no file may contain it: non-root users could replace it, at
+/// once or after a boot has emptied the directory, or the path has a meaning in a shell. The DaemonSet and
+/// administrators install it to different paths.
 pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
     let files = cx.host.files();
     if !cx.state.is_of_this_machine() {
@@ -25,13 +25,11 @@ pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepEr
         .unwrap_or_else(|| USUAL.into());
     if !mounts::stays(&path, &mounts::list(files)?) {
         return Ok(Err(format!(
-            "`{path}`, where this program is, may be emptied at a boot"
+            "the directory of `{path}` may be emptied at boot"
         )));
     }
     if !(path.as_str().chars()).all(|c| c.is_ascii_alphanumeric() || "/._-+".contains(c)) {
-        return Ok(Err(format!(
-            "`{path}`, where this program is, has characters that a shell knows"
-        )));
+        return Ok(Err(format!("`{path}` contains shell metacharacters")));
     }
     match refuse_foreign(files, &path) {
         Ok(()) => Ok(Ok(path)),
@@ -40,8 +38,8 @@ pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepEr
     }
 }
 
-/// Returns the program that a file of ours names, as long as it is there and only root may replace it: another copy of this program
-/// may have written the file. Otherwise as [`lasting`].
+/// Returns the executable in one of our files, as long as it exists and only root can replace it, because another
+/// copy may have written the file. Otherwise the same as [`lasting`].
 pub(super) fn named_or_lasting(
     cx: &Cx<'_>,
     named: Option<&Utf8Path>,
@@ -59,10 +57,10 @@ pub(super) fn named_or_lasting(
     lasting(cx)
 }
 
-/// Returns the answer of a step that has to name the program in a file, and may not.
+/// Returns the assessment of a step that needs the executable in a file but must not use it.
 pub(super) fn not_lasting(why: &str, file: &str) -> Assessment {
     Assessment::blocked(
-        format!("`{file}` would have root start this program later: {why}"),
+        format!("`{file}` would make root run an unsafe executable: {why}"),
         format!("run `install -m 755 gpu-bootstrap {USUAL}` as root, then run `{USUAL} install`"),
     )
 }
@@ -73,7 +71,7 @@ mod tests {
     use crate::{host::fake, steps::fixtures};
 
     #[test]
-    fn a_program_that_others_may_replace_is_not_started_later() {
+    fn replaceable_executable_is_not_used() {
         let (host, fakes) = fake::host();
         let (facts, desired) = (fixtures::facts(), fixtures::desired());
         let path = || {

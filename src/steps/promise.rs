@@ -1,5 +1,5 @@
-//! How many GPUs the cloud sells with an instance type, and how many are on the bus. A cloud may give an
-//! instance to its customer while one of its GPUs is broken and off the bus.
+//! Compares the GPU count of the instance type with the PCI bus. A cloud may hand out an instance with a broken GPU
+//! that is no longer on the bus.
 
 use super::words;
 use crate::{
@@ -7,17 +7,17 @@ use crate::{
     facts::Facts,
 };
 
-/// What to do about an instance with fewer GPUs.
+/// Remedy for an instance with missing GPUs.
 pub const REMEDY: &str = "stop the instance and start it again, which moves it to other hardware, or replace \
      it; a reboot stays on the same hardware";
 
-/// What an instance type promises, and what the bus has.
+/// Expected and actual GPU count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promise<'f> {
     pub instance_type: &'f str,
-    /// The GPUs that the cloud sells with it.
+    /// GPU count of the instance type.
     pub promised: usize,
-    /// The GPUs on the bus, with those that are reserved for virtual machines.
+    /// GPUs on the bus, including GPUs reserved for virtual machines.
     pub found: usize,
 }
 
@@ -25,25 +25,25 @@ impl<'f> Promise<'f> {
     /// Looks up the instance type of the machine.
     ///
     /// # Errors
-    /// Why there is nothing to compare: the type is not known, promises no whole GPUs, or its number is not
-    /// certain.
+    /// The reason that nothing can be compared: the type is unknown, has no whole GPUs, or its count is not
+    /// confirmed.
     pub fn of(facts: &'f Facts, matrix: &Matrix) -> Result<Self, String> {
         let (Some(provider), Some(name)) = (&facts.cloud.provider, &facts.cloud.instance_type)
         else {
-            return Err("no instance type is known".to_owned());
+            return Err("the instance type is unknown".to_owned());
         };
         if let Some(unread) = facts.unknown.iter().find(|one| one.fact == "gpus") {
-            return Err(format!("the PCI bus cannot be read: {}", unread.why));
+            return Err(format!("failed to read the PCI bus: {}", unread.why));
         }
         let row = matrix.instance_type(provider, name).filter(|row| {
-            // A part of a GPU, or a vGPU, is counted by no rule that is known for sure.
+            // No reliable rule counts fractional GPUs and vGPUs.
             row.gpus > 0
                 && row.driver == InstanceDriver::DataCenter
                 && row.confidence == Confidence::Verified
         });
         let Some(row) = row.filter(|_| !facts.gpus.iter().any(|gpu| gpu.vgpu)) else {
             return Err(format!(
-                "the matrix does not know for sure how many whole GPUs {name} has"
+                "the matrix has no confirmed number of whole GPUs for {name}"
             ));
         };
         Ok(Self {
@@ -53,7 +53,7 @@ impl<'f> Promise<'f> {
         })
     }
 
-    /// Why it is broken: there are fewer GPUs. More are no fault.
+    /// Returns the failure if GPUs are missing. Additional GPUs are not a failure.
     #[must_use]
     pub fn broken(&self) -> Option<String> {
         (self.found < self.promised).then(|| {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_gpus_than_promised_are_named_with_both_counts() {
+    fn missing_gpus_are_reported_with_both_counts() {
         for (provider, name, gpus, broken) in rows! {
             "aws", "p5.48xlarge", 8, None;
             "aws", "p5.48xlarge", 7,
@@ -98,7 +98,7 @@ mod tests {
             "aws", "g4dn.12xlarge", 1,
                 Some("g4dn.12xlarge has 4 GPUs, but only 1 GPU is on the PCI bus");
             "gcp", "a3-highgpu-8g", 8, None;
-            // Azure's service does not keep the case.
+            // The Azure metadata service does not preserve case.
             "azure", "standard_nd96isr_h100_v5", 7,
                 Some("standard_nd96isr_h100_v5 has 8 GPUs, but only 7 GPUs are on the PCI bus");
             "aws", "g6.xlarge", 2, None;
@@ -110,10 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_certain_is_not_compared() {
+    fn unconfirmed_counts_are_not_compared() {
         for (provider, name, why) in [
-            // A part of a GPU, a whole GPU as vGPU, a number that no document has, an unknown type.
-            ("aws", "g6f.xlarge", "how many whole GPUs g6f.xlarge has"),
+            // A fractional GPU, a whole GPU as vGPU, an undocumented count, an unknown type.
+            ("aws", "g6f.xlarge", "number of whole GPUs for g6f.xlarge"),
             ("azure", "Standard_NV72ads_A10_v5", "for sure"),
             ("aws", "p6e-gb200.36xlarge", "for sure"),
             ("aws", "p6e-gb300.36xlarge", "for sure"),
@@ -125,7 +125,7 @@ mod tests {
         }
         let none = facts();
         let unknown = Promise::of(&none, &matrix()).expect_err("no cloud");
-        assert_eq!(unknown, "no instance type is known");
+        assert_eq!(unknown, "the instance type is unknown");
         let mut slice = machine("aws", "p5.48xlarge", 1);
         slice.gpus[0].vgpu = true;
         assert!(Promise::of(&slice, &matrix()).is_err());

@@ -1,5 +1,5 @@
-//! Driver packages that must not stay beside the wanted ones: of another branch, origin, version or flavour.
-//! What this program has installed it replaces; about all others a person decides.
+//! Driver packages that conflict with the configured ones: different branch, origin, version or flavor. Packages that
+//! gpu-bootstrap installed are replaced. For all others, the administrator decides.
 
 use std::collections::BTreeSet;
 
@@ -18,21 +18,21 @@ use crate::{
     step::Assessment,
 };
 
-/// The source that stands for the system's own archive.
+/// Name of the source for the distribution's archive.
 const DISTRIBUTION: &str = "distribution";
 
-/// What is on the machine.
+/// The driver packages of the machine.
 pub(super) struct There<'s> {
-    /// Packages; a hold is one of somebody else.
+    /// Installed packages. A held package is held by the administrator.
     pub(super) installed: &'s InstalledPackages,
-    /// What this program has installed.
+    /// Packages that gpu-bootstrap installed.
     pub(super) ours: &'s Ours,
-    /// Who installed the driver.
+    /// Origin of the installed driver.
     pub(super) origin: Option<Origin>,
 }
 
-/// Driver packages of another branch or origin, as `name version`: they and ours exclude each
-/// other, file by file or by the version that library and module must share.
+/// Returns driver packages of a different branch or origin, as `name version`. They conflict with ours, in files or
+/// in the version that libraries and module must share.
 pub(super) fn others(
     driver: &DriverWish,
     desired: &Desired,
@@ -43,7 +43,7 @@ pub(super) fn others(
     } else {
         Origin::Vendor
     };
-    // Met wishes are of the wanted origin, whoever made the packages.
+    // A met requirement has the configured origin, regardless of the package vendor.
     let is_met = |wish: &PackageWish| {
         (carries_driver(&wish.name) || is_driver_part(&wish.name))
             && wish.version.is_some()
@@ -61,14 +61,14 @@ pub(super) fn others(
         Some(version.branch()).filter(|branch| *branch >= DriverVersion::OLDEST_BRANCH)
     };
     let of_others = |branch: &Branch| *branch != driver.branch || other_origin;
-    // Only what carries module or libraries shows another driver: helpers have versions of their own.
+    // Only packages with the module or libraries identify a driver, because helpers have separate versions.
     let branches: BTreeSet<Branch> = (there.installed.iter())
         .filter(|(name, _)| carries_driver(name))
         .filter_map(|(_, package)| branch_of(&package.version))
         .filter(of_others)
         .collect();
     let held = |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
-    // Modules that are packaged for a kernel have the kernel's version, and the branch in their name.
+    // Modules packaged for a kernel have the kernel version, and the branch in their name.
     let of_kernel = |name: &str| {
         let mut names = branches.iter().map(|branch| format!("-nvidia-{branch}-"));
         name.starts_with("linux-") && names.any(|part| name.contains(&part))
@@ -83,8 +83,7 @@ pub(super) fn others(
         .collect()
 }
 
-/// Packages that this program has installed for the driver of this branch, and that do not fit the wish:
-/// another version is wanted, or the module of the other flavour.
+/// Returns our packages of this driver branch that do not match the configured version or flavor.
 pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>) -> Vec<String> {
     let manager = desired.packages.manager;
     let mut names = wishes::outdated(manager, &driver.packages, there.installed, there.ours);
@@ -93,10 +92,10 @@ pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>
         let version = DriverVersion::from_package(version);
         (driver.version.as_ref()).is_some_and(|wanted| version.is_ok_and(|found| found != *wanted))
     };
-    // Package names of both flavours differ in one word; what needs the module of one flavour alone
-    // goes with it.
+    // Package names of both flavors differ in one word. Packages that need the module of one flavor are replaced with
+    // it.
     let neutral = |name: &str| name.replace("-open", "").replace("-latest", "");
-    // Modules that are packaged for other kernels, and what keeps them at the newest one, too.
+    // Also includes modules for other kernels and their metapackages.
     let of_kernels: Vec<String> = (desired.kernel.iter())
         .flat_map(KernelWish::module_patterns)
         .collect();
@@ -121,13 +120,12 @@ pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>
     names
 }
 
-/// Whether a package of an RPM system carries the driver's module, compiled or to be compiled: there is one
-/// of them at a time.
+/// Returns whether an RPM package contains the driver module, precompiled or as source. Only one can be installed.
 fn is_module(name: &str) -> bool {
     name.starts_with("kmod-nvidia-") || (name.starts_with("nvidia-") && name.ends_with("-kmod"))
 }
 
-/// Refuses to go back to an older driver that no setting names.
+/// Blocks a downgrade to an older driver that is not explicitly configured.
 pub(super) fn not_asked(
     driver: &DriverWish,
     there: &There<'_>,
@@ -143,19 +141,19 @@ pub(super) fn not_asked(
     }
     Some(Assessment::blocked(
         format!(
-            "driver {newest} is installed, and without a setting the older branch {} would be \
-             selected",
+            "driver {newest} is installed, but the older branch {} would be \
+             selected by default",
             driver.branch
         ),
         format!(
-            "set `driver.branch = {}` to keep it, or `driver.branch = {}` to go back",
+            "set `driver.branch = {}` to keep it, or `driver.branch = {}` to downgrade",
             newest.branch(),
             driver.branch
         ),
     ))
 }
 
-/// What to do about them: keep, replace or refuse, as was asked. What this program has installed is
+/// Keeps, replaces or blocks other packages, depending on the settings. Packages that gpu-bootstrap installed are
 /// replaced.
 pub(super) fn instead_of(
     others: &[(String, String)],
@@ -175,12 +173,15 @@ pub(super) fn instead_of(
     let is_foreign = |(name, _): &&&(String, String)| !there.ours.packages.contains(name);
     let foreign = all.iter().any(|one| is_foreign(&one));
     let named = told(&all);
-    let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
+    let wanted = format!(
+        "branch {} from {} is configured",
+        driver.branch, driver.source
+    );
     let replaces = driver.existing == Existing::Replace;
     if replaces || !foreign {
         if !held.is_empty() {
             return Assessment::blocked(
-                format!("{} must be replaced, and somebody holds it", told(&held)),
+                format!("held packages must be replaced: {}", told(&held)),
                 Comparison::default().held_hint(desired.packages.manager),
             );
         }
@@ -189,14 +190,14 @@ pub(super) fn instead_of(
             return answer;
         }
         return Assessment::needs(
-            format!("{named} are to be replaced: {wanted}"),
+            format!("{named} must be replaced: {wanted}"),
             install(&driver.packages, names),
         );
     }
     Assessment::blocked(
-        format!("another driver is installed ({named}), {wanted}"),
+        format!("a different driver is installed ({named}), but {wanted}"),
         format!(
-            "set `driver.existing = \"replace\"` to replace it; to keep it, set `driver.branch` and \
+            "set `driver.existing = \"replace\"` to replace it. To keep it, set `driver.branch` and \
              `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
              archive)"
         ),
@@ -227,7 +228,7 @@ mod tests {
         origin: Option<Origin>,
     }
 
-    /// As the step does it.
+    /// Runs the checks in the order of the step.
     fn decide(machine: &Machine, desired: &Desired) -> Option<Assessment> {
         let driver = desired.driver.as_ref().expect("a driver");
         let there = There {
@@ -248,7 +249,7 @@ mod tests {
         })
     }
 
-    /// What the transaction replaces.
+    /// Returns the packages that the transaction replaces.
     fn replaced(machine: &Machine, desired: &Desired) -> Vec<String> {
         match decide(machine, desired) {
             None => Vec::new(),
@@ -260,7 +261,7 @@ mod tests {
         }
     }
 
-    /// The installed packages, all of them installed and held by this program.
+    /// Installed packages, all installed and held by gpu-bootstrap.
     fn ours(installed: &[&str]) -> Machine {
         let installed = packages(installed);
         let names: std::collections::BTreeSet<String> = installed.keys().cloned().collect();
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_program_has_installed_is_replaced_by_another_branch_or_source() {
+    fn own_packages_are_replaced() {
         let want = desired();
         let mut old = ours(&[
             "nvidia-smi=470.256.02-1",
@@ -284,7 +285,7 @@ mod tests {
             "nvidia-kernel-common=20220217+3",
         ]);
         assert_eq!(replaced(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
-        // A package of somebody else among them, or one that somebody holds, needs a person.
+        // An unmanaged or held package among them needs the administrator.
         let mut held = old.clone();
         held.installed.get_mut("libnvidia-ml1").expect("there").held = true;
         let Some(Assessment::Blocked { why, hint }) = decide(&held, &want) else {
@@ -300,7 +301,7 @@ mod tests {
             decide(&old, &want),
             Some(Assessment::Blocked { .. })
         ));
-        // The same branch from another source, under other names.
+        // The same branch from a different source, with different package names.
         let mut other = ours(&[
             "nvidia-driver-535-server=535.1.1-0ubuntu1",
             "libnvidia-ml1=535.1.1-0ubuntu1",
@@ -308,15 +309,15 @@ mod tests {
         other.origin = Some(Origin::Vendor);
         let both = ["libnvidia-ml1", "nvidia-driver-535-server"];
         assert_eq!(replaced(&other, &want), both);
-        // Where a part of the wanted driver is installed, the others are of the same origin.
+        // If a part of the configured driver is installed, the rest has the same origin.
         let mut same = ours(&["nvidia-smi=535.1.1-1", "libnvidia-ml1=535.1.1-1"]);
         same.origin = Some(Origin::Vendor);
         assert!(replaced(&same, &want).is_empty());
     }
 
-    /// Seen with apt: what is not named as replaced it would remove all the same, and that is refused.
+    /// Regression test: apt also removes packages that we do not list as replaced, so the transaction was rejected.
     #[test]
-    fn modules_that_are_packaged_for_a_kernel_go_with_their_branch_and_flavour() {
+    fn kernel_module_packages_follow_branch_and_flavor() {
         let modules = [
             "linux-modules-nvidia-580-server-open-6.8.0-1059-aws=6.8.0-1059.62",
             "linux-modules-nvidia-580-server-open-aws-6.8=6.8.0-1059.62",
@@ -330,7 +331,7 @@ mod tests {
         let mut moved = replaced(&ours(&installed), &want);
         assert_eq!(moved.remove(0), "libnvidia-compute-580-server");
         assert_eq!(moved, names);
-        // The other flavour of the same branch.
+        // The other flavor of the same branch.
         let driver = want.driver.as_mut().expect("a driver");
         driver.branch = "580".parse().expect("a branch");
         driver.packages = wishes(&[
@@ -359,11 +360,11 @@ mod tests {
     }
 
     #[test]
-    fn an_older_driver_must_be_asked_for() {
+    fn downgrade_must_be_configured() {
         let mut want = desired();
         let newer = ours(&["nvidia-smi=580.95.05-1", "libnvidia-ml1=580.95.05-1"]);
         let Some(Assessment::Blocked { why, hint }) = decide(&newer, &want) else {
-            panic!("nobody asked for it");
+            panic!("the downgrade is not configured");
         };
         assert!(why.contains("580.95.05") && why.contains("535"), "{why}");
         assert!(hint.contains("driver.branch = 580"), "{hint}");
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_or_flavour_of_the_same_branch_moves_our_packages_alone() {
+    fn same_branch_change_moves_only_our_packages() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         driver.version = Some("535.261.03".parse().expect("a version"));
@@ -382,7 +383,7 @@ mod tests {
             "nvidia-kernel-dkms=535.171.04-1",
             "nvidia-smi=535.171.04-1",
             "libnvidia-ml1=535.171.04-1",
-            // A helper with a version of its own stays.
+            // A helper with a separate version stays.
             "nvidia-modprobe=535.161.07-1",
         ];
         let moved = ["nvidia-kernel-dkms", "nvidia-smi", "libnvidia-ml1"];

@@ -1,4 +1,4 @@
-//! `repositories`: package sources with the keys that the profile names, and version pins.
+//! `repositories`: package repositories with the keys of the profile, and version pins.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -16,7 +16,7 @@ use crate::{
     tools::packages::Backend,
 };
 
-/// See the module.
+/// The `repositories` step.
 pub struct Repositories;
 
 /// The state of a repository on disk.
@@ -24,10 +24,10 @@ pub struct Repositories;
 struct OnDisk {
     source: Option<String>,
     keyring: Keyring,
-    /// Those of the distribution's key files that hold no accepted key.
+    /// Key files of the distribution without an accepted key.
     key_files: Vec<Utf8PathBuf>,
     priority: Option<String>,
-    /// The file of the administrator that already configures it correctly.
+    /// The administrator's file that already configures the repository correctly.
     theirs: Option<Utf8PathBuf>,
 }
 
@@ -35,6 +35,8 @@ struct OnDisk {
 struct RepositoriesState {
     repositories: Vec<OnDisk>,
     pins: Vec<Option<String>>,
+    /// The administrator's record that selects other versions of the driver packages.
+    contrary: Option<String>,
 }
 
 fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
@@ -77,10 +79,18 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
     for (path, _) in cx.desired.pins.iter().filter_map(|pin| backend.pin(pin)) {
         state.pins.push(files.read_text(&path)?);
     }
+    let driver = cx.desired.driver.iter().flat_map(|one| &one.packages);
+    let names: Vec<&str> = driver.map(|wish| wish.name.as_str()).collect();
+    for pin in &cx.desired.pins {
+        if let Some(line) = backend.contrary(files, pin, &names)?.first() {
+            let version = &pin.version;
+            state.contrary = Some(format!("{line}, but the settings select {version}"));
+        }
+    }
     Ok(state)
 }
 
-/// Why a repository is not as wanted; `None` if it is.
+/// Returns how a repository differs from its configuration. `None` if it does not.
 fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Option<String> {
     let name = &repository.name;
     if found.theirs.is_some() {
@@ -98,24 +108,24 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     }
     if let Some(path) = found.key_files.first() {
         return Some(format!(
-            "the key file `{path}` of {name} is missing, is not root's alone to write, or has none of the keys that the \
-             profile names"
+            "the key file `{path}` of {name} is missing, writable by non-root users, or has no key of the \
+             profile"
         ));
     }
     backend.keyring_path(repository)?;
     match &found.keyring {
         Keyring::Unusable => Some(format!(
-            "the keyring of {name} is missing, cannot be read, or is not root's alone to write"
+            "the keyring of {name} is missing, unreadable, or writable by non-root users"
         )),
-        // A keyring of the distribution contains whatever keys the distribution trusts.
+        // A distribution keyring may contain any key that the distribution trusts.
         Keyring::Stranger(key) if repository.keyring.is_none() => Some(format!(
-            "the keyring of {name} contains {key}, which the profile does not name, or which was revoked"
+            "the keyring of {name} contains {key}, which is not in the profile or was revoked"
         )),
         Keyring::Stranger(_) | Keyring::Accepted => None,
     }
 }
 
-/// The preference that gives a repository its priority, where it is not there.
+/// Returns the missing preference that sets the priority of a repository.
 fn missing_priority(
     backend: &dyn Backend,
     repository: &Repository,
@@ -132,6 +142,12 @@ fn no_priority(path: &Utf8Path, name: &str) -> String {
 
 fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
     let backend = desired.packages.manager.backend();
+    if let Some(why) = &state.contrary {
+        return Assessment::blocked(
+            why,
+            "set `driver.branch` or `driver.version` to the versions of that record, or remove the record",
+        );
+    }
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (repository, found) in desired.repositories.iter().zip(&state.repositories) {
         if let Some(why) = drift(backend, repository, found) {
@@ -142,7 +158,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
         } else if found.theirs.is_some()
             && let Some((path, content)) = missing_priority(backend, repository, found)
         {
-            // The administrator's file is not changed; the preference is a file of this program.
+            // The administrator's file is not changed. The preference is a separate file.
             whys.push(no_priority(&path, &repository.name));
             changes.push(Change::write(path, content));
         }
@@ -174,7 +190,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
         .iter()
         .zip(&state.repositories)
         .map(|(repository, found)| match &found.theirs {
-            Some(file) => format!("{} (by `{file}`)", repository.name),
+            Some(file) => format!("{} (in `{file}`)", repository.name),
             None => repository.name.clone(),
         })
         .collect();
@@ -201,7 +217,7 @@ impl Step for Repositories {
     fn wants(&self, change: &Change, desired: &Desired) -> bool {
         match change {
             Change::AddRepository { repository } => {
-                // Without a GPU there is no driver, whose repository is then not known.
+                // Without a GPU there is no driver, so its repository is unknown.
                 let mut names = desired.repositories.iter().map(|wanted| &wanted.name);
                 desired.driver.is_none() || names.any(|name| *name == repository.name)
             }
@@ -230,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_repositories_that_are_configured_stay() {
+    fn unconfigured_repositories_are_removed() {
         let mut want = desired();
         let add = |name: &str| Change::AddRepository {
             repository: Repository {
@@ -240,13 +256,13 @@ mod tests {
         };
         assert!(Repositories.wants(&add("toolkit"), &want));
         assert!(!Repositories.wants(&add("cuda"), &want));
-        // The repository of a driver is not known where there is no GPU.
+        // The driver repository is unknown without a GPU.
         want.driver = None;
         assert!(Repositories.wants(&add("cuda"), &want));
     }
 
     #[test]
-    fn source_key_and_pin_must_all_be_there() {
+    fn source_key_and_pin_are_required() {
         let want = desired();
         let good = RepositoriesState {
             repositories: want
@@ -263,6 +279,7 @@ mod tests {
             pins: (want.pins.iter())
                 .map(|pin| apt().pin(pin).map(|(_, text)| text))
                 .collect(),
+            contrary: None,
         };
         decide(&good, &want).expect_satisfied();
 
@@ -277,9 +294,9 @@ mod tests {
         assert!(why(&other).contains("is not configured"));
         let mut stranger = good.clone();
         stranger.repositories[0].keyring = Keyring::Stranger("0".repeat(40));
-        assert!(why(&stranger).contains("which the profile does not name"));
+        assert!(why(&stranger).contains("which is not in the profile"));
         stranger.repositories[0].keyring = Keyring::Unusable;
-        assert!(why(&stranger).contains("missing, cannot be read, or is not root"));
+        assert!(why(&stranger).contains("missing, unreadable, or writable by non-root"));
         let mut unpinned = good;
         unpinned.pins[0] = None;
         let (_, changes) = decide(&unpinned, &want).expect_needs();
@@ -287,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_somebody_else_is_used_and_gets_no_more_than_its_priority() {
+    fn administrator_entry_gets_only_a_priority() {
         let mut want = desired();
         want.pins.clear();
         want.repositories[0].priority = Some(600);
@@ -299,6 +316,7 @@ mod tests {
         let state = |found: &OnDisk| RepositoriesState {
             repositories: vec![found.clone()],
             pins: vec![],
+            contrary: None,
         };
         let (_, changes) = decide(&state(&found), &want).expect_needs();
         let (path, text) = apt().priority(&want.repositories[0]).expect("a priority");

@@ -1,5 +1,5 @@
-//! `runtime.docker-nvidia`, `runtime.containerd-nvidia`, `runtime.crio-nvidia`: the runtime knows the nvidia
-//! runtime. What counts is what the daemon says about itself, and for containerd what its files say to it.
+//! `runtime.docker-nvidia`, `runtime.containerd-nvidia`, `runtime.crio-nvidia`: the nvidia runtime is configured in
+//! the container runtime. Decided by the configuration that the daemon reports, and for containerd by its files.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -14,7 +14,7 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// See the module; one value per runtime.
+/// The step of one runtime.
 pub struct NvidiaRuntime {
     daemon: Daemon,
     after: [StepId; 2],
@@ -29,31 +29,31 @@ impl NvidiaRuntime {
     }
 }
 
-/// What was read.
+/// The state of one runtime.
 #[derive(Debug, Clone)]
 struct RuntimeState {
     said: Said,
-    /// A configuration file that cannot be read.
+    /// A configuration file that is not readable.
     broken: Option<Broken>,
-    /// Who makes it read another file.
+    /// The source of a setting that makes it read a different file.
     other: Option<Elsewhere>,
-    /// The usual file.
+    /// The default configuration file.
     usual: String,
-    /// The keys that the files lack.
+    /// Missing keys of the files.
     lacking: Vec<FileSettings>,
-    /// Whether there is a file that it reads first.
+    /// Whether the first file that the daemon reads exists.
     configured: bool,
-    /// Whether the daemon may not have taken up what an earlier run has written.
+    /// Whether the daemon may not have reloaded the files of an earlier run.
     unread: bool,
-    /// Whether it has to be told to use CDI.
+    /// Whether CDI must be enabled explicitly.
     cdi: bool,
-    /// Containers that a restart, which takes up CDI, would stop.
+    /// Containers that a restart to enable CDI would stop.
     stops: Vec<String>,
-    /// No systemd runs that could start the daemon, as in the chroot of an image's builder.
+    /// systemd is not running and cannot start the daemon, e.g. in the chroot of an image build.
     not_booted: bool,
 }
 
-/// Reads what a daemon runs with, and what its files lack.
+/// Reads the active configuration of a daemon, and the missing keys of its files.
 async fn detect(
     cx: &Cx<'_>,
     daemon: Daemon,
@@ -102,12 +102,12 @@ async fn detect(
     })
 }
 
-/// Whether a kubelet that this program starts will use the runtime.
+/// Returns whether a kubelet that gpu-bootstrap starts will use the runtime.
 fn serves_kubelet(desired: &Desired) -> bool {
     (desired.cluster.as_ref()).is_some_and(|cluster| cluster.method.way().starts_kubelet())
 }
 
-/// The runtime that a daemon has to know: without the toolkit it is the one that is built in.
+/// Returns the runtime that must be configured: without the toolkit, the built-in one.
 fn runtime_of(desired: &Desired) -> &'static str {
     match desired.toolkit {
         Some(_) => NVIDIA,
@@ -115,7 +115,7 @@ fn runtime_of(desired: &Desired) -> &'static str {
     }
 }
 
-/// Whether the daemon is configured at all: for the toolkit, or for a kubelet.
+/// Returns whether the daemon is configured, for the toolkit or for a kubelet.
 fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
     desired.toolkit.is_some() || (daemon.configured().is_for_kubelet() && serves_kubelet(desired))
 }
@@ -134,15 +134,15 @@ fn decide(
     };
     let name = daemon.name();
     let runtime = runtime_of(desired);
-    // A daemon that runs read it before it was broken, and does not start again.
+    // A running daemon read the file before it was broken, but will not start again.
     if let Some(broken) = &state.broken
         && !(broken.forgiven && matches!(&state.said, Said::Known(config) if config.lenient))
     {
         let Broken { path, why, .. } = broken;
         return Assessment::blocked(
-            format!("`{path}` cannot be read by {name}: {why}"),
+            format!("{name} cannot parse `{path}`: {why}"),
             format!(
-                "correct `{path}`, or move it away; {name} does not start with it, and existing \
+                "correct or move `{path}`; {name} does not start with it, and existing \
                  content is never overwritten"
             ),
         );
@@ -153,9 +153,9 @@ fn decide(
         true => {
             let containers = words::list_of("running container", &state.stops);
             match always {
-                true => format!("; it is restarted to use CDI, which stops {containers}"),
+                true => format!("; a restart to enable CDI stops {containers}"),
                 false => format!(
-                    "; to use CDI it has to be restarted, which would stop {containers}: that is left to its \
+                    "; CDI needs a restart, which would stop {containers}: it is enabled at the \
                      next restart, or set `runtime.restart = \"always\"`"
                 ),
             }
@@ -167,20 +167,20 @@ fn decide(
         Said::Silent(words) if state.configured && dump.is_some() => {
             let dump = dump.unwrap_or_default();
             return Assessment::blocked(
-                format!("{name} refuses its configuration: {words}"),
+                format!("{name} rejects its configuration: {words}"),
                 format!(
-                    "correct the file that it names, or move it away, until `{dump}` succeeds; {name} does not start \
+                    "correct or move the reported file until `{dump}` succeeds; {name} does not start \
                      with it"
                 ),
             );
         }
-        Said::Unknown(_) => format!("{name} cannot be asked"),
+        Said::Unknown(_) => format!("{name} cannot be queried"),
         Said::Silent(_) if state.not_booted && state.lacking.is_empty() => {
             return Assessment::awaits_boot(format!(
-                "{name} reads its configuration when it starts: no systemd runs here"
+                "{name} reads its configuration when it starts, and systemd is not running"
             ));
         }
-        Said::Silent(words) => format!("{name} does not answer: {words}"),
+        Said::Silent(words) => format!("{name} does not respond: {words}"),
         Said::Known(config) => {
             let default = &config.default;
             let runtimes: Vec<&str> = config.runtimes.iter().map(String::as_str).collect();
@@ -190,7 +190,7 @@ fn decide(
                 .as_ref()
                 .filter(|name| !config.runtimes.contains(*name));
             if let Some(lost) = lost {
-                // Containers that ask for no GPU could not start.
+                // Containers that do not request GPUs could not start.
                 format!("{name} no longer has its default runtime {lost}")
             } else if !registered {
                 format!(
@@ -199,22 +199,18 @@ fn decide(
                 )
             } else if wish.nvidia_default && !is_default {
                 format!(
-                    "the default runtime of {name} is {}, nvidia is wanted",
+                    "the default runtime of {name} is {}, not nvidia",
                     default.as_deref().unwrap_or("not set")
                 )
             } else if state.unread {
-                format!("{name} has not taken up the files that an interrupted run has written")
+                format!("{name} has not reloaded the files from an interrupted run")
             } else if let Some(file) = state.lacking.first() {
                 let keys: Vec<String> = (file.settings.iter())
                     .map(|setting| setting.key.join("."))
                     .collect();
-                format!(
-                    "`{}` does not say what is wanted of {}",
-                    file.path,
-                    keys.join(", ")
-                )
+                format!("`{}` lacks settings for {}", file.path, keys.join(", "))
             } else if state.cdi && (always || state.stops.is_empty()) {
-                format!("{name} uses CDI only from its next start on")
+                format!("{name} enables CDI at its next start")
             } else {
                 return Assessment::satisfied(format!(
                     "{name} runs with the runtimes {}{with_cdi}",
@@ -227,11 +223,11 @@ fn decide(
         let usual = &state.usual;
         return Assessment::blocked(
             format!(
-                "{why}; {name} reads `{config}` and not `{usual}`, as `{path}`, line {line}, says"
+                "{why}; {name} reads `{config}` instead of `{usual}` because of `{path}`, line {line}"
             ),
             format!(
-                "move what it says to `{usual}` and take `--config-file` out of that line, or add the runtime \
-                 yourself (`nvidia-ctk runtime configure --runtime={name} --config={config}`); then run `systemctl \
+                "move its content to `{usual}` and remove `--config-file` from that line, or add the runtime \
+                 manually (`nvidia-ctk runtime configure --runtime={name} --config={config}`); then run `systemctl \
                  daemon-reload`, restart {}, and run the command again",
                 daemon.kind().runtime().facts().title
             ),
@@ -254,14 +250,14 @@ fn decide(
     )
 }
 
-/// A file's path, and the change that writes it, or why none can.
+/// Path of a drop-in, and the change that writes it or the reason that it cannot be written.
 type DropIn = (&'static str, Result<Change, String>);
 
-/// How the line of the drop-in that starts the program begins. If the program fails, the daemon still starts.
+/// Prefix of the line in the drop-in that starts gpu-bootstrap. If the command fails, the daemon still starts.
 const START: &str = "ExecStartPre=-";
 
-/// The drop-in, if another program writes the daemon's file and the drop-in is missing or starts a program that does not exist,
-/// with its path; or why it may not name this program.
+/// Returns the drop-in and its path if another program writes the daemon's file and the drop-in is missing or starts
+/// a missing executable, or the reason that our executable must not be used.
 fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
     let Some(rewritten) = daemon.configured().rewritten() else {
         return Ok(None);
@@ -288,7 +284,7 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
     Ok(Some((path, change)))
 }
 
-/// Whose daemon of this kind the kubelet uses, if not this one: that is never configured here.
+/// Returns a different daemon of this kind that the kubelet uses. It is never configured.
 fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
     if daemon.kind().runtime().owners().is_empty() {
         return Ok(None);
@@ -296,7 +292,7 @@ fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
     let found = cx.state.kubelet_runtime()?;
     Ok(found.filter(|found| found.nvidia.is_some()).map(|found| {
         format!(
-            "; the kubelet uses the {} of {} (`{}`), which is left to it",
+            "; the kubelet uses the {} of {} (`{}`), which is not changed",
             daemon.name(),
             found.name,
             found.socket
@@ -341,10 +337,11 @@ impl Step for NvidiaRuntime {
         if let Some((path, change)) = drop_in {
             let name = self.daemon.name();
             let why = format!(
-                "others write {name}'s file anew, and `{path}` is missing or starts a program that does not exist"
+                "another program rewrites the {name} configuration, and `{path}` is missing or starts a missing executable"
             );
             match &mut answer {
-                // Undone first: otherwise the runtime would come back when the daemon starts with its former file.
+                // Reverted first, otherwise the drop-in would restore the runtime when the daemon starts with its
+                // former file.
                 Assessment::Needs { changes, .. } => changes.push(change),
                 Assessment::Satisfied { .. } => {
                     answer = Assessment::needs(why, vec![change]);
@@ -398,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_configured_is_wanted_as_long_as_its_runtime_is() {
+    fn settings_are_configured_while_their_runtime_is() {
         let docker = NvidiaRuntime::of(Daemon::Docker);
         let restart = Change::RestartUnit {
             unit: "docker.service".into(),
@@ -408,7 +405,7 @@ mod tests {
         assert!(!NvidiaRuntime::of(Daemon::Containerd).wants(&restart, &want));
         want.toolkit = None;
         assert!(!docker.wants(&restart, &want));
-        // Without a driver nobody knows whether a toolkit is wanted.
+        // Without a driver it is unknown if a toolkit is configured.
         want.driver = None;
         assert!(docker.wants(&restart, &want));
         want.runtimes.clear();
@@ -416,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_says_decides() {
+    fn reported_configuration_decides() {
         let mut want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         decide(
@@ -450,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_blocks_even_where_the_daemon_still_runs() {
+    fn broken_file_blocks_despite_running_daemon() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
@@ -465,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_docker_forgives_does_not_block() {
+    fn file_that_docker_tolerates_does_not_block() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let flawed = |runtimes: &[&str], newer: bool| {
@@ -483,12 +480,15 @@ mod tests {
         flawed(&["nvidia", "runc"], true).expect_satisfied();
         flawed(&["runc"], true).expect_needs();
         let (why, hint) = flawed(&["nvidia", "runc"], false).expect_blocked();
-        assert!(why.contains("read by docker: it is empty"), "{why}");
+        assert!(
+            why.contains("docker cannot parse `/etc/docker/daemon.json`: it is empty"),
+            "{why}"
+        );
         assert!(hint.contains("docker does not start with it"), "{hint}");
     }
 
     #[test]
-    fn what_the_files_lack_is_told_by_key() {
+    fn missing_keys_are_reported() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_stopped_only_with_consent() {
+    fn containers_are_stopped_only_if_configured() {
         let want = desired();
         let consents = Desired {
             runtime_restart: Restart::Always,
@@ -546,25 +546,25 @@ mod tests {
         let (why, may_stop) = said(&state(&lacking, &["web", "job"]), &want).expect("a key");
         assert!(
             why.contains(
-                "would stop 2 running containers (web, job): that is left to its next restart"
+                "would stop 2 running containers (web, job): it is enabled at the next restart"
             ),
             "{why}"
         );
         assert!(!may_stop);
-        // The key is written, and containers run: there is nothing to do. Later none runs.
+        // The key is written and containers run, so there is nothing to do. Later no container runs.
         assert_eq!(said(&state(&[], &["web"]), &want), None);
         let (why, _) = said(&state(&[], &[]), &want).expect("a restart");
-        assert_eq!(why, "docker uses CDI only from its next start on");
+        assert_eq!(why, "docker enables CDI at its next start");
         let (why, may_stop) = said(&state(&[], &["web"]), &consents).expect("a restart");
         assert!(
-            why.ends_with("; it is restarted to use CDI, which stops 1 running container (web)"),
+            why.ends_with("; a restart to enable CDI stops 1 running container (web)"),
             "{why}"
         );
         assert!(may_stop);
     }
 
     #[test]
-    fn what_an_interrupted_run_has_written_is_taken_up() {
+    fn files_of_an_interrupted_run_are_reloaded() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let state = RuntimeState {
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containerd_that_refuses_its_files_is_not_restarted() {
+    fn containerd_with_rejected_files_is_not_restarted() {
         let mut want = desired();
         let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         containerd.kind = RuntimeKind::Containerd;
@@ -597,9 +597,10 @@ mod tests {
         decide(&without, Daemon::Containerd, &containerd, &want).expect_needs();
     }
 
-    /// Google's script of each boot writes containerd's file anew; so does that by which Canonical's image joins EKS.
+    /// The GKE boot script rewrites the containerd file at each boot, and so does the EKS join script of the
+    /// Canonical image.
     #[test]
-    fn where_others_write_containerds_file_the_runtime_is_put_back_before_each_start() {
+    fn drop_in_restores_runtime_in_rewritten_containerd_file() {
         let (host, fakes) = fake::host();
         let facts = fixtures::facts();
         let state = fixtures::state(&host, facts.clone());
@@ -617,7 +618,7 @@ mod tests {
             panic!("must be written");
         };
         assert!(content.contains("\nExecStartPre=-/"), "{content}");
-        // Without the toolkit nothing of ours could get lost; nor could it in the file of Docker.
+        // Without the toolkit there is nothing to restore, and the Docker file is never rewritten.
         let without = Desired {
             toolkit: None,
             ..desired()
@@ -626,7 +627,7 @@ mod tests {
         assert_eq!(answer(Daemon::Docker, &want), None);
         fakes.files.put(path.as_str(), content.as_str());
         assert_eq!(wanted(), None);
-        // The program was moved since: its old path is gone.
+        // The executable was moved since, so its old path does not exist.
         let moved = content.replace("ExecStartPre=-/", "ExecStartPre=-/opt/old/");
         fakes.files.put(path.as_str(), moved.as_str());
         assert!(

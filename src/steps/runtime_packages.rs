@@ -1,5 +1,5 @@
-//! `runtime.docker`, `runtime.containerd`, `runtime.crio`, `runtime.podman`: the runtime is installed, and its daemon, if it
-//! has one, is enabled and running. A runtime that was installed before is not replaced.
+//! `runtime.docker`, `runtime.containerd`, `runtime.crio`, `runtime.podman`: the runtime is installed, and its
+//! daemon, if any, is enabled and running. An existing runtime is not replaced.
 
 use std::time::Duration;
 
@@ -21,21 +21,21 @@ use crate::{
     tools::systemctl::UnitState,
 };
 
-/// How long somebody else's restart of a daemon is waited for.
+/// Time limit for a daemon restart by another program.
 const RESTART_TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// See the module; one value per runtime.
+/// The step of one runtime.
 pub struct RuntimePackages(pub RuntimeKind);
 
 #[derive(Debug, Clone, Default)]
 struct RuntimePackagesState {
     installed: InstalledPackages,
-    /// It is there in another form.
+    /// The runtime is installed in another form.
     other: Option<OtherForm>,
-    /// The program of a daemon that somebody has installed without a package, with its unit.
+    /// The manually installed executable of a daemon with a unit.
     by_hand: Option<Utf8PathBuf>,
     unit: Option<UnitState>,
-    /// The version of a runtime that must read CDI by itself.
+    /// The version of a runtime that must support CDI natively.
     version: Option<Version>,
 }
 
@@ -70,8 +70,8 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState,
     })
 }
 
-/// The program that is outside of the folders of packages, and alone. A package beside it would be of another version than the
-/// daemon: units of an administrator come before those of packages, and so does this folder.
+/// Returns the executable outside of package directories, if there is no packaged one. A packaged one would have a
+/// different version than the daemon, because administrator units take precedence, and so does this directory.
 fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBuf>, FilesError> {
     let facts = kind.runtime().facts();
     let name = facts
@@ -87,7 +87,7 @@ fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBu
     Ok((files.exists(&theirs)? && !files.exists(&packaged)?).then_some(theirs))
 }
 
-/// Whether neither the wanted packages nor their alternatives are there.
+/// Returns whether neither the required packages nor their alternatives are installed.
 fn lacks(desired: &Desired, installed: &InstalledPackages, wish: &RuntimeWish) -> bool {
     let elsewhere = |name: &String| installed.get(name).is_some_and(|p| !p.version.is_empty());
     !wish.alternatives.iter().any(elsewhere)
@@ -117,15 +117,15 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
     {
         return Assessment::blocked(
             format!(
-                "{name} {version} cannot give GPUs to containers: it reads CDI specifications from {first} on"
+                "{name} {version} does not support CDI, so containers get no GPUs: {first} or later is required"
             ),
-            format!("upgrade {name}, or take it out of `runtime.use`"),
+            format!("upgrade {name}, or remove it from `runtime.use`"),
         );
     }
     if let Some(OtherForm { why, remedy, .. }) = &state.other {
         return Assessment::blocked(
             why.clone(),
-            format!("{remedy}; or leave \"{name}\" out of `runtime.use`"),
+            format!("{remedy}, or remove \"{name}\" from `runtime.use`"),
         );
     }
     let running = (state.unit.as_ref()).is_some_and(UnitState::is_up);
@@ -151,18 +151,18 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
     if let Some(name) = &wish.unit
         && !running
     {
-        let otherwise = format!("take `{}` out of `runtime.use`", wish.kind.name());
+        let otherwise = format!("remove `{}` from `runtime.use`", wish.kind.name());
         if let Some(refusal) = words::masked(name, state.unit.as_ref(), &otherwise) {
             return refusal;
         }
-        // GKE's script, for example, restarts containerd while the node boots.
+        // The GKE script, for example, restarts containerd during boot.
         if let Some(unit) = state.unit.as_ref().filter(|unit| unit.is_restarting())
             && changes.is_empty()
         {
             return Assessment::BlockedNow {
-                why: format!("`{name}` is {unit}: something else is starting or stopping it"),
+                why: format!("`{name}` is {unit}: another program is starting or stopping it"),
                 hint: format!(
-                    "`systemctl status {name}` shows what it is doing, then run this command again"
+                    "run `systemctl status {name}` to see its state, then run the command again"
                 ),
                 passes: Some(RESTART_TIME_LIMIT),
             };
@@ -179,7 +179,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
     if changes.is_empty() {
         Assessment::satisfied(match (&wish.unit, &state.unit) {
             (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
-            _ => format!("{what}; it needs no daemon"),
+            _ => format!("{what}, without a daemon"),
         })
     } else {
         Assessment::needs(whys.join("; "), changes)
@@ -255,9 +255,9 @@ mod tests {
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
     }
 
-    /// Where systemd cannot be asked, only a runtime that is not installed is known to be no service.
+    /// Without systemd, only a runtime that is not installed is known to have no service.
     #[test]
-    fn a_runtime_is_lacking_where_it_is_installed_from_nowhere() {
+    fn runtime_without_any_installation_is_lacking() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         for (installed, is_lacking) in [
@@ -271,9 +271,10 @@ mod tests {
         }
     }
 
-    /// A daemon that somebody restarts is neither there nor missing. One that fails again and again is started, and says why.
+    /// A restarting daemon is neither running nor missing. A daemon that fails repeatedly is started, and reports its
+    /// error.
     #[test]
-    fn a_daemon_that_is_being_restarted_is_waited_for() {
+    fn restarting_daemon_delays_the_run() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         for (active, result, is_waited_for) in [
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_unit_is_refused_with_the_command_that_unmasks_it() {
+    fn masked_unit_blocks_with_unmask_command() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         let masked = RuntimePackagesState {
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_docker_from_elsewhere_is_kept() {
+    fn docker_from_another_source_is_kept() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         let other = RuntimePackagesState {
@@ -330,9 +331,9 @@ mod tests {
         assert!(why.contains("docker-ce"), "{why}");
     }
 
-    /// As containerd's own guide installs it.
+    /// As in the installation guide of containerd.
     #[test]
-    fn a_daemon_without_a_package_is_kept() {
+    fn daemon_without_a_package_is_kept() {
         let files = FakeFiles::new();
         let asked = || by_hand(&files, RuntimeKind::Docker).unwrap();
         assert_eq!(asked(), None);
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn podman_needs_no_daemon_and_a_version_that_reads_cdi() {
+    fn podman_needs_cdi_support_and_no_daemon() {
         let want = desired();
         let podman = RuntimeWish {
             kind: RuntimeKind::Podman,
@@ -377,10 +378,13 @@ mod tests {
             };
             match decide(&state, &podman, &want) {
                 Assessment::Satisfied { why } => {
-                    assert!(is_enough && why.ends_with("needs no daemon"), "{why}");
+                    assert!(is_enough && why.ends_with("without a daemon"), "{why}");
                 }
                 Assessment::Blocked { why, .. } => {
-                    assert!(!is_enough && why.contains("podman 3.4 cannot"), "{why}");
+                    assert!(
+                        !is_enough && why.contains("podman 3.4 does not support CDI"),
+                        "{why}"
+                    );
                 }
                 other => panic!("{other:?}"),
             }

@@ -1,6 +1,5 @@
-//! `secure-boot`: an unsigned module cannot be loaded, and enrolling a key needs a console. The
-//! step reports this at once, not after a compilation. A key of the administrator's that is enrolled
-//! signs what DKMS compiles.
+//! `secure-boot`: unsigned modules cannot be loaded, and enrolling a key needs console access. Reported before any
+//! compilation. Modules that DKMS compiles are signed with the administrator's enrolled key.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -20,38 +19,38 @@ use crate::{
     tools::{efi, packages::HEADER},
 };
 
-/// See the module.
+/// The `secure-boot` step.
 pub struct ModuleSigning;
 
 #[derive(Debug, Clone, Default)]
 struct ModuleSigningState {
-    /// The driver that is there is kept.
+    /// The existing driver is kept.
     adopts: bool,
     /// A driver is loaded.
     loaded: bool,
-    /// The content of the file that tells DKMS the key.
+    /// The content of the DKMS configuration file with the signing key.
     told: Option<String>,
-    /// The key that is to sign.
+    /// The configured signing key.
     key: SigningKeyState,
 }
 
-/// The administrator's key.
+/// State of the administrator's signing key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum SigningKeyState {
-    /// None is configured.
+    /// No key is configured.
     #[default]
     None,
-    /// The dkms that is installed, or would be, is of this version, which reads no file that names a key.
+    /// The installed or selected dkms has this version, which does not support a configured key.
     Unread(String),
-    /// A file of it is not there, or not root's alone: the file, and why.
+    /// A key file is missing or not accessible only by root: the path and the reason.
     Unusable(String, String),
-    /// The certificate is no DER.
+    /// The certificate is not in DER format.
     NotDer,
-    /// The firmware does not know its certificate.
+    /// The firmware does not trust the certificate.
     NotEnrolled,
-    /// It does.
+    /// The firmware trusts the certificate.
     Enrolled,
-    /// No list of certificates could be read.
+    /// No certificate list is readable.
     Unknown,
 }
 
@@ -68,7 +67,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleSigningState, StepError> {
     })
 }
 
-/// Why root may not use a file.
+/// Returns the reason that root must not use a file.
 type Judge = fn(&dyn ReadFiles, &Utf8Path) -> Result<Option<String>, FilesError>;
 
 async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepError> {
@@ -92,7 +91,7 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepE
         }
     }
     let certificate = files.read(&signing.certificate)?.unwrap_or_default();
-    // A certificate in DER is a sequence of more than 255 bytes; the other form begins with dashes.
+    // A DER certificate is a sequence of more than 255 bytes. A PEM certificate starts with dashes.
     if certificate.starts_with(b"-----") {
         return Ok(SigningKeyState::NotDer);
     }
@@ -103,8 +102,8 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepE
     })
 }
 
-/// The version of dkms that compiles here: the installed one, else the one that would be installed. `None`
-/// if the package lists do not tell.
+/// Returns the installed dkms version, or the version that would be installed. `None` if the package lists do not
+/// contain it.
 async fn dkms_version(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
     let installed = packages::installed(cx).await?;
     let version = (installed.get("dkms")).map(|package| package.version.clone());
@@ -123,38 +122,36 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
         return words::no_driver();
     };
     let Some(module) = &driver.dkms else {
-        return Assessment::satisfied(
-            "the kernel modules come compiled and signed from their vendor",
-        );
+        return Assessment::satisfied("the vendor provides compiled and signed kernel modules");
     };
     if state.adopts {
         return Assessment::satisfied(
-            "the existing driver is adopted, so no kernel module is compiled here",
+            "the existing driver is adopted, so no kernel module is compiled",
         );
     }
     match facts.secure_boot {
-        SecureBoot::Disabled => Assessment::satisfied("Secure Boot is off"),
+        SecureBoot::Disabled => Assessment::satisfied("Secure Boot is disabled"),
         SecureBoot::Unsupported => Assessment::satisfied("the machine does not boot with UEFI"),
-        // Unreadable values are listed under `unknown` in the facts; loading the module will show
-        // the result.
+        // Unreadable values are listed under `unknown` in the facts. Loading the module will show whether it is
+        // rejected.
         SecureBoot::Unknown => Assessment::satisfied(
-            "the state of Secure Boot cannot be read; an attempt to load the module will \
-             show it",
+            "the Secure Boot state is unknown; loading the module will \
+             show whether it is rejected",
         ),
         SecureBoot::Enabled => match &driver.signing {
             Some(signing) => signed(state, signing),
-            None if state.loaded => {
-                Assessment::satisfied("Secure Boot is on and an accepted NVIDIA module is loaded")
-            }
+            None if state.loaded => Assessment::satisfied(
+                "Secure Boot is enabled and a trusted NVIDIA module is loaded",
+            ),
             None => Assessment::blocked(
                 format!(
-                    "Secure Boot is on, and the module `{module}` would be compiled here, with a \
+                    "Secure Boot is enabled, and the module `{module}` would be compiled on this machine with a \
                      signature that this machine does not trust"
                 ),
                 format!(
-                    "use a source of signed modules ({}); or an image in which a signing key of \
-                     yours is enrolled, and name it in `driver.secure-boot.key` and \
-                     `driver.secure-boot.certificate`; or an instance without Secure Boot",
+                    "use a source of signed modules ({}), an image in which your signing key \
+                     is enrolled (set `driver.secure-boot.key` and \
+                     `driver.secure-boot.certificate`), or an instance without Secure Boot",
                     signed_source(driver)
                 ),
             ),
@@ -162,35 +159,35 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
     }
 }
 
-/// Where signed modules come from: on this machine, if its profile knows such a source.
+/// Returns a source of signed modules, preferably from the profile of this machine.
 fn signed_source(driver: &DriverWish) -> String {
     match driver.alternative.as_ref().filter(|other| !other.compiled) {
         Some(other) => format!("`driver.source = \"{}\"`", other.source),
-        None => "Ubuntu's archive, AlmaLinux 9 and 10".to_owned(),
+        None => "the Ubuntu archive, AlmaLinux 9 and 10".to_owned(),
     }
 }
 
-/// What DKMS compiles is signed with the administrator's key, if the machine trusts it.
+/// Signs modules that DKMS compiles with the administrator's key if the machine trusts it.
 fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
     let SigningKey { key, certificate } = signing;
     let blocked = |why: String, hint: String| Assessment::Blocked { why, hint };
     match &state.key {
-        // dkms makes a new pair in the place of a file that is missing, and no machine trusts that.
+        // dkms replaces a missing key file with a new key pair, which no machine trusts.
         SigningKeyState::None | SigningKeyState::Unusable(..) => {
             let (path, why) = match &state.key {
                 SigningKeyState::Unusable(path, why) => (path.as_str(), why.as_str()),
                 _ => (key.as_str(), "it is missing"),
             };
             blocked(
-                format!("the key that is to sign modules cannot be used: `{path}`: {why}"),
-                "correct `driver.secure-boot.key` and `driver.secure-boot.certificate`, or bring the file: it belongs to root, as its \
-                 folders do, nobody else may write it, and the key has mode 0600"
+                format!("the module signing key cannot be used: `{path}`: {why}"),
+                "correct `driver.secure-boot.key` and `driver.secure-boot.certificate`, or create the file: it and its \
+                    directories must be owned by root and writable only by root, and the key must have mode 0600"
                     .into(),
             )
         }
         SigningKeyState::Unread(version) => blocked(
             format!(
-                "dkms {version} does not read which key signs modules: the first that does is {}",
+                "dkms {version} does not support a configured signing key: the first version that does is {}",
                 dkms::FIRST_TO_SIGN
             ),
             "use a source of signed modules, a release with a newer dkms, or an instance without \
@@ -198,20 +195,20 @@ fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
                 .into(),
         ),
         SigningKeyState::NotDer => blocked(
-            format!("the certificate `{certificate}` is in PEM, and DER is needed"),
+            format!("the certificate `{certificate}` is in PEM format, but DER is required"),
             format!(
-                "run `openssl x509 -in {certificate} -outform DER -out FILE`, and name that file \
-                 in `driver.secure-boot.certificate`"
+                "run `openssl x509 -in {certificate} -outform DER -out FILE`, and set this file \
+                 as `driver.secure-boot.certificate`"
             ),
         ),
         SigningKeyState::NotEnrolled => blocked(
             format!(
-                "Secure Boot is on, and the certificate `{certificate}` is enrolled neither in \
-                 the firmware nor as a machine owner key: modules that it signs are rejected"
+                "Secure Boot is enabled, and the certificate `{certificate}` is enrolled neither in \
+                 the firmware nor as a machine owner key (MOK): modules signed with it are rejected"
             ),
             format!(
                 "enroll it in the image, or run `mokutil --import {certificate}`, reboot, and \
-                 confirm it at the machine's console; or use a source of signed modules; or an \
+                 confirm it at the machine's console. Alternatively, use a source of signed modules or an \
                  instance without Secure Boot"
             ),
         ),
@@ -221,18 +218,18 @@ fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
             if state.told.as_ref() == Some(&content) {
                 return Assessment::satisfied(match state.key {
                     SigningKeyState::Enrolled => format!(
-                        "Secure Boot is on, and modules are signed with `{key}`, whose \
+                        "Secure Boot is enabled, and modules are signed with `{key}`, whose \
                          certificate is enrolled"
                     ),
                     _ => format!(
-                        "Secure Boot is on, and modules are signed with `{key}`; whether its \
-                         certificate is enrolled cannot be read"
+                        "Secure Boot is enabled, and modules are signed with `{key}`. It is unknown whether its \
+                         certificate is enrolled"
                     ),
                 });
             }
             Assessment::needs(
                 format!(
-                    "`{}` does not name the key that signs modules",
+                    "`{}` does not contain the module signing key",
                     dkms::SIGNING
                 ),
                 vec![Change::write(dkms::SIGNING, content)],
@@ -277,7 +274,7 @@ mod tests {
     };
 
     #[test]
-    fn only_an_unsigned_module_under_secure_boot_blocks() {
+    fn unsigned_module_blocks_under_secure_boot() {
         for (state, dkms, blocked) in [
             (SecureBoot::Enabled, true, true),
             (SecureBoot::Enabled, false, false),
@@ -298,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_blocked_hears_where_signed_modules_are() {
+    fn remedy_lists_sources_of_signed_modules() {
         let (mut facts, mut want) = (facts(), desired());
         facts.secure_boot = SecureBoot::Enabled;
         let mut hint = |source: Option<(&str, bool)>| {
@@ -314,7 +311,7 @@ mod tests {
         };
         let told = hint(Some(("archive", false)));
         assert!(told.contains("`driver.source = \"archive\"`"), "{told}");
-        // What another source compiles has no signature, either.
+        // Modules that another source compiles are unsigned as well.
         for told in [hint(Some(("nvidia", true))), hint(None)] {
             assert!(told.contains("AlmaLinux 9"), "{told}");
         }
@@ -331,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enrolled_key_of_the_administrator_signs_what_is_compiled() {
+    fn enrolled_administrator_key_signs_modules() {
         let (facts, want) = with_key();
         let mut state = ModuleSigningState {
             key: SigningKeyState::Enrolled,
@@ -350,7 +347,7 @@ mod tests {
         );
         state.told = Some(content.clone());
         decide(&state, &facts, &want).expect_satisfied();
-        // A module that was loaded before is no proof for the one that is compiled next.
+        // An already loaded module does not show that the next one is trusted.
         let loaded = ModuleSigningState {
             key: SigningKeyState::NotEnrolled,
             loaded: true,
@@ -360,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_the_machine_does_not_trust_is_refused_before_anything_is_compiled() {
+    fn untrusted_key_blocks_before_compilation() {
         let (facts, want) = with_key();
         for (key, why, hint) in rows! {
             SigningKeyState::NotEnrolled, "enrolled neither", "mokutil --import /etc/mok/mok.der";

@@ -1,4 +1,4 @@
-//! The module stream of the driver, where its packages are in one: enabled before they are installed.
+//! The module stream of the driver packages, if any. It is enabled before they are installed.
 
 use super::packages;
 use crate::{
@@ -7,12 +7,12 @@ use crate::{
     step::{Cx, StepError},
 };
 
-/// Module and stream of the driver's packages.
+/// DNF module and stream of the driver packages.
 fn wanted(driver: &DriverWish) -> Option<(&str, &str)> {
     driver.stream.as_deref()?.split_once(':')
 }
 
-/// The enabled stream of the module that the driver's packages are in.
+/// Returns the enabled stream of the module with the driver packages.
 pub(super) fn enabled(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
     let driver = cx.desired.driver.as_ref();
     let (Some((module, _)), Some(streams)) =
@@ -23,7 +23,7 @@ pub(super) fn enabled(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
     Ok(streams.enabled(cx.host.files(), module)?)
 }
 
-/// The change that enables the driver's stream, if another one is enabled, or none.
+/// Returns the change that enables the driver stream, if it is not enabled.
 pub(super) fn change(driver: &DriverWish, enabled: Option<&str>) -> Option<Change> {
     let (module, stream) = wanted(driver)?;
     (enabled != Some(stream)).then(|| Change::EnableStream {
@@ -32,8 +32,8 @@ pub(super) fn change(driver: &DriverWish, enabled: Option<&str>) -> Option<Chang
     })
 }
 
-/// Puts the stream first: which repository is needed is known only when its packages are offered, and
-/// that decides whether a failure to download the lists matters.
+/// Puts the stream change first. The required repository is only known when its packages are available, and decides
+/// whether a failed list download matters.
 pub(super) fn before(
     changes: Vec<Change>,
     driver: &DriverWish,

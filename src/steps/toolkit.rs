@@ -16,7 +16,7 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// See the module.
+/// The `toolkit.packages` step.
 pub struct Toolkit;
 
 fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
@@ -29,14 +29,13 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     if let (Assessment::Needs { .. }, Some(why)) = (&answer, &toolkit.vulnerable) {
         return Assessment::blocked(
             why.clone(),
-            "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`",
+            "set `toolkit.version` to a fixed version, or set `driver.allow-vulnerable = true`",
         );
     }
     if !matches!(answer, Assessment::Satisfied { .. }) {
         return answer;
     }
-    // One repository may have a newer version than another: the four packages are released together
-    // and must be used together.
+    // Repositories may have different versions, but the four packages are released together and must match.
     let versions: BTreeSet<&str> = (wishes.iter())
         .filter_map(|wish| installed.get(&wish.name))
         .map(|package| package.version.as_str())
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_of_its_own_packages_may_also_be_an_older_one() {
+    fn older_version_of_own_packages_is_allowed() {
         let installed = packages(&[
             "nvidia-container-toolkit=1.21.0-1",
             "nvidia-container-toolkit-base=1.20.0-1",
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_lacks_security_fixes_is_kept_and_not_newly_installed() {
+    fn vulnerable_version_is_kept_but_not_installed() {
         let mut want = desired();
         let toolkit = want.toolkit.as_mut().expect("the toolkit");
         toolkit.vulnerable = Some("lacks fixes".to_owned());

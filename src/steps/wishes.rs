@@ -1,4 +1,4 @@
-//! Wanted packages held against installed ones: shared by every step that installs something.
+//! Compares required packages with installed ones. Shared by all steps that install packages.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::{
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledPackage {
-    /// As the package manager writes it; empty for a package that is held without being there.
+    /// As written by the package manager. Empty for a held package that is not installed.
     pub version: String,
-    /// Versions that are installed beside it, as of kernels on RPM systems.
+    /// Other installed versions, such as kernels on RPM systems.
     pub further: Vec<String>,
     /// Held at this version.
     pub held: bool,
@@ -25,18 +25,18 @@ pub struct InstalledPackage {
 /// Installed packages by name.
 pub type InstalledPackages = BTreeMap<String, InstalledPackage>;
 
-/// How a set of wishes compares with what is installed.
+/// The result of comparing required packages with installed ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// `name version` of each wish that is met.
+    /// `name version` of each met requirement.
     pub met: Vec<String>,
-    /// What is missing, half installed or of another version, in words.
+    /// Messages about packages that are missing, unconfigured or at a different version.
     pub unmet: Vec<String>,
-    /// Wishes for another version of a package that somebody holds, in words.
+    /// Messages about held packages that need a different version.
     pub held: Vec<String>,
 }
 
-/// Compares wishes with what is installed.
+/// Compares required packages with installed ones.
 #[must_use]
 pub fn compare(
     manager: Manager,
@@ -51,7 +51,7 @@ pub fn compare(
             continue;
         };
         if package.version.is_empty() {
-            let text = format!("{} is not installed, and it is held", wish.name);
+            let text = format!("{} is not installed, but held", wish.name);
             result.held.push(text.clone());
             result.unmet.push(text);
             continue;
@@ -66,16 +66,16 @@ pub fn compare(
             if package.complete {
                 result.met.push(format!("{} {version}", wish.name));
             } else {
-                (result.unmet).push(format!("{} {version} is half installed", wish.name));
+                (result.unmet).push(format!("{} {version} is half-installed", wish.name));
             }
         } else {
             let wanted = wish.version.as_deref().unwrap_or_default();
             let text = format!(
-                "{} {} is installed, {wanted} is wanted",
+                "{} {} is installed, but {wanted} is required",
                 wish.name, package.version
             );
             if package.held {
-                result.held.push(format!("{text}, and it is held"));
+                result.held.push(format!("{text}, and the package is held"));
             }
             result.unmet.push(text);
         }
@@ -84,32 +84,32 @@ pub fn compare(
 }
 
 impl Comparison {
-    /// Whether all wishes are met.
+    /// Returns whether all requirements are met.
     #[must_use]
     pub fn all_met(&self) -> bool {
         self.unmet.is_empty()
     }
 
-    /// What is met, for people.
+    /// Lists the met requirements.
     #[must_use]
     pub fn met_text(&self) -> String {
         format!("installed: {}", self.met.join(", "))
     }
 
-    /// What is not met, for people.
+    /// Lists the unmet requirements.
     #[must_use]
     pub fn unmet_text(&self) -> String {
         self.unmet.join("; ")
     }
 
-    /// The refusal to give what somebody holds another version.
+    /// Blocks because a held package would need a different version.
     #[must_use]
     pub fn refusal(&self, manager: Manager) -> Option<Assessment> {
         (!self.held.is_empty())
             .then(|| Assessment::blocked(self.held.join("; "), self.held_hint(manager)))
     }
 
-    /// What to do about held packages.
+    /// Returns the remedy for held packages.
     #[must_use]
     pub fn held_hint(&self, manager: Manager) -> String {
         let backend = manager.backend();
@@ -121,7 +121,7 @@ impl Comparison {
     }
 }
 
-/// The wanted packages that this program has installed in another version: it may change them again.
+/// Returns required packages that gpu-bootstrap installed at a different version, so it may change them again.
 #[must_use]
 pub fn outdated(
     manager: Manager,
@@ -142,7 +142,7 @@ pub fn outdated(
         .collect()
 }
 
-/// The answer of a step that wants packages and nothing else. Those of `replacing` may get another version.
+/// Assesses a step that only needs packages. The packages of `replacing` may change their version.
 pub fn package_step(
     manager: Manager,
     wishes: &[PackageWish],
@@ -159,7 +159,7 @@ pub fn package_step(
     Assessment::needs(comparison.unmet_text(), install(wishes, replacing))
 }
 
-/// The changes that meet the wishes: fresh package lists, then one transaction, which also replaces
+/// Returns the changes that meet the requirements: fresh package lists, then one transaction that also replaces
 /// installed packages.
 #[must_use]
 pub fn install(wishes: &[PackageWish], replacing: Vec<String>) -> Vec<Change> {
@@ -178,7 +178,7 @@ pub(crate) mod fixtures {
     use super::{InstalledPackage, InstalledPackages};
     use crate::config::desired::PackageWish;
 
-    /// Installed packages from `name=version`, with `!` for held and `?` for half installed.
+    /// Installed packages from `name=version`, with `!` for held and `?` for half-installed.
     pub(crate) fn packages(list: &[&str]) -> InstalledPackages {
         list.iter()
             .map(|entry| {
@@ -199,7 +199,7 @@ pub(crate) mod fixtures {
             .collect()
     }
 
-    /// Wishes from `name` or `name=pattern`.
+    /// Package requirements from `name` or `name=pattern`.
     pub(crate) fn wishes(list: &[&str]) -> Vec<PackageWish> {
         list.iter()
             .map(|entry| match entry.split_once('=') {
@@ -225,7 +225,7 @@ mod tests {
     use crate::config::desired::Manager;
 
     #[test]
-    fn each_way_of_not_being_there_is_named() {
+    fn each_unmet_requirement_is_reported() {
         let installed = packages(&["a=1.0", "b=2.0-1", "c?=3.0", "d!=4.0"]);
         let result = compare(
             Manager::Apt,
@@ -236,29 +236,29 @@ mod tests {
         assert_eq!(
             result.unmet,
             [
-                "c 3.0 is half installed",
-                "d 4.0 is installed, 5.* is wanted",
+                "c 3.0 is half-installed",
+                "d 4.0 is installed, but 5.* is required",
                 "e is not installed"
             ]
         );
         assert_eq!(
             result.held,
-            ["d 4.0 is installed, 5.* is wanted, and it is held"]
+            ["d 4.0 is installed, but 5.* is required, and the package is held"]
         );
     }
 
     #[test]
-    fn a_hold_on_what_is_not_there_is_in_the_way_too() {
+    fn hold_on_missing_package_blocks() {
         let result = compare(
             Manager::Apt,
             &wishes(&["docker.io"]),
             &packages(&["docker.io!="]),
         );
-        assert_eq!(result.held, ["docker.io is not installed, and it is held"]);
+        assert_eq!(result.held, ["docker.io is not installed, but held"]);
     }
 
     #[test]
-    fn versions_match_by_the_rules_of_the_package_manager() {
+    fn versions_match_by_package_manager_rules() {
         let installed = packages(&["nvidia-driver=3:580.95.05-1.el9"]);
         let wanted = wishes(&["nvidia-driver=580.*"]);
         assert!(compare(Manager::Dnf, &wanted, &installed).all_met());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_installed_versions_is_enough() {
+    fn one_of_several_installed_versions_suffices() {
         let mut installed = packages(&["kernel-devel=5.14.0-503.el9"]);
         let kernel = installed.get_mut("kernel-devel").expect("a package");
         kernel.further = vec!["5.14.0-570.12.1.el9_6".into()];
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_package_of_the_right_version_is_met() {
+    fn held_package_with_matching_version_is_met() {
         assert!(compare(Manager::Apt, &wishes(&["a=1.*"]), &packages(&["a!=1.0"])).all_met());
     }
 }

@@ -1,4 +1,4 @@
-//! Words that several steps say to people.
+//! Messages that several steps share.
 
 use crate::{
     facts::GpuFact,
@@ -6,12 +6,12 @@ use crate::{
     tools::systemctl::UnitState,
 };
 
-/// The answer of every step about the driver when none is wanted.
+/// The assessment of every driver step if no driver is configured.
 pub(super) fn no_driver() -> Assessment {
     Assessment::not_applicable("no driver is configured for this machine")
 }
 
-/// Seconds since 1970 for people.
+/// Formats a Unix time.
 pub(super) fn time(seconds: i64) -> String {
     jiff::Timestamp::from_second(seconds).map_or_else(
         |_| format!("{seconds} s after 1970"),
@@ -19,7 +19,7 @@ pub(super) fn time(seconds: i64) -> String {
     )
 }
 
-/// The first few of many names.
+/// Joins the first names of a long list.
 pub(super) fn some(names: &[&str]) -> String {
     const SHOWN: usize = 4;
     match names.len().checked_sub(SHOWN) {
@@ -28,7 +28,7 @@ pub(super) fn some(names: &[&str]) -> String {
     }
 }
 
-/// The GPUs that this machine uses itself: all but those reserved for virtual machines.
+/// The GPUs that this machine uses itself, without those reserved for virtual machines.
 pub(super) fn usable<'a>(cx: &Cx<'a>) -> Result<Vec<&'a GpuFact>, StepError> {
     let mut usable = Vec::new();
     for gpu in &cx.facts.gpus {
@@ -39,7 +39,7 @@ pub(super) fn usable<'a>(cx: &Cx<'a>) -> Result<Vec<&'a GpuFact>, StepError> {
     Ok(usable)
 }
 
-/// GPUs by their index, for people.
+/// Formats GPU indices.
 pub(super) fn indices(gpus: &[u32]) -> String {
     let all: Vec<String> = gpus.iter().map(ToString::to_string).collect();
     match gpus {
@@ -48,7 +48,7 @@ pub(super) fn indices(gpus: &[u32]) -> String {
     }
 }
 
-/// How many GPUs, for people: as an object.
+/// Formats a GPU count as an object.
 pub(super) fn count(gpus: usize) -> String {
     match gpus {
         1 => "1 GPU".into(),
@@ -56,13 +56,13 @@ pub(super) fn count(gpus: usize) -> String {
     }
 }
 
-/// How many of something, with their names, for people: `2 running containers (web, job)`.
+/// Formats a count with names: `2 running containers (web, job)`.
 pub(super) fn list_of(what: &str, names: &[String]) -> String {
     let plural = if names.len() == 1 { "" } else { "s" };
     format!("{} {what}{plural} ({})", names.len(), names.join(", "))
 }
 
-/// How many GPUs, for people: as a subject that has done something.
+/// Formats a GPU count as a subject with "has" or "have".
 pub(super) fn has(gpus: usize) -> String {
     match gpus {
         1 => "1 GPU has".into(),
@@ -70,7 +70,7 @@ pub(super) fn has(gpus: usize) -> String {
     }
 }
 
-/// How many GPUs, for people: as a subject with its verb.
+/// Formats a GPU count as a subject with "is" or "are".
 pub(super) fn gpus(gpus: usize) -> String {
     match gpus {
         1 => "1 GPU is".into(),
@@ -78,12 +78,12 @@ pub(super) fn gpus(gpus: usize) -> String {
     }
 }
 
-/// The refusal where somebody has masked a unit: nothing can start it, and who masked it has decided.
-/// `otherwise` is how the settings do without it.
+/// Blocks if a unit is masked, because the administrator decided that it must not start. `otherwise` is the setting
+/// that works without the unit.
 pub(super) fn masked(name: &str, unit: Option<&UnitState>, otherwise: &str) -> Option<Assessment> {
     unit.filter(|unit| unit.load == "masked")?;
     Some(Assessment::blocked(
-        format!("`{name}` is masked, so nothing can start it"),
+        format!("`{name}` is masked and cannot be started"),
         format!("run `systemctl unmask {name}`, or {otherwise}; then run the command again"),
     ))
 }

@@ -1,21 +1,20 @@
-//! cloud-init: whether it is at work. `cloud-init status --wait` would never return if cloud-init
-//! itself started us, and has no bound; so its files are read, as that command reads them.
+//! Detects whether cloud-init is still running. `cloud-init status --wait` has no timeout and never returns if cloud-init
+//! itself started gpu-bootstrap, so this module reads the same files as that command.
 
 use camino::Utf8Path;
 
 use crate::host::{FilesError, ReadFiles};
 
-/// It is at work while the first file exists and the second does not (`is_running` in
-/// `cloudinit/cmd/status.py`). The first is written by its first stage in each boot, the second when
-/// its last stage ends, with all `runcmd`.
+/// cloud-init is running while the first file exists and the second does not (`is_running` in `cloudinit/cmd/status.py`). The
+/// first stage of each boot writes the first file. The last stage writes the second file when it finishes, after all `runcmd`
+/// entries.
 const STATUS: &str = "/run/cloud-init/status.json";
 const RESULT: &str = "/run/cloud-init/result.json";
 
-/// The control group of this process, proc_pid_cgroup(5).
+/// The cgroup of this process, proc_pid_cgroup(5).
 const OUR_GROUP: &str = "/proc/self/cgroup";
 
-/// The services that run its stages. `cloud-init-main.service` has replaced the others in newer
-/// versions.
+/// The services of the cloud-init stages. Newer versions have only `cloud-init-main.service`.
 const SERVICES: [&str; 6] = [
     "cloud-init-local.service",
     "cloud-init.service",
@@ -25,18 +24,18 @@ const SERVICES: [&str; 6] = [
     "cloud-final.service",
 ];
 
-/// Whether a stage of this boot has not ended.
+/// Whether a stage of this boot is still running.
 ///
 /// # Errors
-/// When its files cannot be looked at.
+/// If the files of cloud-init cannot be read.
 pub fn is_running(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     Ok(files.exists(Utf8Path::new(STATUS))? && !files.exists(Utf8Path::new(RESULT))?)
 }
 
-/// Whether this process belongs to it: it waits for the end of this process then.
+/// Whether cloud-init started this process, and therefore waits for it.
 ///
 /// # Errors
-/// When the control group of this process cannot be read.
+/// If the cgroup of this process cannot be read.
 pub fn started_us(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     let group = files.read_text(Utf8Path::new(OUR_GROUP))?;
     Ok(group.is_some_and(|group| {
@@ -53,7 +52,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn it_runs_from_its_first_file_to_its_last() {
+    fn it_is_running_between_its_two_files() {
         let files = FakeFiles::new();
         assert!(!is_running(&files).unwrap());
         files.put(STATUS, "{}");
@@ -63,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_its_services_is_told_by_the_control_group() {
+    fn processes_of_cloud_init_are_detected_by_cgroup() {
         for (group, ours) in rows! {
             "0::/system.slice/cloud-final.service\n", true;
             "1:name=systemd:/system.slice/cloud-init.service\n0::/\n", true;

@@ -1,13 +1,13 @@
-//! What a container sees of GPUs: devices and driver libraries, and what its GPUs compute. Our own
-//! program runs in the container and prints it; the container probe reads its output.
+//! The GPU devices and driver libraries that are visible in a container, and the result of a computation on its GPUs. The
+//! gpu-bootstrap binary runs in the container and prints them; the container probe parses the output.
 
 use serde::{Deserialize, Serialize};
 
 use super::probe::ProbeDocument;
 use crate::host::{FilesError, ReadFiles};
 
-/// Folders in which the container toolkit puts driver libraries, by distribution and architecture
-/// of the host: it keeps the host's own paths.
+/// The directories into which the container toolkit mounts driver libraries, for each distribution and architecture of the
+/// host. The toolkit keeps the host paths.
 const LIBRARY_FOLDERS: [&str; 7] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -21,21 +21,21 @@ const LIBRARY_FOLDERS: [&str; 7] = [
 /// The libraries that CUDA programs and monitoring open.
 pub const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
-/// The view from inside.
+/// The view from inside the container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ContainerView {
-    /// Names below `/dev` that begin with `nvidia`.
+    /// Names in `/dev` that start with `nvidia`.
     pub devices: Vec<String>,
-    /// Paths of the driver's libraries.
+    /// Paths of the driver libraries.
     pub libraries: Vec<String>,
-    /// What the probe found there.
+    /// The result of the GPU probe in the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeDocument>,
 }
 
 impl ContainerView {
-    /// How many GPU nodes there are (`nvidia0`, `nvidia1`, …).
+    /// The number of GPU device nodes (`nvidia0`, `nvidia1`, …).
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.devices
@@ -45,7 +45,7 @@ impl ContainerView {
             .count()
     }
 
-    /// Whether a file of this library and version is there.
+    /// Whether this library is present in this version.
     #[must_use]
     pub fn has_library(&self, name: &str, version: &str) -> bool {
         let file = format!("{name}.{version}");
@@ -55,10 +55,10 @@ impl ContainerView {
     }
 }
 
-/// Reads what this process sees.
+/// Lists the devices and libraries that are visible to this process.
 ///
 /// # Errors
-/// When a folder that is there cannot be read.
+/// If an existing directory cannot be read.
 pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
     let devices = files
         .list("/dev".into())?
@@ -83,15 +83,15 @@ pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
 /// A file that a process has mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapped {
-    /// Its path when it was mapped.
+    /// The path at the time of the mapping.
     pub path: String,
-    /// Whether another file is at the path now, or none.
+    /// Whether the path is now missing or is a different file.
     pub replaced: bool,
-    /// The kernel's link to the mapped file itself, whatever is at the path now, `proc_pid_map_files(5)`.
+    /// The kernel's symlink to the mapped file, which is valid even if the path was replaced, `proc_pid_map_files(5)`.
     pub link: String,
 }
 
-/// Shared objects that this process has mapped, by `proc_pid_maps(5)`: all that is needed to run the
+/// The shared objects that this process has mapped, parsed from `proc_pid_maps(5)`: all files that are required to run the
 /// program in an empty root filesystem. The first is the program itself.
 #[must_use]
 pub fn mapped_objects(maps: &str) -> Vec<Mapped> {
@@ -117,7 +117,7 @@ pub fn mapped_objects(maps: &str) -> Vec<Mapped> {
     found
 }
 
-/// The link of an address range. Its name has no leading zeros, which the ranges of `maps` may have.
+/// The symlink of an address range. Its name has no leading zeros, but the ranges in `maps` may have them.
 fn link(range: &str) -> Option<String> {
     let (from, to) = range.split_once('-')?;
     let address = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_object_is_named_with_the_link_to_its_content() {
+    fn replaced_object_has_the_link_to_its_content() {
         let maps = "00400000-00452000 r--p 00000000 fe:01 7 /opt/gpu-bootstrap (deleted)\n\
                     7f00-7f01 r--p 00000000 fe:01 9 /usr/lib/libc.so.6 (deleted)\n\
                     7f01-7f02 r--p 00001000 fe:01 9 /usr/lib/libc.so.6 (deleted)\n";

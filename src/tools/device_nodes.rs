@@ -1,15 +1,15 @@
-//! Device nodes of the NVIDIA driver: character devices with the numbers of the driver. A node of another kind or number is of
-//! no use to any program, although its name exists.
+//! Checks the device nodes of the NVIDIA driver: character devices with the driver's major and minor numbers. Programs cannot
+//! use a node of another type or number, even if its name is right.
 
 use camino::Utf8Path;
 
 use crate::host::{FileKind, FilesError, ReadFiles};
 
-/// The kernel's list of major numbers.
+/// The kernel's list of major device numbers.
 const MAJORS: &str = "/proc/devices";
 
-/// The nodes that each CUDA program opens, except those of GPUs, and their minor numbers. Source:
-/// NVIDIA/nvidia-container-toolkit, `internal/system/nvdevices`.
+/// The non-GPU nodes that every CUDA program opens, and their minor numbers. Source: NVIDIA/nvidia-container-toolkit,
+/// `internal/system/nvdevices`.
 const CONTROL: [(&str, u32); 4] = [
     ("nvidiactl", 255),
     ("nvidia-modeset", 254),
@@ -17,7 +17,7 @@ const CONTROL: [(&str, u32); 4] = [
     ("nvidia-uvm-tools", 1),
 ];
 
-/// The character devices of NVIDIA's driver in `/proc/devices`: names, and major numbers.
+/// Returns the NVIDIA character devices in `/proc/devices`: names and major numbers.
 #[must_use]
 pub fn majors(text: &str) -> Vec<(String, u32)> {
     text.lines()
@@ -31,9 +31,9 @@ pub fn majors(text: &str) -> Vec<(String, u32)> {
         .collect()
 }
 
-/// The names that the driver of a device node has in `/proc/devices`; none for a node of somebody else. Source:
-/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`; before 550.40 the nodes of GPUs were
-/// those of `nvidia-frontend`.
+/// Returns the driver names in `/proc/devices` that can own a device node, or nothing for a node of another driver. Source:
+/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`. Before 550.40, GPU nodes were owned by
+/// `nvidia-frontend`.
 #[must_use]
 pub fn drivers_of(path: &str) -> &'static [&'static str] {
     let Some(name) = path.strip_prefix("/dev/") else {
@@ -55,18 +55,18 @@ pub fn drivers_of(path: &str) -> &'static [&'static str] {
     }
 }
 
-/// What is wrong with an existing device node.
+/// An existing device node that programs cannot use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFault {
-    /// The path, and what differs.
+    /// The path, and the difference from the expected node.
     pub why: String,
     pub remedy: String,
 }
 
-/// The first existing node in `/dev` that is not as the loaded driver made it.
+/// Returns the first node in `/dev` that differs from the one that the loaded driver creates.
 ///
 /// # Errors
-/// If a node or a list of the kernel cannot be read.
+/// If a node or a kernel list cannot be read.
 pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
     let text = |path: &str| files.read_lossy(Utf8Path::new(path));
     let majors = majors(&text(MAJORS)?.unwrap_or_default());
@@ -90,7 +90,7 @@ fn of_node(
     path: &str,
     (major, minor): (Option<u32>, u32),
 ) -> Result<Option<NodeFault>, FilesError> {
-    // A link leads to the node of another name.
+    // A symlink may point to a node with another name.
     let real = files.resolve(path.into())?.unwrap_or_else(|| path.into());
     let Some(stat) = files.stat(&real)? else {
         return Ok(None);
@@ -116,7 +116,7 @@ fn of_node(
     Ok(Some(made_again(why, remove, path)))
 }
 
-/// A container runtime that mounts a missing node from the host creates a directory in its place.
+/// A container runtime creates a directory if the device node that it mounts is missing on the host.
 fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
@@ -126,7 +126,7 @@ fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
     }
 }
 
-/// The minor number of a node by its name; `None` for other files.
+/// Returns the minor number that belongs to the name of a node, or `None` for other files.
 fn minor_of(name: &str) -> Option<u32> {
     let control = CONTROL.iter().find(|(known, _)| *known == name);
     match control {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn major_numbers_are_those_of_the_kernel() {
+    fn major_numbers_are_parsed() {
         let text = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n243 nvidia-uvm\n\n\
                     Block devices:\n  8 sd\n195 nvidia-none\n";
         let found = majors(text);
@@ -187,11 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_another_kind_or_number_are_faults() {
+    fn wrong_node_type_or_number_is_a_fault() {
         assert_eq!(why(&machine()), None);
         let files = machine();
         files.take("/dev/nvidia0");
-        assert_eq!(why(&files), None, "a missing node is the concern of others");
+        assert_eq!(why(&files), None, "a missing node is reported elsewhere");
         files.put_folder("/dev/nvidia0", 0o755);
         let found = fault(&files).expect("readable").expect("a fault");
         assert_eq!(

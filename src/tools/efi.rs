@@ -1,27 +1,27 @@
-//! Certificates that the firmware, or the shim before the boot loader, trusts. The kernel takes them over,
-//! and accepts modules that one of them signed.
+//! Checks whether a certificate is trusted by the firmware or by shim, the first boot loader. The kernel imports these
+//! certificates and accepts modules that are signed with them.
 
 use camino::Utf8Path;
 
 use crate::host::{FilesError, ReadFiles};
 
-/// The variables of the firmware.
+/// The EFI variables.
 const VARIABLES: &str = "/sys/firmware/efi/efivars";
 
-/// Machine owner keys as the kernel keeps them whole: a variable of the firmware may be too small for all
-/// (Linux, `drivers/firmware/efi/mokvar-table.c`).
+/// The complete machine owner keys, exported by the kernel, because one EFI variable may be too small for all of them (Linux,
+/// `drivers/firmware/efi/mokvar-table.c`).
 const OWNER_KEYS: &str = "/sys/firmware/efi/mok-variables";
 
-/// How the variables with machine owner keys begin: the shim continues a list in `MokListRT1` and so on.
+/// Prefix of the variables with machine owner keys: shim continues a list in `MokListRT1` and so on.
 const OWNER_LIST: &str = "MokListRT";
 
-/// The signature database of the UEFI specification, with the GUID of its image security.
+/// The UEFI signature database, with the GUID of image security.
 const DATABASE: &str = "db-d719b2cb-3d3a-4596-a3bc-dad00e67656f";
 
-/// Whether a certificate (DER) is enrolled; `None` if no variable with certificates could be read.
+/// Whether a certificate (DER) is enrolled, or `None` if no variable with certificates could be read.
 ///
 /// # Errors
-/// When an existing variable cannot be read.
+/// If an existing variable cannot be read.
 pub fn is_enrolled(files: &dyn ReadFiles, certificate: &[u8]) -> Result<Option<bool>, FilesError> {
     let mut known = None;
     for (folder, is_one) in [
@@ -49,8 +49,8 @@ fn is_variable(name: &str) -> bool {
     name == DATABASE || name.starts_with(OWNER_LIST)
 }
 
-/// Whether a list of signatures has the certificate: each is whole in it, `EFI_SIGNATURE_DATA` of the UEFI
-/// specification.
+/// Whether a signature list contains the certificate. The list contains each certificate unchanged (`EFI_SIGNATURE_DATA` of the
+/// UEFI specification).
 fn holds(list: &[u8], certificate: &[u8]) -> bool {
     !certificate.is_empty()
         && list
@@ -64,7 +64,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn a_certificate_is_enrolled_if_a_list_of_the_firmware_or_of_the_owner_has_it() {
+    fn certificate_in_firmware_or_owner_list_is_enrolled() {
         let ours = b"0\x82 our certificate".as_slice();
         let list = |content: &[u8]| [b"\x07\0\0\0header".as_slice(), content, b"tail"].concat();
         let of = |path: Option<&str>, content: &[u8]| {
@@ -84,7 +84,7 @@ mod tests {
                 "{path}"
             );
         }
-        // Forbidden ones are not trusted.
+        // Certificates in the forbidden list are not trusted.
         let forbidden = "/sys/firmware/efi/efivars/dbx-d719b2cb-3d3a-4596-a3bc-dad00e67656f";
         assert_eq!(of(Some(forbidden), ours), None);
         assert_eq!(of(None, ours), None);

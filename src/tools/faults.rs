@@ -1,5 +1,4 @@
-//! What programs say when they fail, and what helps, from the table `faults.toml`. Those of package managers are in
-//! `packages`.
+//! Maps the error output of external programs to causes and remedies (`faults.toml`). Package manager errors are in `packages`.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -8,7 +7,7 @@ use serde::Deserialize;
 use crate::model::text::built_in;
 
 static TABLE: LazyLock<KnownFaults> =
-    LazyLock::new(|| built_in("faults").expect("the built-in table parses: a test reads it"));
+    LazyLock::new(|| built_in("faults").expect("the built-in table is valid, as a test checks"));
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -18,7 +17,7 @@ struct KnownFaults {
     modprobe: Vec<KnownFault>,
 }
 
-/// A row of the table, which explains its fields.
+/// An entry of the table. `faults.toml` explains the fields.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownFault {
@@ -26,47 +25,47 @@ pub struct KnownFault {
     signs: Vec<String>,
     #[serde(default)]
     late: Vec<String>,
-    /// The stable word for scripts.
+    /// The stable identifier for scripts.
     pub reason: String,
-    /// What it means, as the end of a sentence.
+    /// The cause, worded as the end of a sentence.
     #[serde(default)]
     pub what: String,
     pub hint: Option<String>,
-    /// What helps with a client, by its name.
+    /// Remedies for specific clients, by client name.
     #[serde(default)]
     of: BTreeMap<String, String>,
-    /// Whether it goes away without help.
+    /// Whether the error is transient.
     #[serde(default)]
     pub passes: bool,
-    /// Whether another attempt within the same change may succeed.
+    /// Whether a retry within the same change may succeed.
     #[serde(default)]
     pub again: bool,
 }
 
 impl KnownFault {
-    /// What helps with this runtime.
+    /// Returns the remedy for this runtime.
     pub fn hint_for(&self, runtime: &str) -> Option<&str> {
         let own = self.of.get(runtime).map(String::as_str);
         own.or(self.hint.as_deref())
     }
 }
 
-/// Why the client of a registry did not pull an image.
+/// Explains an image pull error.
 pub fn of_pull(said: &str) -> &'static KnownFault {
     find(&TABLE.pull, said)
 }
 
-/// The rows of a program that joins a cluster; none for a program without a table.
+/// Returns the entries for a program that joins a cluster. Empty for a program without a table.
 pub fn of_join(program: &str) -> &'static [KnownFault] {
     TABLE.join.get(program).map_or(&[], Vec::as_slice)
 }
 
-/// Why modprobe did not load or unload a module.
+/// Explains a modprobe error.
 pub fn of_modprobe(said: &str) -> &'static KnownFault {
     find(&TABLE.modprobe, said)
 }
 
-/// The row of what a program says: the last one if no sign is in it.
+/// Returns the entry that matches the output, or the last entry if none matches.
 pub fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
     let said = said.to_lowercase();
     let shows = |signs: &[String]| signs.iter().any(|sign| said.contains(sign.as_str()));
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_table_ends_with_the_row_of_all_else_and_has_signs_in_lower_case() {
+    fn tables_end_with_a_catch_all_and_have_lower_case_signs() {
         for rows in [&TABLE.pull, &TABLE.modprobe]
             .into_iter()
             .chain(TABLE.join.values())
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_of_registries_say_is_one_fault() {
+    fn registry_client_errors_have_one_reason() {
         for (said, reason) in rows! {
             "Error response from daemon: manifest for 127.0.0.1:5000/x:none not found: manifest \
              unknown: manifest unknown", "image-not-found";
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_without_https_is_not_silent_and_each_runtime_has_its_hint() {
+    fn plain_http_registry_is_reachable_and_hints_depend_on_runtime() {
         let plain = of_pull("http: server gave HTTP response to HTTPS client");
         let silent = of_pull("connection refused");
         assert_eq!((&plain.reason, plain.passes), (&silent.reason, false));
@@ -142,13 +141,13 @@ mod tests {
             let hint = plain.hint_for(runtime).expect(runtime);
             assert!(hint.contains(file), "{hint}");
         }
-        // What has no hint of its own for a runtime has that of all.
+        // Errors without a hint for a runtime have the common hint.
         assert_eq!(silent.hint_for("podman"), silent.hint_for("containerd"));
         assert_ne!(silent.hint_for("docker"), silent.hint_for("containerd"));
     }
 
     #[test]
-    fn what_modprobe_says_is_one_fault() {
+    fn modprobe_errors_have_one_reason() {
         for (said, reason) in rows! {
             "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
                 "module-signature";

@@ -1,9 +1,9 @@
-//! The messages of the kernel, and those of NVIDIA's driver in them.
+//! Reads kernel messages, including the messages of the NVIDIA driver.
 //!
-//! Any user can write text into the kernel log: the path of a mount, the name of a program, the version that a client of the
-//! driver claims to have. So a message counts only for how it begins, and the text after that must have the form that the
-//! kernel or the driver writes. The start is longer than the name of a program, because some messages of the kernel begin
-//! with one: `NAME[PID]: segfault at … in FILE`.
+//! Any user can write text into the kernel log, for example with the path of a mount, a program name, or the version that a
+//! driver client reports. A message is therefore recognized only by its start, and the text after the start must have the
+//! format of the kernel or the driver. The start is longer than a program name, because some kernel messages begin with one:
+//! `NAME[PID]: segfault at … in FILE`.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -14,14 +14,14 @@ use crate::{
     model::{pci::PciAddress, text::built_in, version::DriverVersion},
 };
 
-/// The time limit for reading a log, however long the machine runs.
+/// The time limit for reading a log, regardless of the uptime.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The longest name of a program in a message (Linux `TASK_COMM_LEN`, without the NUL).
+/// Maximum length of a program name in a message (Linux `TASK_COMM_LEN`, without the NUL).
 const PROGRAM: usize = 15;
 
-/// The messages that are read without a pattern: the first message of a boot, the first line of an oops, and the place of the
-/// code.
+/// Expressions for the messages that have no pattern: the first message of a boot, the first line of an oops, and the code
+/// location.
 const OTHERS: [&str; 4] = [
     "Linux version ",
     "[A-Za-z0-9 ,:_-]+: [0-9a-f]+ \\[#[0-9]+\\]",
@@ -30,21 +30,22 @@ const OTHERS: [&str; 4] = [
 ];
 
 static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
-    let table: Table = built_in("kernel_log").expect("the built-in table parses: a test reads it");
+    let table: Table =
+        built_in("kernel_log").expect("the built-in table is valid, as a test checks");
     table.line
 });
 
-/// The messages of [`MESSAGES`], with their patterns.
+/// The entries of [`MESSAGES`], with parsed patterns.
 static PATTERNS: LazyLock<Vec<(Pattern, Maker)>> = LazyLock::new(|| {
     let pattern = |texts: &[&str]| {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
-        Pattern::of(texts).expect("the built-in patterns parse: a test reads them")
+        Pattern::of(texts).expect("the built-in patterns are valid, as a test checks")
     };
     let of = |(texts, maker): &(&[&str], Maker)| (pattern(texts), *maker);
     MESSAGES.iter().map(of).collect()
 });
 
-/// A part of how a message begins; `kernel_log.toml` describes the placeholders.
+/// A part of the start of a message. `kernel_log.toml` describes the placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
     Text(String),
@@ -55,7 +56,7 @@ enum Part {
     Program,
 }
 
-/// A pattern of messages: how one begins, and the texts that follow later in this order.
+/// A message pattern: the start of the message, and texts that must follow later in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Vec<String>")]
 struct Pattern {
@@ -71,15 +72,15 @@ impl TryFrom<Vec<String>> for Pattern {
     }
 }
 
-/// A message that a pattern matched.
+/// A message that matches a pattern.
 struct Matched<'m> {
-    /// The text behind the start.
+    /// The text after the start.
     rest: &'m str,
     /// The device in the start.
     at: Option<PciAddress>,
     /// The last number in the start.
     number: Option<u32>,
-    /// The GPU that an earlier line of the same sentence has.
+    /// The GPU in an earlier line of the same sentence.
     last: Option<PciAddress>,
 }
 
@@ -159,7 +160,7 @@ impl Pattern {
         })
     }
 
-    /// Returns the regular expression (PCRE) that finds such messages from their first byte.
+    /// Returns a regular expression (PCRE) that matches such messages from their first byte.
     fn expression(&self) -> String {
         let part = |part: &Part| match part {
             Part::Text(text) => literal(text),
@@ -178,7 +179,7 @@ impl Pattern {
     }
 }
 
-/// Returns the expression for a text.
+/// Returns an expression that matches a text literally.
 fn literal(text: &str) -> String {
     let mut escaped = String::new();
     for letter in text.chars() {
@@ -190,12 +191,12 @@ fn literal(text: &str) -> String {
     escaped
 }
 
-/// Returns the length of the bytes of a kind at the start of a text.
+/// Returns the length of the prefix that consists of these bytes.
 fn span(text: &str, is: impl Fn(u8) -> bool) -> usize {
     text.bytes().take_while(|byte| is(*byte)).count()
 }
 
-/// Returns the length of the name of a C function, and of the number of the GPU that newer drivers write before it (`GPU0 `).
+/// Returns the length of a C function name, including the GPU number that newer drivers print before it (`GPU0 `).
 fn function(text: &str) -> usize {
     let name = |text: &str| span(text, |b| b.is_ascii_alphanumeric() || b == b'_');
     let gpu = (text.strip_prefix("GPU"))
@@ -208,35 +209,34 @@ fn function(text: &str) -> usize {
     }
 }
 
-/// What a line of the table is about.
+/// The subject of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The module was not loaded.
     Load,
-    /// A GPU was refused, or not started.
+    /// A GPU was rejected or not started.
     Start,
     /// The PCI bus failed for a device.
     Bus,
-    /// The IOMMU refused an access of a device.
+    /// The IOMMU denied a device access.
     Iommu,
-    /// A part beside the GPUs does not work.
+    /// A component other than the GPUs does not work.
     Beside,
 }
 
-/// A row of the table `kernel_log.toml`.
+/// An entry of the table `kernel_log.toml`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Line {
-    /// A message of one of these patterns belongs to the row.
+    /// The patterns of the messages of this entry.
     lines: Vec<Pattern>,
-    /// What it is about.
     pub kind: Kind,
-    /// The driver hung.
+    /// Whether the driver hung.
     #[serde(default)]
     pub hang: bool,
-    /// The reason; `{}` stands for the device.
+    /// The cause. `{}` is replaced by the device.
     pub why: String,
-    /// What helps.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -245,7 +245,7 @@ struct Table {
     line: Vec<Line>,
 }
 
-/// Returns the row of the table for a message, with the device.
+/// Returns the table entry of a message, with the device.
 fn row(message: &str) -> Option<Message> {
     TABLE.iter().find_map(|row| {
         let found = row.lines.iter().find_map(|line| line.matches(message))?;
@@ -253,8 +253,7 @@ fn row(message: &str) -> Option<Message> {
     })
 }
 
-/// Returns the rows of the table for these messages, each with the devices that the lines name, in the order of the
-/// table.
+/// Returns the table entries of these messages in the order of the table, each with all devices in the messages.
 pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<PciAddress>)> {
     TABLE.iter().filter_map(move |row| {
         let of_it = |message: &Message| match message {
@@ -266,7 +265,7 @@ pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<Pc
     })
 }
 
-/// Returns how many of these messages are of a row of the table.
+/// Counts the messages of a table entry.
 #[must_use]
 pub fn count(messages: &[Message], row: &Line) -> usize {
     (messages.iter())
@@ -274,9 +273,9 @@ pub fn count(messages: &[Message], row: &Line) -> usize {
         .count()
 }
 
-/// Queries the messages of this boot in the systemd journal, which keeps more of them than the kernel. Only messages that
-/// [`read`] understands are read, because they may end up in a recording. As JSON, a record is a line, whatever text is in it.
-/// The facility `kern` excludes what programs write to `/dev/kmsg`.
+/// Queries the messages of this boot from the systemd journal, which keeps more messages than the kernel. The filter selects
+/// only messages that [`read`] recognizes, because the output may be stored in a recording. The format is JSON, so each record
+/// is one line, even if its text contains newlines. The facility `kern` excludes text that programs write to `/dev/kmsg`.
 #[must_use]
 pub fn journal() -> Query {
     let messages = PATTERNS.iter().map(|(pattern, _)| pattern);
@@ -298,22 +297,23 @@ pub fn journal() -> Query {
     Query::new("journalctl", args).deadline(DEADLINE)
 }
 
-/// Queries the messages that the kernel itself still has, without those that programs write to `/dev/kmsg`.
+/// Queries the messages in the ring buffer of the kernel, without text that programs write to `/dev/kmsg`.
 #[must_use]
 pub fn ring() -> Query {
     Query::new("dmesg", ["--kernel"]).deadline(DEADLINE)
 }
 
-/// Files with messages of the kernel. They may hold several boots. They are read only where no command can be run: a syslog
-/// daemon writes a line of `kernel` also for a user who claims that name on its socket, and for each line of a message.
+/// Files with kernel messages, possibly of several boots. They are used only if no command can be executed, because they are
+/// less trustworthy: a syslog daemon also writes a `kernel` line for a user who sends that name to its socket, and for each
+/// line of a message.
 pub const FILES: [&str; 3] = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/messages"];
 
-/// A field of a record of the journal.
+/// A field of a journal record.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Field {
     Text(String),
-    /// A text with bytes that cannot be printed, such as the name of a user's program.
+    /// Text with unprintable bytes, for example in a program name.
     Bytes(Vec<u8>),
     Other(IgnoredAny),
 }
@@ -335,8 +335,8 @@ pub fn records_of_journal(output: &str) -> Vec<String> {
     output.lines().filter_map(message).collect()
 }
 
-/// Returns the messages in the output of [`ring`], or in one of [`FILES`]. A message follows a time stamp, or date, host and
-/// `kernel:`. An indented line continues it: so `dmesg` and `journalctl` print a message of several lines.
+/// Returns the messages in the output of [`ring`] or in one of [`FILES`]. A message follows a timestamp, or a date, a host and
+/// `kernel:`. An indented line continues a message, because `dmesg` and `journalctl` print multi-line messages in this way.
 #[must_use]
 pub fn records(text: &str) -> Vec<String> {
     let mut records: Vec<String> = Vec::new();
@@ -356,8 +356,8 @@ pub fn records(text: &str) -> Vec<String> {
     records
 }
 
-/// Returns the message of a line: `[ 12.345678] NVRM: …`, `[ 12.345678] kernel: NVRM: …` (`/var/log/dmesg` of Ubuntu), or
-/// `Aug 14 09:00:01 node kernel: [ 12.345678] NVRM: …` (rsyslog); `None` if the kernel has not written it.
+/// Returns the message in a line: `[ 12.345678] NVRM: …`, `[ 12.345678] kernel: NVRM: …` (`/var/log/dmesg` of Ubuntu), or `Aug
+/// 14 09:00:01 node kernel: [ 12.345678] NVRM: …` (rsyslog). `None` if the line is not from the kernel.
 fn of_kernel(line: &str) -> Option<&str> {
     if let Some(rest) = behind_time(line) {
         return Some(rest.strip_prefix("kernel: ").unwrap_or(rest));
@@ -378,7 +378,7 @@ const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// Returns the text behind a time stamp, `[   12.345678] `, and behind the caller that some kernels add, `[  T123] `.
+/// Returns the text after the timestamp, `[   12.345678] `, and after the caller that some kernels add, `[  T123] `.
 fn behind_time(line: &str) -> Option<&str> {
     let bracket = |text: &'_ str, is: fn(u8) -> bool| {
         let inner = text.strip_prefix('[')?.trim_start_matches(' ');
@@ -400,7 +400,7 @@ pub fn last_boot(records: &[String]) -> &[String] {
     &records[start.unwrap_or_default()..]
 }
 
-/// Whether a message is the first one of a boot: `Linux version 6.8.0-88-generic (buildd@…) …`.
+/// Whether a message is the first message of a boot: `Linux version 6.8.0-88-generic (buildd@…) …`.
 fn is_boot(message: &str) -> bool {
     message.strip_prefix("Linux version ").is_some_and(|rest| {
         let release = span(rest, |b| b.is_ascii_alphanumeric() || b".-_+~".contains(&b));
@@ -408,114 +408,111 @@ fn is_boot(message: &str) -> bool {
     })
 }
 
-/// What the kernel and NVIDIA's driver said.
+/// A message of the kernel or the NVIDIA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// It reported an error by its number.
+    /// The driver reported an error by its number.
     Xid {
         gpu: Option<PciAddress>,
-        /// The number.
+        /// The Xid number.
         code: u32,
-        /// The line itself calls the error nonfatal, as those of NVLink 5 do.
+        /// Whether the line calls the error nonfatal, which NVLink 5 errors do.
         nonfatal: bool,
     },
-    /// A line names an earlier error as its cause, whose own line may be gone.
+    /// A line reports an earlier error as its cause. The line of that error may be missing.
     Cause {
         gpu: Option<PciAddress>,
-        /// The number.
+        /// The Xid number.
         code: u32,
     },
-    /// The driver refuses work on a GPU, which it does not name, until that is reset.
+    /// The driver rejects work on an unspecified GPU until the GPU is reset.
     ResetRequired,
-    /// The driver's manager of memory (UVM) met an error that ends CUDA on all GPUs until a reboot.
+    /// The driver's memory manager (UVM) had an error that blocks CUDA on all GPUs until a reboot.
     RebootRequired,
-    /// The driver says what a GPU needs now (Xid 154); later lines replace earlier ones.
+    /// The driver reports the current recovery action of a GPU (Xid 154). Later lines replace earlier ones.
     Recovery {
         gpu: Option<PciAddress>,
-        /// What it needs.
+        /// The requested action.
         action: Recovery,
     },
     /// An `NVSwitch` reported an error by its number.
     SXid {
         switch: Option<PciAddress>,
-        /// The number.
+        /// The SXid number.
         code: u32,
-        /// The line calls the error fatal.
+        /// Whether the line calls the error fatal.
         fatal: bool,
     },
-    /// A GPU does not answer any more.
+    /// A GPU no longer responds.
     FellOffBus { gpu: Option<PciAddress> },
-    /// It could not start a GPU.
+    /// The driver could not initialize a GPU.
     NotStarted { gpu: Option<PciAddress> },
-    /// A GPU needs the open modules, and these are the proprietary ones.
+    /// A GPU needs the open modules, but the proprietary modules are loaded.
     NeedsOpen { gpu: Option<PciAddress> },
-    /// A GPU needs the proprietary modules, and these are the open ones.
+    /// A GPU needs the proprietary modules, but the open modules are loaded.
     NeedsProprietary { gpu: Option<PciAddress> },
-    /// The driver ignores a GPU that only an older branch drives.
+    /// The driver ignores a GPU that is supported only by an older branch.
     Legacy {
         gpu: Option<PciAddress>,
-        /// The branch that the driver names.
+        /// The branch in the message.
         branch: u32,
     },
-    /// The driver does not know a GPU.
+    /// The driver does not support a GPU.
     Unsupported { gpu: Option<PciAddress> },
-    /// Firmware or hypervisor gave a GPU no addresses for one of its windows.
+    /// A BAR of a GPU is unassigned.
     NoWindow {
         gpu: Option<PciAddress>,
-        /// The window.
+        /// The BAR number.
         bar: u32,
     },
-    /// The firmware that the driver loads into GPUs was not loaded.
+    /// The GPU firmware of the driver was not loaded.
     NoFirmware {
-        /// The file, where the line names it.
+        /// The file, if the line contains it.
         file: Option<String>,
-        /// The code of the error; `None` if it only says that the file is missing.
+        /// The error code, or `None` if the line only reports a missing file.
         code: Option<u32>,
     },
-    /// A line of the table.
+    /// A message of a table entry.
     Line {
-        /// The device, where the line names one.
+        /// The device, if the line contains one.
         at: Option<PciAddress>,
         row: &'static Line,
     },
-    /// The driver refused a device.
-    ProbeFailed {
-        /// The device.
-        gpu: Option<PciAddress>,
-    },
-    /// A program has libraries of another version than the module.
+    /// The driver rejected a device.
+    ProbeFailed { gpu: Option<PciAddress> },
+    /// A program uses driver libraries with another version than the module.
     OtherVersion {
-        /// Their version, where the line names it.
+        /// The library version, if the line contains it.
         libraries: Option<String>,
     },
-    /// A GPU, which the driver does not name, does not answer on the bus.
+    /// An unspecified GPU does not respond on the bus.
     Lost,
-    /// The kernel ended a task that was in the driver (oops).
+    /// The kernel killed a task in driver code (oops).
     Crashed {
-        /// The driver's module.
+        /// The driver module.
         module: String,
     },
 }
 
-/// What the driver says that a GPU needs: the values of NVML's field 230.
+/// The recovery action that the driver requests for a GPU: the values of NVML field 230.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
-    /// Nothing more.
+    /// No action.
     None,
-    /// A stop of the programs that use it together with other GPUs.
+    /// Stop the programs that use it together with other GPUs.
     DrainPeers,
     Reset,
-    /// A stop of its programs, then a reset.
+    /// Stop its programs, then reset it.
     DrainAndReset,
-    /// A recovery of the IMEX domain; no fault of this machine.
+    /// Recover the IMEX domain. This machine is not faulty.
     Imex,
     BusReset,
-    /// A reboot of the machine.
+    /// Reboot the machine.
     Reboot,
 }
 
 impl Recovery {
-    /// Returns the action with this number; `None` if it is not known here.
+    /// Returns the action with this number, or `None` if the number is unknown.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Some(match number {
@@ -531,14 +528,14 @@ impl Recovery {
     }
 }
 
-/// Reads the messages of a log. A sentence of the driver may take several lines, of which only the first has the GPU: they
-/// are one record, or one record each.
+/// Parses the messages of a log. A driver sentence may have several lines, and only the first contains the GPU. The lines are
+/// either one record or one record each.
 pub fn read<'r>(records: impl IntoIterator<Item = &'r str>) -> Vec<Message> {
     let mut last = None;
     let mut crash = false;
     let mut found = Vec::new();
     for record in records {
-        // A warning of the kernel has a place, too, but no number.
+        // A kernel warning also has a code location, but no count.
         crash |= is_crash(record);
         if crash && let Some(place) = place_of_code(record) {
             crash = false;
@@ -556,8 +553,8 @@ pub fn read<'r>(records: impl IntoIterator<Item = &'r str>) -> Vec<Message> {
     found
 }
 
-/// Returns the lines of a record that are read on their own: those of the driver's sentences, which have no text of a user. Every
-/// other record is one message, whatever it contains. rsyslog writes the end of a line in a record as `#012`, Talos as `\x0a`.
+/// Splits a record into lines if it is a driver sentence, because driver sentences contain no user text. Every other record is
+/// one message, whatever it contains. In a record, rsyslog writes a newline as `#012` and Talos as `\x0a`.
 fn lines(record: &str) -> Vec<&str> {
     if !is_sentence(record) {
         return vec![record];
@@ -569,24 +566,24 @@ fn lines(record: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Whether a message begins a sentence of the driver about a device.
+/// Whether a message starts a driver sentence about a device.
 fn is_sentence(message: &str) -> bool {
     message.starts_with("NVRM: The NVIDIA ") || message.starts_with("NVRM: This PCI ")
 }
 
-/// `Oops: 0000 [#1] SMP NOPTI`, `general protection fault, … 0000 [#1]`, `Internal error: Oops: 96000004 [#1]`: the first line
-/// of a crash that ends a task, which the kernel counts (Linux `__die_header` in arch/x86/kernel/dumpstack.c, `__die` in
-/// arch/arm64/kernel/traps.c).
+/// Whether a message is the first line of a crash that kills a task: `Oops: 0000 [#1] SMP NOPTI`, `general protection fault, …
+/// 0000 [#1]`, `Internal error: Oops: 96000004 [#1]`. The kernel counts these (Linux `__die_header` in
+/// arch/x86/kernel/dumpstack.c, `__die` in arch/arm64/kernel/traps.c).
 fn is_crash(message: &str) -> bool {
     let is =
         |text: &str, digit: fn(&u8) -> bool| !text.is_empty() && text.bytes().all(|b| digit(&b));
     message.split_once(" [#").is_some_and(|(before, rest)| {
-        // The code of the error stands before the count. A message with text of a user has other characters before.
+        // The error code precedes the count. In a message with user text, other characters precede it.
         let plain = |b: u8| b.is_ascii_alphanumeric() || b" ,:-_".contains(&b);
         let (why, code) = before.rsplit_once(": ").unwrap_or_default();
         let (count, build) = rest.split_once(']').unwrap_or_default();
-        // The kernel adds only options of its build. The message about a segmentation fault begins with a program name, which
-        // can look like all that is before.
+        // The kernel adds only build options. A segmentation fault message begins with a program name, which can imitate all
+        // preceding text.
         let is_build = build.is_empty()
             || build.starts_with(' ')
                 && (build.bytes()).all(|b| b.is_ascii_uppercase() || b" _".contains(&b));
@@ -597,9 +594,8 @@ fn is_crash(message: &str) -> bool {
     })
 }
 
-/// Reads the place of the code that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64.
-/// With 0033 it was the code of a program. Returns the module of NVIDIA's driver that the place is in; `Some(None)` for another
-/// place.
+/// Parses a code location: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, or `pc : …` on aarch64. The prefix
+/// 0033 marks user-space code. Returns the NVIDIA driver module of the location, or `Some(None)` for another location.
 fn place_of_code(message: &str) -> Option<Option<String>> {
     let place = ["RIP: 0010:", "RIP: 0033:", "pc : "]
         .iter()
@@ -626,8 +622,8 @@ fn place_of_code(message: &str) -> Option<Option<String>> {
     }))
 }
 
-/// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`: it ends so, whatever the name of
-/// the program is.
+/// Parses the suffix of `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`. A program name
+/// cannot imitate it, because it is the end of the message.
 fn cause(message: &str) -> Option<Message> {
     let (text, cause) = message.rsplit_once(" caused by previous Xid ")?;
     let code = number(cause).filter(|_| cause.bytes().all(|b| b.is_ascii_digit()))?;
@@ -637,8 +633,8 @@ fn cause(message: &str) -> Option<Message> {
     Some(Message::Cause { gpu, code })
 }
 
-/// Returns the version of a program's libraries: `the client has the version 570.148.08, but`; newer drivers have the
-/// program first, and begin the next line with `has the version`. The program itself chooses this text.
+/// Returns the library version of a program: `the client has the version 570.148.08, but`. Newer drivers print the program
+/// first and start the next line with `has the version`. The program chooses this text.
 fn version_of_client(said: &str) -> Option<String> {
     let (_, rest) = said.split_once("has the version ")?;
     let (version, _) = rest.split_once(", but")?;
@@ -646,18 +642,18 @@ fn version_of_client(said: &str) -> Option<String> {
     Some(version.to_string())
 }
 
-/// Reads one line; `None` if it is no known message. `last` is the GPU that an earlier line of the same sentence has.
+/// Parses one line. `None` if the message is unknown. `last` is the GPU in an earlier line of the same sentence.
 fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     let (found, maker) =
         (PATTERNS.iter()).find_map(|(pattern, maker)| Some((pattern.matches(line)?, maker)))?;
     maker(&Matched { last, ..found })
 }
 
-/// Makes the message of a line; `None` if the rest of the line has another form.
+/// Creates the message of a line, or returns `None` if the rest of the line has another format.
 type Maker = fn(&Matched<'_>) -> Option<Message>;
 
-/// The messages that are read, with their patterns. The texts of the driver are those of NVIDIA/open-gpu-kernel-modules (the tags
-/// 515.43.04 to 595.45.04) and of reports.
+/// The recognized messages, with their patterns. The driver texts are from NVIDIA/open-gpu-kernel-modules (tags 515.43.04 to
+/// 595.45.04) and from bug reports.
 #[rustfmt::skip]
 const MESSAGES: &[(&[&str], Maker)] = &[
     // Very old drivers wrote the address without `PCI:`.
@@ -669,7 +665,7 @@ const MESSAGES: &[(&[&str], Maker)] = &[
     (&["NVRM: GPU at <address> has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.at })),
     (&["NVRM: GPU <address>: GPU has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.at })),
     (&["NVRM: GPU has fallen off the bus"], |_| Some(Message::FellOffBus { gpu: None })),
-    // Lines of sentences: `The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:26b5) installed in this system …`.
+    // Later lines of sentences such as `The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:26b5) installed in this system …`.
     (&["NVRM: fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
     (&["NVRM: system has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
     (&["NVRM: installed in this system has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
@@ -679,7 +675,7 @@ const MESSAGES: &[(&[&str], Maker)] = &[
     (&["NVRM: supported through the NVIDIA "], legacy),
     (&["NVRM:  supported through the NVIDIA "], legacy),
     (&["NVRM: BAR<number> is 0M @ 0x0 (PCI:<address>)"], no_window),
-    // These begin a sentence.
+    // First lines of sentences.
     (&["NVRM: The NVIDIA "], |_| None),
     (&["NVRM: This PCI I/O region assigned to your NVIDIA device is invalid"], |_| None),
     (&["NVRM: GPU <address>: RmInitAdapter failed"], |it| Some(Message::NotStarted { gpu: it.at })),
@@ -696,7 +692,7 @@ const MESSAGES: &[(&[&str], Maker)] = &[
     (&["NVRM: <function>: Check failed: ", "[NV_ERR_GPU_IS_LOST]"], |_| Some(Message::Lost)),
     // `nvGpuOpsReportFatalError`.
     (&["NVRM: <function>: uvm encountered global fatal error"], |_| Some(Message::RebootRequired)),
-    // Linux drivers/base/dd.c, really_probe; before 6.5 the second form.
+    // Linux drivers/base/dd.c, really_probe. The second form is used before 6.5.
     (&["nvidia <address>: probe with driver nvidia failed with error"], |it| Some(Message::ProbeFailed { gpu: it.at })),
     (&["nvidia: probe of <address> failed with error"], |it| Some(Message::ProbeFailed { gpu: it.at })),
     (&["nvidia <address>: Direct firmware load for nvidia/", "failed with error -"], no_firmware),
@@ -706,14 +702,14 @@ const MESSAGES: &[(&[&str], Maker)] = &[
     (&["<driver> <address>: BAR <number>", "can't assign"], no_window),
 ];
 
-/// `NVRM: Xid (PCI:0000:18:00): 79, pid=…`. Errors of MIG devices add the instance: ` GPU-I:05`.
+/// Parses `NVRM: Xid (PCI:0000:18:00): 79, pid=…`. Errors of MIG devices also contain the instance: ` GPU-I:05`.
 fn xid(it: &Matched<'_>) -> Option<Message> {
     let instance = span(it.rest, |b| {
         b.is_ascii_alphanumeric() || b" :-".contains(&b)
     });
     let rest = it.rest[instance..].strip_prefix("): ")?;
     let code = number(rest)?;
-    // `pid=1, name=python, ` comes before the driver's own text, and a user chooses the name.
+    // `pid=1, name=python, ` precedes the driver text, and the user chooses the name.
     if code == 154
         && let Some((_, change)) = rest.rsplit_once("GPU recovery action changed from 0x")
         && let Some((_, to)) = change.split_once(" to 0x")
@@ -737,7 +733,7 @@ fn xid(it: &Matched<'_>) -> Option<Message> {
 /// `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
 fn sxid(it: &Matched<'_>) -> Option<Message> {
     let word = it.rest.split(',').nth(1)?.trim();
-    // Lines of details follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
+    // Detail lines follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
     if word.starts_with("Severity ") || word.starts_with("Data {") {
         return None;
     }
@@ -750,7 +746,7 @@ fn sxid(it: &Matched<'_>) -> Option<Message> {
 
 #[expect(clippy::unnecessary_wraps, reason = "it is a `Maker`")]
 fn other_version(it: &Matched<'_>) -> Option<Message> {
-    // The second line of the sentence in a log with a record for each line begins behind `has the version `.
+    // If each line is a separate record, the second line of the sentence starts after `has the version `.
     let text = match it.rest.contains("has the version ") {
         true => it.rest.to_owned(),
         false => format!("has the version {}", it.rest),
@@ -778,21 +774,22 @@ fn no_firmware(it: &Matched<'_>) -> Option<Message> {
     })
 }
 
-/// `BAR 7` and up are windows of bridges and of virtual functions, and the driver works without its window of I/O ports.
+/// Ignores `BAR 7` and higher, which are windows of bridges and virtual functions, and the I/O port window, which the driver
+/// does not need.
 fn no_window(it: &Matched<'_>) -> Option<Message> {
     let bar = it.number.filter(|bar| *bar < 6)?;
     (!it.rest.contains("[io")).then_some(Message::NoWindow { gpu: it.at, bar })
 }
-/// The code of a file that is missing.
+/// The error code of a missing file.
 const ENOENT: u32 = 2;
 
-/// The number that a text begins with.
+/// Parses the number at the start of a text.
 fn number(text: &str) -> Option<u32> {
     let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
     digits.parse().ok()
 }
 
-/// Reads `0000:18:00.0`, `0000:18:00` without a function, or `18:00.0` without a domain.
+/// Parses `0000:18:00.0`, `0000:18:00` without a function, or `18:00.0` without a domain.
 fn address(word: &str) -> Option<PciAddress> {
     let word = word.trim_end_matches([':', '.', ')']);
     match word.matches(':').count() {
@@ -808,8 +805,8 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn messages_of_the_driver() {
-        // Each line is a record; an indented one continues a record.
+    fn driver_messages_are_parsed() {
+        // Each line is a record. An indented line continues a record.
         let read = |text: &str| {
             let text: String = (text.lines())
                 .map(|line| match line.starts_with(' ') {
@@ -926,7 +923,7 @@ mod tests {
                 vec![];
             "WARNING: CPU: 11 PID: 91377 at nvidia/nv.c:5461 nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]",
                 vec![];
-            // A count without a code, a word that ends so, and the code of a program.
+            // A count without a code, a word with the same ending, and user-space code.
             "worker [#3] started\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
             "Internal error: Oops: 96000004 [#1] SMP\nrpc : nv_open+0x1/0x2 [nvidia]", vec![];
             "Oops: 0000 [#1] SMP\nRIP: 0033:0x7f80\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
@@ -940,7 +937,7 @@ mod tests {
             "NVRM: API mismatch: the client has the version <b>call me</b>, but", vec![other_version(None)];
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\nNVRM: has the version 575.57.08, but this kernel module has\nNVRM: the version 570.133.20.  Please make sure",
                 vec![other_version(None), other_version(Some("575.57.08"))];
-            // A record is read to its end; only the client chooses the version.
+            // Parse a record to its end. The client chooses only the version.
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\n NVRM: has the version 575.57.08, but this kernel module has",
                 vec![other_version(Some("575.57.08"))];
             "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned",
@@ -957,7 +954,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_table_are_read_with_their_devices() {
+    fn table_lines_are_parsed_with_their_devices() {
         for (text, kind, place) in rows! {
             "Loading of module with unavailable key is rejected", Kind::Load, None;
             "Lockdown: insmod: unsigned module loading is restricted; see man kernel_lockdown.7", Kind::Load,
@@ -1011,7 +1008,7 @@ mod tests {
             let wanted = place.and_then(|place: &str| place.parse().ok());
             assert_eq!(*at, wanted, "{text}");
         }
-        // A line with the number of an error is told by that, too.
+        // A line with an Xid number is also reported as an Xid.
         let line = "NVRM: Xid (PCI:0002:00:00): 78, pid=1410, name=nvidia-smi, Guest driver is incompatible with host driver";
         let [
             Message::Xid { code: 78, .. },
@@ -1024,7 +1021,7 @@ mod tests {
             (at.to_string().as_str(), row.kind),
             ("0002:00:00.0", Kind::Start)
         );
-        // Of what has no address nobody knows whether it is a GPU.
+        // Ignore messages without an address, because the device may not be a GPU.
         assert!(read(["AER: can't recover (no error_detected callback)"]).is_empty());
         assert!(TABLE.iter().all(|row| {
             let device = matches!(row.kind, Kind::Bus | Kind::Iommu);
@@ -1032,7 +1029,7 @@ mod tests {
         }));
     }
 
-    /// What a user can make the kernel log, and a real message that the text imitates.
+    /// Kernel messages with user-controlled text that imitates real messages.
     const FORGED: [&str; 18] = [
         // The path of an overlay mount.
         "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:19:00): 79 GPU has fallen off the bus.': -2",
@@ -1040,18 +1037,18 @@ mod tests {
         "overlayfs: failed to resolve '/x NVRM: GPU 0000:19:00.0: RmInitAdapter failed! (0x22:0x56:763)': -2",
         "overlayfs: failed to resolve '/x Loading of unsigned module is rejected': -2",
         "overlayfs: failed to resolve '/x nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30': -2",
-        // The same with the end of a line in the path, as journald, rsyslog and Talos have it.
+        // The same with a newline in the path, as written by journald, rsyslog and Talos.
         "overlayfs: failed to resolve '/x\nNVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
         "overlayfs: failed to resolve '/x#012NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
         "overlayfs: failed to resolve '/x\\x0aNVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
-        // The names of a program and of the file that it was in.
+        // The name of a program and the path of its file.
         "NVRM: a[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in GPU 0000:19:00.0 has fallen off the bus[401000+1000]",
         "NVRM: Xid (PCI:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in 0000:19:00): 79, x[401000+1000]",
         "NVRM: f: Asser[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in [NV_ERR_RESET_REQUIRED][401000+1000]",
         "Lockdown: x[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in : unsigned module loading is restricted[401000+1000]",
         "nvidia 0000:19:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in probe failed with error -1[401000+1000]",
         "x 0000:19:00.0:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in BAR 1: no space[401000+1000]",
-        // The version that a client claims, which the driver prints as it is.
+        // The version that a client reports. The driver prints it unchanged.
         "NVRM: API mismatch: the client 'x' (pid 7)\nNVRM: has the version \nNVRM: Xid (PCI:0000:19:00): 79, , but this kernel module has",
         "NVRM: API mismatch: the client 'x' (pid 7)#012NVRM: has the version #012NVRM: GPU has fallen off the bus., but this kernel module has",
         "NVRM: API mismatch: the client has the version GPU has fallen off the bus, but\nNVRM: this kernel module has the version",
@@ -1059,15 +1056,15 @@ mod tests {
     ];
 
     #[test]
-    fn text_of_users_forges_no_message() {
+    fn user_text_does_not_forge_messages() {
         for text in FORGED {
             let messages = read([text]);
-            // A client can claim another version, which it can have, too.
+            // A client may report any version.
             let is_claim = |one: &Message| *one == Message::OtherVersion { libraries: None };
             assert!(messages.iter().all(is_claim), "{text}: {messages:?}");
             assert_eq!(messages.len(), usize::from(text.contains("API mismatch")));
         }
-        // A crash of the kernel has two lines. Neither can be a program's.
+        // A kernel crash has two lines. Programs can write neither.
         for text in [
             "x[77]: segfault at 0 ip 1 sp 2 error 4 in a: 0000 [#1]\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
             "a: 0 [#1][77]: segfault at 0 ip 1 sp 2 error 4 in x\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
@@ -1078,7 +1075,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_program_changes_no_error() {
+    fn program_name_does_not_change_errors() {
         let xid = |text: &str| read([format!("NVRM: Xid (PCI:0000:18:00): {text}").as_str()]);
         let real = xid("48, pid=7, name=python, DBE");
         for name in [
@@ -1100,14 +1097,14 @@ mod tests {
                 ..
             }]
         ));
-        // The driver writes the cause at the end.
+        // The driver appends the cause to the message.
         let cause = " caused by previous Xid ";
         assert_eq!(xid(&format!("48, pid=7, name={cause}79, DBE")), real);
         assert_eq!(xid(&format!("45, pid=7, name=x, Ch 1{cause}149")).len(), 2);
     }
 
     #[test]
-    fn every_pattern_starts_with_more_than_the_name_of_a_program() {
+    fn patterns_are_longer_than_a_program_name() {
         let rows = TABLE.iter().flat_map(|row| &row.lines);
         let all: Vec<&Pattern> = (PATTERNS.iter().map(|(pattern, _)| pattern))
             .chain(rows)
@@ -1120,13 +1117,13 @@ mod tests {
             };
             let length: usize = pattern.start.iter().map(shortest).sum();
             assert!(length > PROGRAM, "{pattern:?}");
-            // Text of a user in the middle is bounded, and the text behind it is not the user's.
+            // User text in the middle has a maximum length, and users cannot write the text after it.
             for (index, part) in pattern.start.iter().enumerate() {
                 let next = pattern.start.get(index + 1);
                 let bounded = matches!(next, Some(Part::Text(text)) if text.len() > PROGRAM);
                 assert!(*part != Part::Program || bounded, "{pattern:?}");
             }
-            // The text of a message matches only where it is the start.
+            // The message text matches only at the start.
             let example: String = (pattern.start.iter())
                 .map(|part| match part {
                     Part::Text(text) => text,
@@ -1154,7 +1151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_searched_for_the_start_of_each_message() {
+    fn journal_filter_matches_message_starts() {
         let cmd = journal().cmd().clone();
         let find = |start: &str| cmd.args.iter().find_map(|arg| arg.strip_prefix(start));
         let expression = find("--grep=").unwrap();
@@ -1177,11 +1174,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_the_journal_is_one_message() {
+    fn journal_record_is_one_message() {
         let output = concat!(
             "{\"__CURSOR\":\"s=1\",\"MESSAGE\":\"Linux version 6.1\"}\n",
             "{\"MESSAGE\":\"overlayfs: failed to resolve '/x\\nNVRM: Xid (PCI:0000:19:00): 79, x': -2\"}\n",
-            // A name that cannot be printed hides no error.
+            // An unprintable name does not hide an error.
             "{\"MESSAGE\":[78,86,82,77,58,32,88,105,100,255]}\n",
             "{\"MESSAGE\":null}\n",
             "[… 12 bytes left out …]\n",
@@ -1198,7 +1195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lines_of_the_kernel_are_records() {
+    fn only_kernel_lines_are_records() {
         for (line, message) in rows! {
             "[12345.678] NVRM: x", Some("NVRM: x");
             "[    0.000000] NVRM: x", Some("NVRM: x");
@@ -1220,20 +1217,20 @@ mod tests {
             let wanted: Vec<&str> = message.into_iter().collect();
             assert_eq!(records(line), wanted, "{line}");
         }
-        // As `dmesg` prints a message with ends of lines. An indented line behind a line of a program is not a message.
+        // The output of `dmesg` for a message with newlines. An indented line after a program's line is not a message.
         let text = "[  1.0] overlayfs: '/x\n        [  1.0] NVRM: y\nother\n  NVRM: z\n";
         assert_eq!(records(text), ["overlayfs: '/x\n        [  1.0] NVRM: y"]);
     }
 
     #[test]
-    fn a_file_of_several_boots_is_read_from_the_last_one() {
+    fn only_the_last_boot_of_a_file_is_used() {
         let of = |text: &str| last_boot(&records(text)).to_vec();
         let head = "Aug 14 09:00:01 node kernel: ";
         let text = format!(
             "{head}Linux version 6.1\n{head}old\n{head}Linux version 6.8 (x) y\n{head}new\n"
         );
         assert_eq!(of(&text), ["Linux version 6.8 (x) y", "new"]);
-        // No text of a user begins a boot.
+        // User text does not start a boot.
         for forged in [
             "overlayfs: failed to resolve '/x Linux version 6.8 (x)': -2",
             "Linux version 6 invoked oom-killer: gfp_mask=0x1",

@@ -1,4 +1,4 @@
-//! Kernel modules: `modprobe`, and what the kernel says about what is loaded.
+//! Kernel modules: `modprobe`, its configuration, and the list of loaded modules.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,31 +9,31 @@ use crate::{
     model::paths::STATE,
 };
 
-/// What is loaded.
+/// The list of loaded modules.
 pub const MODULES: &str = "/proc/modules";
 
-/// Initialising eight GPUs takes tens of seconds; a sick one hangs.
+/// Initializing eight GPUs takes tens of seconds, and a faulty one hangs.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Where files name modules that are loaded at every boot, `modules-load.d(5)`.
+/// The directory of files that list modules to load at every boot, `modules-load.d(5)`.
 pub const AT_BOOT: &str = "/etc/modules-load.d";
 
-/// The folders of modules, one for each kernel.
+/// The directory with a subdirectory of modules for each kernel.
 pub const FOLDER: &str = "/lib/modules";
 
-/// Where a kernel's modules are.
+/// Returns the module directory of a kernel.
 #[must_use]
 pub fn folder_of(kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
 }
 
-/// The list that `depmod` makes of them.
+/// Returns the module list that `depmod` generates for a kernel.
 #[must_use]
 pub fn list_of(kernel: &str) -> Utf8PathBuf {
     folder_of(kernel).join("modules.dep")
 }
 
-/// The file of a module that such a list names, from the kernel's folder on.
+/// Returns the path of a module in such a list, relative to the directory of the kernel.
 #[must_use]
 pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
@@ -41,17 +41,16 @@ pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
         .find(|path| name_of(path) == Some(module))
 }
 
-/// The name of a module, from the path of its file.
+/// Returns the name of a module from its path.
 #[must_use]
 pub fn name_of(path: &str) -> Option<&str> {
     let name = path.rsplit('/').next().unwrap_or(path);
     Some(name.split_once(".ko")?.0)
 }
 
-/// Whether a file is the module `nvidia` itself. Debian builds it as `nvidia-current.ko` and the
-/// like, and names it `nvidia` by an alias; `nvidia-uvm` and the other companions do not count,
-/// nor do the kernel's own `nvidiafb` and `nvidia-wmi-ec-backlight`. It alone tells the flavour: the license of `nvidia-uvm` is
-/// that of the open modules in both.
+/// Whether a file is the main module `nvidia`. Debian builds it as `nvidia-current.ko` or similar, with the alias `nvidia`.
+/// `nvidia-uvm` and the other companions do not count, nor do the in-tree modules `nvidiafb` and `nvidia-wmi-ec-backlight`.
+/// Only the main module shows the flavor, because `nvidia-uvm` has the license of the open modules in both flavors.
 #[must_use]
 pub fn is_nvidia_module(file: &str) -> bool {
     let Some((stem, packing)) = file.split_once(".ko") else {
@@ -68,12 +67,12 @@ pub fn is_nvidia_module(file: &str) -> bool {
         })
 }
 
-/// Whether `modprobe` finds a kernel's module: its list names the module, and the file is not empty. A power
-/// cut leaves an empty one where nobody has synced the module, and a kill before the end of `depmod` a list
-/// without it. An absolute path in the list stands for itself.
+/// Whether `modprobe` can load a kernel's module: `depmod` has listed the module, and its file is not empty. After a power
+/// loss, the file of a module that was not synced is empty. If `depmod` was killed, its list does not contain the module. An
+/// absolute path in the list is used unchanged.
 ///
 /// # Errors
-/// When the file cannot be examined.
+/// If the file cannot be read.
 pub fn is_usable(
     files: &dyn ReadFiles,
     kernel: &str,
@@ -86,15 +85,15 @@ pub fn is_usable(
     }
 }
 
-/// Whether a path is a file without content.
+/// Whether a path is an empty file.
 ///
 /// # Errors
-/// When it cannot be examined.
+/// If the path cannot be read.
 pub fn is_emptied(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     Ok((files.stat(path)?).is_some_and(|stat| stat.kind == FileKind::File && stat.size == 0))
 }
 
-/// The modules that a file of [`AT_BOOT`] names.
+/// Returns the modules in a file in [`AT_BOOT`].
 #[must_use]
 pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
     content
@@ -106,11 +105,11 @@ pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
 /// A loaded module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its name, with underscores.
+    /// Module name, with underscores.
     pub name: String,
-    /// The number of its users: other modules and open files.
+    /// Number of users: modules and open files.
     pub users: u32,
-    /// The modules among them.
+    /// The modules that use it.
     pub used_by: Vec<String>,
 }
 
@@ -122,16 +121,16 @@ impl Loaded {
     }
 }
 
-/// The module that has iptables filter what goes over a bridge.
+/// The module that makes iptables filter bridge traffic.
 pub const BRIDGE_FILTER: &str = "br_netfilter";
 
-/// The name as the kernel writes it.
+/// Returns the name in the spelling of the kernel.
 #[must_use]
 pub fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// Reads [`MODULES`].
+/// Parses [`MODULES`].
 #[must_use]
 pub fn parse_loaded(text: &str) -> Vec<Loaded> {
     text.lines()
@@ -154,7 +153,7 @@ pub fn parse_loaded(text: &str) -> Vec<Loaded> {
         .collect()
 }
 
-/// Where `modprobe` reads its configuration, the first first, `modprobe.d(5)`.
+/// The configuration directories of `modprobe`, in order of precedence, `modprobe.d(5)`.
 pub const CONFIGURATION: [&str; 5] = [
     "/etc/modprobe.d",
     "/run/modprobe.d",
@@ -163,36 +162,36 @@ pub const CONFIGURATION: [&str; 5] = [
     "/lib/modprobe.d",
 ];
 
-/// The lines by which somebody keeps modules from being loaded at boot or by their names, each as a
-/// sentence that names file and line. Files of this program are left out while there is a record of them, and what lies
-/// below `/run`, which the next boot does not have any more.
+/// Returns the configuration lines that prevent modules from being loaded at boot or by name, each as a message with file and
+/// line number. Ignores files of gpu-bootstrap while their record exists, and files in `/run`, which do not exist at the next
+/// boot.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>, FilesError> {
     let (mut read, mut found) = (BTreeSet::new(), Vec::new());
-    // What this program denies it takes back, unless the record of it is lost.
+    // gpu-bootstrap reverts its own denials, unless their record is lost.
     let has_record = files.exists(Utf8Path::new(STATE))?;
     let lasting = |folder: &&str| !folder.starts_with("/run/");
     for folder in CONFIGURATION.into_iter().filter(lasting) {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
-            // A file hides those of its name in later folders; `/lib` may be `/usr/lib`.
+            // A file hides files of the same name in later directories. `/lib` may be `/usr/lib`.
             let is_known = has_record && name.contains("gpu-bootstrap");
             if !name.ends_with(".conf") || is_known || !read.insert(name) {
                 continue;
             }
             let text = files.read(&path)?.unwrap_or_default();
             for (line, text) in denied(&String::from_utf8_lossy(&text), modules) {
-                found.push(format!("`{path}`, line {line}, says `{text}`"));
+                found.push(format!("`{path}`, line {line}: `{text}`"));
             }
         }
     }
     Ok(found)
 }
 
-/// The lines of a file of [`CONFIGURATION`] that deny one of the modules. `blacklist` keeps a module from
-/// being loaded at boot, `modules-load.d(5)`; an `install` command that does nothing from being loaded at all.
+/// Returns the lines of a file in [`CONFIGURATION`] that deny one of the modules. `blacklist` prevents loading at boot,
+/// `modules-load.d(5)`. A no-op `install` command prevents loading completely.
 fn denied<'t>(text: &'t str, modules: &[String]) -> impl Iterator<Item = (usize, &'t str)> {
     let is_one = |name: Option<&str>| {
         name.is_some_and(|name| (modules.iter()).any(|module| canonical(module) == canonical(name)))
@@ -216,9 +215,9 @@ fn denied<'t>(text: &'t str, modules: &[String]) -> impl Iterator<Item = (usize,
     })
 }
 
-/// The word of a kernel's command line that keeps one of the modules from being loaded. Sources: the kernel's
+/// Returns the kernel parameter that prevents one of the modules from being loaded. Sources: the kernel's
 /// `Documentation/admin-guide/kernel-parameters.txt`, `module_blacklist=`; modprobe(8), `modprobe.blacklist=`;
-/// dracut.cmdline(7), `rd.driver.blacklist=`, which its initial RAM filesystem writes down for the system.
+/// dracut.cmdline(7), `rd.driver.blacklist=`, which the dracut initramfs writes to a file for the booted system.
 pub fn denied_by_boot(line: &str, modules: &[String]) -> Option<String> {
     (line.split_whitespace())
         .find(|word| {
@@ -237,19 +236,18 @@ pub fn denied_by_boot(line: &str, modules: &[String]) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// An option of a module that somebody sets.
+/// A configured module option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleSetting {
-    /// The module, with underscores.
+    /// Module name, with underscores.
     pub module: String,
-    /// Its parameter.
     pub option: String,
     pub value: String,
 }
 
-/// The options that a file of [`CONFIGURATION`] sets: `options nvidia NAME=VALUE NAME=VALUE`.
+/// Returns the options that a file in [`CONFIGURATION`] sets: `options nvidia NAME=VALUE NAME=VALUE`.
 pub fn settings(text: &str) -> impl Iterator<Item = ModuleSetting> {
-    // A line ends with a backslash where the next one continues it.
+    // A backslash at the end of a line continues it.
     let joined = text.replace("\\\n", " ");
     let lines: Vec<ModuleSetting> = (joined.lines())
         .filter_map(|line| {
@@ -265,7 +263,7 @@ pub fn settings(text: &str) -> impl Iterator<Item = ModuleSetting> {
     lines.into_iter()
 }
 
-/// The options that a kernel's command line sets: `nvidia.NAME=VALUE`.
+/// Returns the module options on a kernel command line: `nvidia.NAME=VALUE`.
 pub fn settings_of_boot(line: &str) -> impl Iterator<Item = ModuleSetting> {
     line.split_whitespace().filter_map(|word| {
         let (module, rest) = word.split_once('.')?;
@@ -282,25 +280,25 @@ fn setting(module: &str, word: &str) -> Option<ModuleSetting> {
     })
 }
 
-/// Asks for a field of a module, by its name or by the path of its file. It decompresses a module.
+/// Queries a field of a module, by its name or path. Compressed modules are supported.
 #[must_use]
 pub fn field(field: &'static str, module: &str) -> Query {
     Query::new("modinfo", ["-F", field, "--", module])
 }
 
-/// Loads a module and what it needs.
+/// Loads a module and its dependencies.
 #[must_use]
 pub fn load(module: &str) -> Cmd {
     Cmd::new("modprobe", ["--", module]).deadline(DEADLINE)
 }
 
-/// Unloads a module and nothing else. Needs neither its file nor its configuration.
+/// Unloads one module. Needs neither its file nor its configuration.
 #[must_use]
 pub fn remove(module: &str) -> Cmd {
     Cmd::new("rmmod", ["--", module]).deadline(DEADLINE)
 }
 
-/// A module and those that use it, in the order in which they can be unloaded: itself last.
+/// Returns a module and all modules that use it, in an order in which they can be unloaded. The module itself is last.
 #[must_use]
 pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     fn visit(loaded: &[Loaded], name: &str, found: &mut Vec<Loaded>) {
@@ -319,16 +317,17 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// Returns a link to NVIDIA's module that leads nowhere, in the folder of this kernel. `weak-modules` of RHEL and its relatives links the modules of another
-/// kernel into that folder, and a link may outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
+/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel. `weak-modules` of RHEL and related
+/// distributions creates symlinks to the modules of another kernel, and a symlink may outlive that kernel
+/// (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
     let weak = Utf8PathBuf::from(format!("{FOLDER}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let folder = weak.join(part);
-        // Some packages have no folder of their own.
+        // Some packages do not have a subdirectory.
         if files
             .stat(&folder)?
             .is_none_or(|about| about.kind != FileKind::Folder)
@@ -350,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_main_module_counts_as_nvidia() {
+    fn only_the_main_module_is_nvidia() {
         for file in [
             "nvidia.ko",
             "nvidia.ko.zst",
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_deny_a_module() {
+    fn denying_lines_are_found() {
         let modules = ["nvidia".to_owned(), "nvidia-uvm".to_owned()];
         let text = "# blacklist nvidia\nblacklist nouveau\ninstall nvidia modprobe -i nvidia-current\n\
                     blacklist nvidia\n install nvidia_uvm /usr/bin/false\nblacklist nvidia-drm\n";
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_next_boot_does_not_have_denies_nothing_at_boot() {
+    fn denials_in_run_do_not_affect_the_next_boot() {
         let files = crate::host::fake::FakeFiles::new();
         let modules = ["nvidia".to_owned()];
         let denial = "install nvidia /bin/false\n";
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_the_module_of_a_kernel_that_is_gone_is_found() {
+    fn dangling_link_to_removed_kernel_is_found() {
         let files = crate::host::fake::FakeFiles::new();
         let link = "/lib/modules/687.15/weak-updates/nvidia-open/nvidia.ko.xz";
         let module = "/lib/modules/687.12/extra/nvidia-open/nvidia.ko.xz";
@@ -426,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn loaded_modules() {
+    fn loaded_modules_are_parsed() {
         let text = "nvidia_uvm 4956160 0 - Live 0x0000000000000000 (POE)\n\
                     nvidia 62853120 3 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n";
         let loaded = parse_loaded(text);
@@ -437,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_modules_are_read() {
+    fn module_options_are_parsed() {
         let text = "# options nvidia NVreg_A=1\nblacklist nouveau\noptions nvidia-current NVreg_B=2 \\\n  \
                     NVreg_C=\"x\"\n options nvidia NVreg_D\n";
         let found: Vec<String> = settings(text)

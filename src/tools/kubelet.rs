@@ -7,16 +7,16 @@ use serde::Deserialize;
 use super::yaml;
 use crate::model::kubernetes::Labels;
 
-/// Its unit in the packages of the Kubernetes community.
+/// The kubelet unit in the community packages.
 pub const UNIT: &str = "kubelet.service";
 
-/// Where kubeadm writes it.
+/// The path that kubeadm uses.
 pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
-/// Where kubeadm writes the kubelet's flags (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
+/// The file of kubelet flags that kubeadm writes (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
 pub const FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 
-/// Labels in the format of the kubelet's `--node-labels`.
+/// Formats labels for the kubelet option `--node-labels`.
 #[must_use]
 pub fn label_list(labels: &Labels) -> String {
     let all: Vec<String> = (labels.iter())
@@ -25,25 +25,25 @@ pub fn label_list(labels: &Labels) -> String {
     all.join(",")
 }
 
-/// What this program reads of it.
+/// The fields that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KubeletConfig {
-    /// What makes the control groups of pods: `systemd` or `cgroupfs`.
+    /// The cgroup driver: `systemd` or `cgroupfs`.
     pub cgroup_driver: Option<String>,
-    /// The socket of the container runtime, as an address.
+    /// The socket of the container runtime, as a URL.
     pub container_runtime_endpoint: Option<String>,
 }
 
-/// Reads the file.
+/// Parses the configuration.
 ///
 /// # Errors
-/// Where and why it is no such file, in one line.
+/// If the text is invalid. The message is one line with the position.
 pub fn parse(text: &str) -> Result<KubeletConfig, String> {
     yaml::parse(text)
 }
 
-/// A socket, by its address `unix:///run/containerd/containerd.sock`.
+/// Returns the path of a socket URL such as `unix:///run/containerd/containerd.sock`.
 #[must_use]
 pub fn socket(address: &str) -> String {
     address
@@ -52,7 +52,7 @@ pub fn socket(address: &str) -> String {
         .to_owned()
 }
 
-/// The value of an option in a command line of the kubelet, given in one word or in two.
+/// Returns the value of an option on a kubelet command line, given as one argument or two.
 #[must_use]
 pub fn option<'c>(command: &'c str, name: &str) -> Option<&'c str> {
     let mut words = command.split_ascii_whitespace();
@@ -70,7 +70,7 @@ pub fn option<'c>(command: &'c str, name: &str) -> Option<&'c str> {
     Some(value).filter(|value| !value.is_empty())
 }
 
-/// The socket that a command line of the kubelet names.
+/// Returns the socket on a kubelet command line.
 #[must_use]
 pub fn endpoint(command: &str) -> Option<String> {
     option(command, "--container-runtime-endpoint").map(socket)
@@ -81,7 +81,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn the_control_groups_are_read_and_a_broken_file_is_told() {
+    fn cgroup_driver_is_parsed_and_broken_file_is_an_error() {
         for (text, driver) in rows! {
             "cgroupDriver: systemd\n", Some("systemd");
             "cgroupDriver: 'cgroupfs' # by hand\n", Some("cgroupfs");
@@ -93,7 +93,7 @@ mod tests {
             let config = parse(text).expect(text);
             assert_eq!(config.cgroup_driver.as_deref(), driver, "{text}");
         }
-        let why = parse("cgroupDriver: [").expect_err("a list that does not end");
+        let why = parse("cgroupDriver: [").expect_err("an unterminated list");
         assert!(why.contains("line 1"), "{why}");
     }
 }

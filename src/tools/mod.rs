@@ -1,5 +1,5 @@
-//! What is known about each external tool and its files: argument vectors and pure parsers. Data that
-//! is spread over several files is read here, too, so that all callers see the same.
+//! Knowledge about external tools and their files: argument vectors and pure parsers. Data from several files is also combined
+//! here, so that all callers get the same result.
 
 pub mod accounts;
 pub mod cloud_init;

@@ -1,11 +1,11 @@
-//! The file of a kernel module: 64-bit little-endian ELF. All offsets are checked against the file's length.
+//! Parses kernel module files: 64-bit little-endian ELF. All offsets are checked against the file length.
 
 use std::collections::BTreeMap;
 
 use crate::model::gpu::Flavour;
 
-/// The length of an entry of `__versions`: the checksum in 8 bytes, and the symbol's name (Linux, `struct modversion_info`
-/// of `include/linux/module.h`).
+/// The length of an entry in `__versions`: an 8-byte checksum and the symbol name (Linux, `struct modversion_info` of
+/// `include/linux/module.h`).
 const VERSION_ENTRY: usize = 64;
 
 fn number(module: &[u8], at: usize, length: usize) -> Option<usize> {
@@ -16,7 +16,7 @@ fn number(module: &[u8], at: usize, length: usize) -> Option<usize> {
 
 /// The content of a section.
 fn section<'m>(module: &'m [u8], name: &str) -> Option<&'m [u8]> {
-    // Class 64 bit, little-endian.
+    // ELF class 64 bit, little-endian.
     if !module.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
@@ -38,7 +38,7 @@ fn section<'m>(module: &'m [u8], name: &str) -> Option<&'m [u8]> {
     })
 }
 
-/// Returns the value of a key of `.modinfo`, which has `key=value` strings that end with a zero byte.
+/// Returns the value of a key in `.modinfo`, which contains `key=value` strings that end with a zero byte.
 #[must_use]
 pub fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
     section(module, ".modinfo")?
@@ -49,8 +49,8 @@ pub fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
         .map(|(_, value)| value)
 }
 
-/// Returns the checksums of the symbols that a module needs, by which the kernel knows whether they are still the ones
-/// that the module was compiled for. `None` if it has none.
+/// Returns the checksums of the symbols that a module needs, or `None` if it has no checksums. The kernel compares them with
+/// its own to detect a module that was compiled for another kernel.
 #[must_use]
 pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
     let entries = section(module, "__versions")?.chunks_exact(VERSION_ENTRY);
@@ -62,7 +62,7 @@ pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
     Some(symbols.collect())
 }
 
-/// Returns which of NVIDIA's modules have a license: `Dual MIT/GPL` is that of the open ones.
+/// Returns the flavor of NVIDIA modules with a license. The open modules have `Dual MIT/GPL`.
 #[must_use]
 pub fn flavour_of_license(license: &str) -> Option<Flavour> {
     match license.trim() {
@@ -72,7 +72,7 @@ pub fn flavour_of_license(license: &str) -> Option<Flavour> {
     }
 }
 
-/// An ELF file with these sections.
+/// Returns an ELF file with these sections.
 #[cfg(test)]
 pub(crate) fn with_sections(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let mut names = b"\0".to_vec();
@@ -104,13 +104,13 @@ pub(crate) fn with_sections(sections: &[(&str, &[u8])]) -> Vec<u8> {
     file
 }
 
-/// One with `.modinfo` alone.
+/// Returns an ELF file with only `.modinfo`.
 #[cfg(test)]
 pub(crate) fn with_info(info: &[u8]) -> Vec<u8> {
     with_sections(&[(".modinfo", info)])
 }
 
-/// The content of `__versions`.
+/// Returns the content of `__versions`.
 #[cfg(test)]
 pub(crate) fn versions(symbols: &[(&str, u32)]) -> Vec<u8> {
     let mut content = Vec::new();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn version_and_symbols_are_read_from_the_file_of_a_module() {
+    fn version_and_symbols_are_read() {
         let symbols = versions(&[("module_layout", 0xea75_9d7f), ("kfree", 7)]);
         let file = with_sections(&[
             (

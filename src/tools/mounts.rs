@@ -1,46 +1,47 @@
-//! Which filesystem a path is on, from the kernel's list of mounts, proc_pid_mountinfo(5).
+//! Finds the filesystem of a path in the kernel's mount list, proc_pid_mountinfo(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{FilesError, ReadFiles, files::Room};
 
-/// The kernel's list of the mounts that this process sees.
+/// The mounts that are visible to this process.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// Folders that a boot or a timer empties, whatever is mounted there.
+/// Directories that are emptied at boot or by a timer, regardless of their filesystem.
 const PASSING: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev", "/proc"];
 
-/// Filesystems in memory, and those that may not be there yet when the boot starts the run.
+/// Filesystems in memory, and filesystems that may not be mounted yet when the run starts at boot.
 const PASSING_TYPES: [&str; 12] = [
     "tmpfs", "ramfs", "devtmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph",
     "iso9660", "udf",
 ];
 
-/// What the kernel adds to the path of a running program that was deleted.
+/// The suffix that the kernel adds to the path of a running program whose file was deleted.
 const DELETED: &str = " (deleted)";
 
-/// A mount, as the kernel lists it.
+/// An entry of the mount list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount<'t> {
     /// The device number, `major:minor`.
     pub device: &'t str,
-    /// The path at which it is mounted.
+    /// The mount point.
     pub point: Utf8PathBuf,
-    /// The type of the filesystem.
+    /// The filesystem type.
     pub kind: &'t str,
 }
 
-/// The kernel's list; empty if it is not there.
+/// Returns the mount list, or an empty string if it does not exist.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the mount list cannot be read.
 pub fn list(files: &dyn ReadFiles) -> Result<String, FilesError> {
     Ok(files
         .read_text(Utf8Path::new(MOUNTINFO))?
         .unwrap_or_default())
 }
 
-/// The mount that holds a path without links. Of several mounts at one point the last one is visible.
+/// Returns the mount that contains a path without symlinks. If several mounts have the same mount point, the last one is
+/// visible.
 #[must_use]
 pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
     list.lines()
@@ -49,7 +50,7 @@ pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
         .max_by_key(|mount| mount.point.components().count())
 }
 
-/// Tells whether a file will be at this path after a reboot, by the kernel's list of mounts.
+/// Whether a file will exist at this path after a reboot, according to the mount list.
 #[must_use]
 pub fn stays(path: &Utf8Path, mounts: &str) -> bool {
     let passing = PASSING.iter().any(|folder| path.starts_with(folder))
@@ -60,8 +61,7 @@ pub fn stays(path: &Utf8Path, mounts: &str) -> bool {
     !passing
 }
 
-/// The device is the third word of a line, the mount point the fifth, and the type the first word
-/// after the word `-`.
+/// Parses a line. The device is field 3, the mount point is field 5, and the type is the field after `-`.
 fn mount(line: &str) -> Option<Mount<'_>> {
     let mut fields = line.split(' ').skip(2);
     Some(Mount {
@@ -71,20 +71,20 @@ fn mount(line: &str) -> Option<Mount<'_>> {
     })
 }
 
-/// A filesystem, and those of the given paths that are on it.
+/// A filesystem, and the given paths on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filesystem<'p> {
-    /// Where it is mounted; the first path if the kernel's list is not there.
+    /// The mount point, or the first path if there is no mount list.
     pub mount: Utf8PathBuf,
     /// The paths, in the given order.
     pub paths: Vec<&'p str>,
     pub room: Room,
 }
 
-/// The filesystems of these paths, each once, in the order of the paths.
+/// Returns the filesystems of these paths, each once, in the order of the paths.
 ///
 /// # Errors
-/// When a path or the kernel's list cannot be read.
+/// If a path or the mount list cannot be read.
 pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem<'p>>, FilesError> {
     let mounts = list(files)?;
     let mut found: Vec<(String, Filesystem<'p>)> = Vec::new();
@@ -93,7 +93,7 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
         let there = existing(files, Utf8Path::new(path))?;
         let (device, mount) = match holding(&mounts, &there) {
             Some(mount) => (mount.device.to_owned(), mount.point),
-            // Without the list, equal numbers mean one filesystem.
+            // Without the list, assume that equal sizes mean the same filesystem.
             None => (format!("{room:?}"), path.into()),
         };
         match found.iter_mut().find(|(other, _)| *other == device) {
@@ -114,7 +114,7 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
         .collect())
 }
 
-/// The path, or its nearest ancestor that exists, without links.
+/// Returns the path or its nearest existing ancestor, with symlinks resolved.
 fn existing(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
     for at in path.ancestors() {
         if let Some(real) = files.resolve(at)? {
@@ -124,7 +124,7 @@ fn existing(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Utf8PathBuf, Files
     Ok("/".into())
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// The kernel escapes space, tab, newline and backslash as three octal digits.
 fn unescaped(field: &str) -> Utf8PathBuf {
     let pairs = [
         ("\\040", " "),
@@ -159,7 +159,7 @@ mod tests {
         26 22 0:23 / /mnt/seed ro - fuse.sshfs x ro\n";
 
     #[test]
-    fn a_place_that_a_boot_empties_does_not_stay() {
+    fn paths_emptied_at_boot_do_not_persist() {
         for (path, there) in [
             ("/usr/local/bin/gb", true),
             ("/root/gb", true),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_mount_holds_a_path() {
+    fn innermost_mount_contains_the_path() {
         let mount = |path: &str| {
             holding(LIST, path.into()).map(|mount| (mount.device, mount.point.into_string()))
         };
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_on_one_device_share_their_filesystem() {
+    fn paths_on_one_device_share_a_filesystem() {
         let files = FakeFiles::new();
         files.put(MOUNTINFO, LIST);
         for folder in ["/usr", "/var/cache/apt", "/etc"] {

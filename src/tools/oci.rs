@@ -1,8 +1,8 @@
-//! Registries of images as places of kernel modules: an archive and its signature are the layers of an artifact, and its tag is
-//! the name of the archive. Here are addresses, tags, manifests, and how a registry wants a login.
+//! Kernel modules in container registries. An archive and its signature are the layers of an artifact, and the tag is derived
+//! from the archive name. This file contains URLs, tags, manifests and registry authentication.
 //!
 //! Sources: OCI Distribution Specification 1.1 (names, tags, "Pull", "Push"); OCI Image Specification 1.1 ("Guidelines for
-//! Artifact Usage", `org.opencontainers.image.title` of its annotations, by which `oras` names files); Distribution, "Token
+//! Artifact Usage", annotation `org.opencontainers.image.title`, which `oras` uses as the file name); Distribution, "Token
 //! Authentication Specification"; Docker, "docker login" (`auths`, `credsStore`, `credHelpers`).
 
 use std::{collections::BTreeMap, fmt};
@@ -14,34 +14,34 @@ use serde_json::{Value, json};
 
 use crate::{host::digest::sha256, model::secret::Secret};
 
-/// What an address of a repository begins with.
+/// The URL scheme of a repository.
 pub const SCHEME: &str = "oci://";
 
-/// The type of a manifest.
+/// The media type of a manifest.
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// What an artifact with modules calls itself.
+/// The artifact type of an artifact with modules.
 const ARTIFACT: &str = "application/vnd.gpu-bootstrap.modules.v1";
 
-/// The configuration of an artifact that has none.
+/// The configuration blob of an artifact without configuration.
 pub const EMPTY: &[u8] = b"{}";
 
-/// The annotation of a layer that has the name of its file.
+/// The annotation with the file name of a layer.
 const TITLE: &str = "org.opencontainers.image.title";
 
-/// Where `docker login` of root keeps logins.
+/// The file in which `docker login` of root stores credentials.
 pub const LOGINS: &str = "/root/.docker/config.json";
 
-/// A repository of a registry.
+/// A repository in a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Host, and port.
+    /// Host and optional port.
     pub registry: String,
     pub repository: String,
 }
 
 impl Address {
-    /// Reads `oci://REGISTRY/REPOSITORY`; `None` if it is not this.
+    /// Parses `oci://REGISTRY/REPOSITORY`, or returns `None` if the text has another format.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (registry, repository) = text.strip_prefix(SCHEME)?.split_once('/')?;
@@ -63,7 +63,7 @@ impl Address {
         })
     }
 
-    /// Returns the address of something in the repository. Registries are asked by HTTPS alone.
+    /// Returns the URL of an object in the repository. Only HTTPS is used.
     #[must_use]
     pub fn at(&self, what: &str) -> String {
         let Self {
@@ -73,7 +73,7 @@ impl Address {
         format!("https://{registry}/v2/{repository}/{what}")
     }
 
-    /// Returns where something else of the registry is, by what its answer names as `Location`; `None` without HTTPS.
+    /// Returns the URL for a `Location` header of the registry, or `None` if it does not use HTTPS.
     #[must_use]
     pub fn elsewhere(&self, location: &str) -> Option<String> {
         match location.starts_with('/') && !location.starts_with("//") {
@@ -82,7 +82,7 @@ impl Address {
         }
     }
 
-    /// Returns where the registry wants an upload, by what its answer names as `Location`. Another host gets nothing.
+    /// Returns the upload URL for a `Location` header of the registry. Uploads to another host are not allowed.
     #[must_use]
     pub fn upload(&self, location: &str, digest: &str) -> Option<String> {
         let own = format!("https://{}", self.registry);
@@ -99,7 +99,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the tag for an archive. A tag has letters, digits, `_`, `.` and `-` alone; releases of kernels also have `+`.
+/// Returns the tag of an archive. A tag contains only letters, digits, `_`, `.` and `-`, but kernel releases may also contain
+/// `+`.
 #[must_use]
 pub fn tag(archive: &str) -> String {
     let name = archive.strip_suffix(".tar.gz").unwrap_or(archive);
@@ -115,10 +116,10 @@ pub fn digest(content: &[u8]) -> String {
     format!("sha256:{}", sha256(content))
 }
 
-/// A file of an artifact.
+/// A file in an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ArtifactLayer {
-    /// As [`digest`] writes it.
+    /// The digest, in the format of [`digest`].
     pub digest: String,
     pub size: u64,
     #[serde(default)]
@@ -126,19 +127,19 @@ pub struct ArtifactLayer {
 }
 
 impl ArtifactLayer {
-    /// Tells whether it is the file of this name.
+    /// Whether the layer is the file with this name.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.annotations.get(TITLE).map(String::as_str) == Some(name)
     }
 
-    /// Tells whether this is its content.
+    /// Whether the layer has this content.
     #[must_use]
     pub fn has(&self, content: &[u8]) -> bool {
         self.size == content.len() as u64 && self.digest == digest(content)
     }
 
-    /// Tells whether its digest is one that this program knows, and that can stand in an address.
+    /// Whether the digest is of a supported kind and safe to use in a URL.
     #[must_use]
     pub fn is_known(&self) -> bool {
         let hex = self.digest.strip_prefix("sha256:");
@@ -146,10 +147,10 @@ impl ArtifactLayer {
     }
 }
 
-/// Reads the layers of a manifest.
+/// Parses the layers of a manifest.
 ///
 /// # Errors
-/// It is none, or that of another kind.
+/// If the text is not a manifest of the expected type.
 pub fn layers(manifest: &[u8]) -> Result<Vec<ArtifactLayer>, serde_json::Error> {
     #[derive(Deserialize)]
     struct ArtifactManifest {
@@ -158,7 +159,7 @@ pub fn layers(manifest: &[u8]) -> Result<Vec<ArtifactLayer>, serde_json::Error> 
     serde_json::from_slice::<ArtifactManifest>(manifest).map(|manifest| manifest.layers)
 }
 
-/// A file, as it gets into an artifact.
+/// A file to add to an artifact.
 #[derive(Debug, Clone, Copy)]
 pub struct File<'f> {
     pub name: &'f str,
@@ -166,7 +167,7 @@ pub struct File<'f> {
     pub content: &'f [u8],
 }
 
-/// Writes the manifest of an artifact with these files.
+/// Returns the manifest of an artifact with these files.
 #[must_use]
 pub fn manifest(files: &[File<'_>]) -> Value {
     let layers = files.iter().map(|file| {
@@ -190,17 +191,17 @@ pub fn manifest(files: &[File<'_>]) -> Value {
     })
 }
 
-/// How a registry wants a login.
+/// The authentication method of a registry.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Challenge {
-    /// With each request.
+    /// HTTP basic authentication for each request.
     Basic,
-    /// For a token, from this address.
+    /// A token, available at this URL.
     Token(String),
 }
 
-/// Reads a header `WWW-Authenticate`; `None` for a way that this program does not know, and for a token without HTTPS.
-/// A `scope` takes the place of what the registry names: that of GitHub names `pull` alone, also for an upload.
+/// Parses a `WWW-Authenticate` header. Returns `None` for an unsupported method, and for a token service without HTTPS. `scope`
+/// replaces the scope in the header, because GitHub's registry requests only `pull` even for an upload.
 #[must_use]
 pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
     let (way, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
@@ -211,7 +212,7 @@ pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
         return None;
     }
     let mut quoted = false;
-    // A scope has commas between its quotes.
+    // A quoted scope may contain commas.
     let ends = |c: char| {
         quoted ^= c == '"';
         c == ',' && !quoted
@@ -236,7 +237,7 @@ pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
         .then_some(Challenge::Token(address))
 }
 
-/// Reads the answer of a service that gives out tokens.
+/// Parses the response of a token service.
 #[must_use]
 pub fn token(answer: &[u8]) -> Option<Secret> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
@@ -244,7 +245,7 @@ pub fn token(answer: &[u8]) -> Option<Secret> {
     Some(Secret::new(format!("Bearer {}", token?.as_str()?)))
 }
 
-/// Returns the word by which a registry says why it refuses, such as `DENIED` or `MANIFEST_UNKNOWN`.
+/// Returns the error code of a registry, such as `DENIED` or `MANIFEST_UNKNOWN`.
 #[must_use]
 pub fn refusal(answer: &[u8]) -> Option<String> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
@@ -253,21 +254,21 @@ pub fn refusal(answer: &[u8]) -> Option<String> {
     is_word.then(|| word.to_owned())
 }
 
-/// Where the login for a registry is.
+/// The credentials for a registry.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Login {
-    /// The header `Authorization`.
+    /// The `Authorization` header.
     Basic(Secret),
-    /// The program `docker-credential-NAME` of this name says it.
+    /// The program `docker-credential-NAME` with this name returns the credentials.
     Helper(String),
-    /// The same, and it may have none: it is that of all registries.
+    /// The same program for all registries, so it may have no credentials for this one.
     Store(String),
 }
 
-/// Finds the login for a registry in [`LOGINS`].
+/// Finds the credentials for a registry in [`LOGINS`].
 ///
 /// # Errors
-/// The file is not JSON.
+/// If the file is not JSON.
 pub fn login(config: &str, registry: &str) -> Result<Option<Login>, serde_json::Error> {
     let config: Value = serde_json::from_str(config)?;
     let text = |value: &Value| {
@@ -294,7 +295,8 @@ pub fn login(config: &str, registry: &str) -> Result<Option<Login>, serde_json::
     })
 }
 
-/// Reads what a helper says; `None` for a token that takes the place of a password, which has another way to be used.
+/// Parses the output of a credential helper. Returns `None` for an identity token, which is used in another way than a
+/// password.
 #[must_use]
 pub fn helped(answer: &str) -> Option<Secret> {
     let answer: Value = serde_json::from_str(answer).ok()?;
@@ -311,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_registry_and_a_repository() {
+    fn address_is_a_registry_and_a_repository() {
         for (text, registry, repository) in [
             (
                 "oci://ghcr.io/team/gpu-modules",
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upload_goes_to_the_registry_alone() {
+    fn upload_goes_only_to_the_registry() {
         let address = Address::parse("oci://a.example:5000/b").expect("an address");
         let whole = "https://a.example:5000/v2/b/uploads/1";
         let upload = |location: &str| address.upload(location, "sha256:0");
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_has_the_letters_of_tags_alone() {
+    fn tag_contains_only_allowed_characters() {
         let archive = "nvidia-535.261.03-open-debian-6.12.9+bpo-amd64-x86_64.tar.gz";
         assert_eq!(
             tag(archive),
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_a_manifest_are_found_by_their_names() {
+    fn manifest_files_are_found_by_name() {
         let file = File {
             name: "a.tar.gz",
             media_type: "application/gzip",
@@ -397,7 +399,7 @@ mod tests {
         ] {
             assert!(super::layers(bad.as_bytes()).is_err(), "{bad}");
         }
-        // As `oras push` writes it; a digest of another kind.
+        // A manifest from `oras push`, and a digest with another algorithm.
         let text = r#"{"schemaVersion":2,"layers":[{"mediaType":"x","digest":"sha512:../a","size":1,
             "annotations":{"org.opencontainers.image.title":"b"}},{"digest":"sha256:..","size":2}]}"#;
         let layers = super::layers(text.as_bytes()).expect("a manifest");
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_says_where_tokens_are() {
+    fn token_service_url_is_parsed() {
         let header = r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#;
         let address = "https://auth.example/token?service=registry%2Eexample&scope=repository%3Aa%2Fb%3Apull%2Cpush";
         assert_eq!(
@@ -441,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_that_of_dockers_client() {
+    fn docker_client_credentials_are_found() {
         let config = r#"{
             "auths": { "a.example:5000": { "auth": "am9lOndvcmQ=" }, "https://b.example": { "auth": "Yg==" }, "c.example": {} },
             "credHelpers": { "d.example": "ecr-login", "e.example": "../x" }

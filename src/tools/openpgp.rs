@@ -1,5 +1,5 @@
-//! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring. A library
-//! reads them in this process, because minimal images have no `gpg`.
+//! Parses OpenPGP public keys: their fingerprints, and the binary format that apt requires for a keyring. This is done with a
+//! library, because minimal images do not contain `gpg`.
 
 use std::io::Read as _;
 
@@ -13,54 +13,55 @@ use pgp::{
 
 use crate::host::digest::sha256;
 
-/// A public key with its user ids and subkeys, as far as the key itself has signed them.
+/// A public key with its user IDs and subkeys, limited to those that the key has signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     /// Fingerprint of the primary key: 40 upper-case hex digits (v4).
     pub fingerprint: String,
-    /// When the primary key expires, seconds since 1970; `None`: never.
+    /// Expiry time of the primary key in seconds since 1970, or `None` if it does not expire.
     pub expires: Option<i64>,
-    /// Whether its owner has revoked it.
+    /// Whether the key is revoked by its owner.
     pub revoked: bool,
-    /// The key without armour.
+    /// The key without armor.
     pub binary: Vec<u8>,
-    /// The key with armour.
+    /// The key with armor.
     pub armoured: String,
 }
 
-/// Why key material cannot be read.
+/// The key material cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenPgpError {
-    /// It is not OpenPGP.
-    #[error("it is not an OpenPGP public key: {why}")]
+    /// The data is not OpenPGP.
+    #[error("not an OpenPGP public key: {why}")]
     Malformed {
         /// The parser's message.
         why: String,
     },
-    /// It holds no key.
-    #[error("it contains no OpenPGP public key")]
+    /// The data contains no key.
+    #[error("no OpenPGP public key found")]
     Empty,
 }
 
-/// A file of public keys. What is parsed is what is hashed and written: a byte that only one of them sees could change the
-/// key that a digest stands for.
+/// A file of public keys. The same bytes are parsed, hashed and written, because a byte that only one of them sees could change
+/// the key behind a digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFile {
-    /// The file; of an armoured one without its headers `Version:`, which programs that armour keys write, and which change
-    /// although the key does not.
+    /// The file content. In an armored file the `Version:` headers are removed, because they depend on the program that created
+    /// the armor and change although the key does not.
     pub bytes: Vec<u8>,
-    /// The SHA-256 of `bytes`; `None` for a file without armour, which no package manager takes in place of an armoured one.
+    /// The SHA-256 of `bytes`, or `None` for a file without armor, because no package manager accepts it instead of an armored
+    /// file.
     pub digest: Option<String>,
-    /// All keys of the file.
+    /// All keys in the file.
     pub keys: Vec<Key>,
 }
 
-/// Reads all public keys of a file, armoured or binary.
+/// Parses all public keys of a file, armored or binary.
 ///
 /// # Errors
-/// When it holds no key, or is not OpenPGP.
+/// If the file contains no key or is not OpenPGP.
 pub fn parse(file: &[u8]) -> Result<KeyFile, OpenPgpError> {
-    // RFC 9580, 4.2: the highest bit of a packet's first byte is set.
+    // RFC 9580, 4.2: the highest bit of the first byte of a packet is set.
     let is_binary = file.first().is_some_and(|first| first & 0x80 != 0);
     if is_binary {
         return Ok(KeyFile {
@@ -88,7 +89,7 @@ fn malformed(error: impl ToString) -> OpenPgpError {
     }
 }
 
-/// The keys in packets.
+/// Parses the keys in packets.
 fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     let mut found = Vec::new();
     for key in SignedPublicKey::from_bytes_many(packets).map_err(malformed)? {
@@ -110,15 +111,15 @@ fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     }
 }
 
-/// The key with nothing but what it has signed itself, and whether it has revoked itself. Anybody can add a subkey to a
-/// public key, and there are programs that trust it: those of rpm before 4.17.1 (CVE-2021-3521).
+/// Removes everything that the key has not signed itself, and returns whether the key is revoked. Anyone can add a subkey to a
+/// public key, and some programs trust it, for example rpm before 4.17.1 (CVE-2021-3521).
 fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpError> {
     let fingerprint = key.fingerprint().to_string().to_uppercase();
     let (primary, mut details) = (key.primary_key, key.details);
     let by_itself = |signature: &Signature| signature.verify_key(&primary).is_ok();
     (details.revocation_signatures).retain(by_itself);
     (details.direct_signatures).retain(by_itself);
-    // Of pictures and the like nobody asks anything.
+    // Remove user attributes such as pictures, because they are not used.
     details.user_attributes.clear();
     details.users.retain_mut(|user| {
         let id = &user.id;
@@ -130,7 +131,7 @@ fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpErro
     subkeys.retain_mut(|subkey| {
         let of = &subkey.key;
         subkey.signatures.retain(|one| {
-            // A subkey that signs says itself, too, whose it is.
+            // A signing subkey must also confirm its primary key.
             one.verify_subkey_binding(&primary, of).is_ok()
                 && (!one.key_flags().sign()
                     || (one.embedded_signature())
@@ -142,14 +143,15 @@ fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpErro
     let revoked = !details.revocation_signatures.is_empty();
     if !revoked && details.users.is_empty() && details.direct_signatures.is_empty() {
         return Err(malformed(format!(
-            "{fingerprint} has signed no user id of its own"
+            "{fingerprint} has no self-signed user ID"
         )));
     }
     Ok((SignedPublicKey::new(primary, details, subkeys), revoked))
 }
 
-/// The armoured blocks of a file without their headers `Version:`. What stands between two blocks belongs to the second one.
-/// Every block is read, as rpm does it; a distribution's file may begin with a sentence, and nothing else stands outside of the blocks.
+/// Splits a file into armored blocks and removes their `Version:` headers. Text between two blocks belongs to the second one.
+/// Every block is parsed, as rpm does. A distribution's file may start with a sentence, but no other text is allowed outside
+/// the blocks.
 fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
     #[derive(PartialEq)]
     enum ArmorPart {
@@ -169,13 +171,13 @@ fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
             ArmorPart::Outside if begins => part = ArmorPart::Headers,
             ArmorPart::Outside if is_blank => {}
             ArmorPart::Outside if found.is_empty() && !contains(line, b"-----") => {}
-            ArmorPart::Outside => return Err(wrong("is outside of the armour")),
+            ArmorPart::Outside => return Err(wrong("is outside the armor")),
             ArmorPart::Headers | ArmorPart::Body if begins => {
-                return Err(wrong("begins a block inside of another one"));
+                return Err(wrong("starts a block inside another block"));
             }
             ArmorPart::Headers if line.starts_with(b"Version:") => continue,
             ArmorPart::Headers if is_blank => part = ArmorPart::Body,
-            ArmorPart::Headers if ends => return Err(wrong("ends a block without a blank line")),
+            ArmorPart::Headers if ends => return Err(wrong("ends a block that has no blank line")),
             ArmorPart::Headers => {}
             ArmorPart::Body if ends => {
                 block.extend_from_slice(line);
@@ -189,10 +191,10 @@ fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
         block.extend_from_slice(line);
     }
     match (part, found.last_mut()) {
-        // The white space at the end of the file.
+        // White space at the end of the file.
         (ArmorPart::Outside, Some(last)) => last.append(&mut block),
         (ArmorPart::Outside, None) => return Err(OpenPgpError::Empty),
-        _ => return Err(malformed("its armour has no end")),
+        _ => return Err(malformed("the armor has no end")),
     }
     Ok(found)
 }
@@ -201,25 +203,25 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
     line.windows(part.len()).any(|window| window == part)
 }
 
-/// The packets of an armoured block. They have one form for the parser, so that the program has one parser: that of the
-/// library for both forms has a parser for each.
+/// Returns the packets of an armored block. The library's combined parser for armored and binary data contains one parser for
+/// each, so converting everything to packets keeps the binary smaller.
 fn without_armour(block: &[u8]) -> Result<Vec<u8>, pgp::errors::Error> {
     let mut armoured = Dearmor::new(block);
     armoured.read_header()?;
     match armoured.typ {
         Some(BlockType::PublicKey | BlockType::File) => {}
         Some(other) => {
-            return Err(std::io::Error::other(format!("it has the armour of a {other}")).into());
+            return Err(std::io::Error::other(format!("the armor type is {other}")).into());
         }
-        None => return Err(std::io::Error::other("its armour has no type").into()),
+        None => return Err(std::io::Error::other("the armor has no type").into()),
     }
     let mut binary = Vec::new();
     armoured.read_to_end(&mut binary)?;
     Ok(binary)
 }
 
-/// The expiry date in the newest self-signature that has one. RFC 9580, 5.2.3.13: an
-/// absent or zero value means that the key never expires.
+/// Returns the expiry time in the newest self-signature that has one. RFC 9580, 5.2.3.13: a missing or zero value means that
+/// the key never expires.
 fn expires(key: &SignedPublicKey) -> Option<i64> {
     let created = i64::from(key.primary_key.created_at().as_secs());
     let signatures = key
@@ -233,12 +235,12 @@ fn expires(key: &SignedPublicKey) -> Option<i64> {
     (validity > 0).then_some(created + validity)
 }
 
-/// Two armoured files that differ in one line of the body, which begins with `Version`, and have different keys.
+/// Two armored files with different keys. They differ in one line of the body, which starts with `Version`.
 #[cfg(test)]
 pub mod forged {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
 
-    /// An old packet of a private type (RFC 9580, 5.15), which every program skips: its header.
+    /// The header of an old-format packet with a private type (RFC 9580, 5.15), which every program skips.
     fn skipped(length: usize) -> Vec<u8> {
         let [high, low] = u16::try_from(length).unwrap().to_be_bytes();
         let mut header = vec![0xff, 0xff];
@@ -254,7 +256,8 @@ pub mod forged {
         .into_bytes()
     }
 
-    /// The file with the first key of the tests, and the same file with a line of an attacker, who has the second one.
+    /// Returns a file with the first test key, and the same file with an additional line from an attacker, who owns the second
+    /// key.
     pub fn pair() -> (Vec<u8>, Vec<u8>) {
         let keys = super::parse(include_bytes!("../../tests/keys/two.asc"))
             .unwrap()
@@ -262,10 +265,10 @@ pub mod forged {
         let [vendor, attacker] = &keys[..] else {
             panic!("two keys");
         };
-        // Both begin with a line whose packet goes on in the next one.
+        // Both start with a line whose packet continues in the next line.
         let first = [skipped(84), vec![0; 42]].concat();
         let rest = [vec![0; 42], vendor.binary.clone()].concat();
-        // `Version+`, in Base64, are six bytes.
+        // In Base64, `Version+` is six bytes.
         let mut inserted = STANDARD.decode("Version+").unwrap();
         inserted.extend([0; 36]);
         inserted.extend(&attacker.binary);
@@ -292,14 +295,14 @@ mod tests {
 
     use super::parse;
 
-    /// The keys of the tests with this text in the place of another one.
+    /// Returns the test keys with a text replaced.
     fn changed(from: &str, to: &str) -> Vec<u8> {
         let text = std::str::from_utf8(ARMOURED).unwrap();
         text.replacen(from, to, 1).into_bytes()
     }
 
     #[test]
-    fn the_version_of_the_program_that_armoured_a_key_does_not_count() {
+    fn version_header_of_armor_is_ignored() {
         let plain = parse(ARMOURED).unwrap();
         assert_eq!(plain.bytes, ARMOURED);
         let version = changed("BLOCK-----\n", "BLOCK-----\nVersion: GnuPG v2.0.22\n");
@@ -308,21 +311,21 @@ mod tests {
         assert_ne!(parse(&comment).unwrap().digest, plain.digest);
         let again = parse(plain.keys[0].armoured.as_bytes()).unwrap();
         assert_eq!(again.keys, plain.keys[..1]);
-        // No package manager takes one form for the other.
+        // Package managers do not accept one format instead of the other.
         assert_eq!(parse(&plain.keys[0].binary).unwrap().digest, None);
     }
 
     #[test]
-    fn a_line_of_the_body_counts_whatever_it_begins_with() {
+    fn body_line_is_used_whatever_its_start() {
         let line = parse(&changed("mDMEawF3lx", "VersionAmDMEawF3lx"));
         assert!(line.is_err() || line.unwrap().bytes != ARMOURED);
-        // A packet that no program knows hides which lines follow.
+        // An unknown packet hides the lines that follow.
         let (benign, forged) = crate::tools::openpgp::forged::pair();
         let (benign, forged) = (parse(&benign).unwrap(), parse(&forged).unwrap());
         let fingerprint = |file: &super::KeyFile| file.keys[0].fingerprint.clone();
         assert_ne!(fingerprint(&benign), fingerprint(&forged));
         assert_ne!(benign.digest, forged.digest);
-        // They would have one digest if such lines did not count anywhere.
+        // If such lines were ignored everywhere, both files would have the same digest.
         let without = |file: &super::KeyFile| {
             let text = String::from_utf8(file.bytes.clone()).unwrap();
             (text.lines().filter(|line| !line.starts_with("Version"))).collect::<String>()
@@ -331,14 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn every_block_is_read_and_nothing_stands_outside() {
+    fn every_block_is_parsed_and_other_text_is_rejected() {
         let one = parse(ARMOURED).unwrap();
         let [first, second] = &one.keys[..] else {
             panic!("two keys");
         };
         let both = format!("{}\n{}", first.armoured, second.armoured);
         assert_eq!(parse(both.as_bytes()).unwrap().keys, one.keys);
-        // A distribution's file may begin with a sentence.
+        // A distribution's file may start with a sentence.
         let sentence = format!("These keys sign packages.\n\n{both}\n \n");
         let read = parse(sentence.as_bytes()).unwrap();
         assert_eq!(
@@ -346,13 +349,13 @@ mod tests {
             (one.keys.clone(), sentence.into_bytes())
         );
         for (file, why) in rows! {
-            format!("{both}x"), "outside of the armour";
+            format!("{both}x"), "outside the armor";
             format!("{} text\n{}", first.armoured, second.armoured), "outside";
-            format!("text -----BEGIN\n{both}"), "line 1 is outside of the armour";
-            format!("{} -----BEGIN", first.armoured), "outside of the armour";
-            both.replacen("-----END PGP PUBLIC KEY BLOCK-----", "", 1), "inside of another";
+            format!("text -----BEGIN\n{both}"), "line 1 is outside the armor";
+            format!("{} -----BEGIN", first.armoured), "outside the armor";
+            both.replacen("-----END PGP PUBLIC KEY BLOCK-----", "", 1), "inside another";
             first.armoured.replace("-----END", "x-----END"), "is not Base64";
-            first.armoured.replace("\n\n", "\n"), "without a blank line";
+            first.armoured.replace("\n\n", "\n"), "has no blank line";
             first.armoured.replace("-----END PGP PUBLIC KEY BLOCK-----", ""), "no end";
         } {
             let error = parse(file.as_bytes()).unwrap_err().to_string();
@@ -363,7 +366,7 @@ mod tests {
     const ARMOURED: &[u8] = include_bytes!("../../tests/keys/two.asc");
 
     #[test]
-    fn fingerprints_and_expiry_are_read_and_survive_without_armour() {
+    fn fingerprint_and_expiry_are_parsed_in_both_formats() {
         let keys = parse(ARMOURED).expect("two keys").keys;
         let found: Vec<(&str, Option<i64>)> = keys
             .iter()
@@ -383,14 +386,14 @@ mod tests {
     const SUBKEY: &[u8] = include_bytes!("../../tests/keys/subkey.asc");
     const REVOKED: &[u8] = include_bytes!("../../tests/keys/revoked.asc");
 
-    /// The keys of a file as the library reads them, without a look at their signatures.
+    /// Returns the keys of a file as the library parses them, without verifying signatures.
     fn unverified(file: &[u8]) -> Vec<SignedPublicKey> {
         let keys = SignedPublicKey::from_armor_many(file).unwrap().0;
         keys.map(Result::unwrap).collect()
     }
 
     #[test]
-    fn a_key_has_only_what_it_has_signed_itself() {
+    fn only_self_signed_parts_of_a_key_remain() {
         let own = &parse(SUBKEY).unwrap().keys[0];
         assert_eq!(own.binary, unverified(SUBKEY)[0].to_bytes().unwrap());
         let mut key = unverified(ARMOURED).remove(0);
@@ -401,17 +404,14 @@ mod tests {
         assert!(key.verify_bindings().is_err());
         let read = &parse(&key.to_bytes().unwrap()).unwrap().keys[0];
         assert_eq!(read.binary, clean);
-        // One without a signature of its own is none.
+        // A key without a self-signed user ID is invalid.
         key.details.users.remove(0);
         let error = parse(&key.to_bytes().unwrap()).unwrap_err().to_string();
-        assert!(
-            error.contains("has signed no user id of its own"),
-            "{error}"
-        );
+        assert!(error.contains("has no self-signed user ID"), "{error}");
     }
 
     #[test]
-    fn a_revocation_counts_if_it_is_the_keys_own() {
+    fn only_own_revocation_is_accepted() {
         assert!(parse(REVOKED).unwrap().keys[0].revoked);
         let mut key = unverified(ARMOURED).remove(0);
         let of_another = unverified(REVOKED).remove(0).details.revocation_signatures;
@@ -420,17 +420,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_is_named() {
+    fn other_armor_type_is_reported() {
         let public = std::str::from_utf8(ARMOURED).unwrap();
         let error = parse(public.replace("PUBLIC", "PRIVATE").as_bytes()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "it is not an OpenPGP public key: IO error: it has the armour of a PGP PRIVATE KEY BLOCK"
+            "not an OpenPGP public key: IO error: the armor type is PGP PRIVATE KEY BLOCK"
         );
     }
 
     #[test]
-    fn garbage_is_no_key() {
+    fn garbage_is_not_a_key() {
         for garbage in [
             &b""[..],
             b"<html>404</html>",

@@ -1,6 +1,5 @@
-//! Kernel modules that were compiled on another machine. An archive has the modules for one kernel and one driver:
-//! it is a compressed `tar` of `manifest.json` and the modules. Its signature is a file beside it, in the format of
-//! minisign.
+//! Kernel modules that were compiled on another machine. An archive contains the modules for one kernel and one driver: it is a
+//! compressed `tar` of `manifest.json` and the modules. Its signature is a separate file in minisign format.
 
 use std::{
     collections::BTreeMap,
@@ -27,40 +26,39 @@ use crate::{
     },
 };
 
-/// The suffix of a signature: its name is that of the archive with this suffix.
+/// The suffix that is added to the name of an archive to get the name of its signature.
 pub const SIGNATURE: &str = ".minisig";
 
-/// The largest archive that is read, in bytes. Stripped and compressed, the modules of a driver have some 6 to 30
-/// MB.
+/// The maximum archive size in bytes. The stripped and compressed modules of a driver have about 6 to 30 MB.
 pub const LIMIT: u64 = 256 << 20;
 
-/// The most bytes that are unpacked from an archive.
+/// The maximum size of the unpacked files in bytes.
 const UNPACKED_LIMIT: u64 = 512 << 20;
 
-/// The start of each line that this program writes into DKMS' log of a build.
+/// Prefix of the lines that gpu-bootstrap writes to the DKMS build log.
 pub const SAYS: &str = "gpu-bootstrap: ";
 
-/// What follows [`SAYS`] if the modules of an archive were used.
+/// The text after [`SAYS`] if the modules of an archive were used.
 pub const TOOK: &str = "took ";
 
 const MANIFEST: &str = "manifest.json";
 
-/// What modules were compiled for.
+/// The target that modules were compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BuildTarget {
-    /// `ID` of os-release: distributions give the same name to different kernels.
+    /// `ID` in os-release, because distributions use the same name for different kernels.
     pub distribution: String,
-    /// The release of the kernel.
+    /// The kernel release.
     pub kernel: KernelVersion,
-    /// As `uname -m` says it.
+    /// The output of `uname -m`.
     pub architecture: String,
     pub driver: DriverVersion,
     pub flavour: Flavour,
 }
 
 impl BuildTarget {
-    /// Returns the name of the archive.
+    /// Returns the archive name.
     #[must_use]
     pub fn archive(&self) -> String {
         let Self {
@@ -70,7 +68,7 @@ impl BuildTarget {
             driver,
             flavour,
         } = self;
-        // On RPM systems the kernel's release contains the architecture already.
+        // On RPM systems, the kernel release already contains the architecture.
         let suffix = format!(".{architecture}");
         let kernel = kernel
             .as_str()
@@ -80,72 +78,70 @@ impl BuildTarget {
     }
 }
 
-/// What an archive says about itself.
+/// The manifest of an archive.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Manifest {
     purpose: BuildTarget,
-    /// The compiler of the kernel, as its configuration names it.
+    /// The compiler of the kernel, from the kernel configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     compiler: Option<String>,
-    /// The SHA-256 of each module, by its name without `.ko`.
+    /// The SHA-256 of each module, by module name without `.ko`.
     modules: BTreeMap<String, String>,
 }
 
-/// Modules by their name without `.ko`.
+/// Modules by name without `.ko`.
 pub type Modules = BTreeMap<String, Vec<u8>>;
 
-/// Why an archive is not used.
+/// The reason for rejecting an archive.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    #[error("its signature cannot be read: {why}")]
+    #[error("invalid signature: {why}")]
     Signature { why: String },
-    #[error("none of the public keys has signed it")]
+    #[error("not signed with one of the public keys")]
     Signer,
-    /// minisign signs the digest by default from 0.10 on.
+    /// minisign signs the digest by default since 0.10.
     #[error(
-        "a public key has signed the whole file, and not its digest: sign it with `minisign -S -H`"
+        "the signature covers the complete file instead of its digest: sign it with `minisign -S -H`"
     )]
     NotDigest,
-    /// A signature of another file or with no name: minisign writes it by default.
+    /// The signature contains another file name or none. minisign adds the name by default.
     #[error(
-        "its signature is {has}: sign it under its own name, with `minisign -S` and without `-t`"
+        "the signature is {has}: sign the archive under its own name, with `minisign -S` and without `-t`"
     )]
     File { has: String },
-    #[error("its signature has no time: sign it with `minisign -S` and without `-t`")]
+    #[error("the signature has no timestamp: sign the archive with `minisign -S` and without `-t`")]
     NoTime,
-    #[error("it was signed at {signed}, before `driver.prebuilt.not-before` ({not_before})")]
+    #[error("signed at {signed}, before `driver.prebuilt.not-before` ({not_before})")]
     TooOld {
         signed: jiff::Timestamp,
         not_before: jiff::Timestamp,
     },
-    #[error("it cannot be read: {why}")]
+    #[error("invalid archive: {why}")]
     Archive { why: String },
-    #[error("it is for {what} {has}, not {wanted}")]
+    #[error("built for {what} {has}, not {wanted}")]
     Purpose {
         what: &'static str,
         has: String,
         wanted: String,
     },
-    #[error("its kernel was compiled with {has}, this one with {wanted}")]
+    #[error("the kernel was compiled with {has}, this one with {wanted}")]
     Compiler { has: String, wanted: String },
     #[error("`{module}` is missing")]
     Missing { module: String },
-    #[error("`{module}` is not what the manifest names: its digest is another one")]
+    #[error("digest mismatch: `{module}` differs from the manifest")]
     Digest { module: String },
-    #[error("`{module}` was compiled for `{has}`, and this kernel is `{wanted}`")]
+    #[error("`{module}` was compiled for `{has}`, but this kernel is `{wanted}`")]
     Magic {
         module: String,
         has: String,
         wanted: String,
     },
-    #[error(
-        "`{module}` does not say which symbols it was compiled with, and this kernel compares them"
-    )]
+    #[error("`{module}` has no symbol versions, but this kernel compares them")]
     NoSymbols { module: String },
-    #[error("`{module}` needs `{symbol}`, which this kernel does not have")]
+    #[error("`{module}` needs `{symbol}`, which does not exist in this kernel")]
     NoSymbol { module: String, symbol: String },
-    #[error("`{module}` was compiled with another `{symbol}` than this kernel has")]
+    #[error("`{module}` was compiled with another version of `{symbol}` than this kernel has")]
     Symbol { module: String, symbol: String },
 }
 
@@ -159,14 +155,14 @@ fn is_module_name(name: &str) -> bool {
 /// Packs modules into an archive.
 ///
 /// # Errors
-/// When a name cannot be that of a module.
+/// If a name is not a valid module name.
 pub fn pack(
     purpose: &BuildTarget,
     compiler: Option<String>,
     modules: &Modules,
 ) -> io::Result<Vec<u8>> {
     if let Some(name) = modules.keys().find(|name| !is_module_name(name)) {
-        return Err(io::Error::other(format!("`{name}` is no name of a module")));
+        return Err(io::Error::other(format!("`{name}` is not a module name")));
     }
     let digests = modules
         .iter()
@@ -190,20 +186,20 @@ pub fn pack(
     archive.into_inner()?.finish()
 }
 
-/// The signatures that count.
+/// The accepted signatures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// Public keys, one of which must have signed.
+    /// Public keys. One of them must have signed the archive.
     pub keys: Vec<String>,
-    /// The oldest time of a signature: an archive with an error stays signed for ever.
+    /// The oldest accepted signature time, because the signature of a defective archive never expires.
     pub not_before: Option<jiff::Timestamp>,
 }
 
-/// Checks that one of the public keys has signed an archive under its name. Source: minisign, "Signature format"; its
-/// trusted comment is `timestamp:SECONDS`, `file:NAME` and `hashed`, with tabs between them.
+/// Checks that an archive was signed under its name with one of the public keys. Source: minisign, "Signature format". The
+/// trusted comment is `timestamp:SECONDS`, `file:NAME` and `hashed`, separated by tabs.
 ///
 /// # Errors
-/// If none has, the signature cannot be read, or it is of another file or too old.
+/// If the archive is not signed with one of the keys, or if the signature cannot be parsed, is of another file, or is too old.
 pub fn verify(archive: &[u8], name: &str, signature: &[u8], trust: &Trust) -> Result<(), Unfit> {
     let signature = signed(archive, signature, &trust.keys)?;
     let field = |key: &str| {
@@ -214,12 +210,12 @@ pub fn verify(archive: &[u8], name: &str, signature: &[u8], trust: &Trust) -> Re
         Some(file) if file == name => {}
         Some(file) => {
             return Err(Unfit::File {
-                has: format!("of `{file}`"),
+                has: format!("for `{file}`"),
             });
         }
         None => {
             return Err(Unfit::File {
-                has: "of no name".to_owned(),
+                has: "without a file name".to_owned(),
             });
         }
     }
@@ -235,7 +231,7 @@ pub fn verify(archive: &[u8], name: &str, signature: &[u8], trust: &Trust) -> Re
     }
 }
 
-/// Returns the signature if one of the keys has made it.
+/// Returns the signature if it was created with one of the keys.
 fn signed(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<Signature, Unfit> {
     let unreadable = |why: String| Unfit::Signature { why };
     let text = std::str::from_utf8(signature).map_err(|error| unreadable(error.to_string()))?;
@@ -252,22 +248,22 @@ fn signed(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<Signature
     Err(why)
 }
 
-/// A private key that signs archives.
+/// A private key for signing archives.
 pub struct PrivateKey {
-    /// The number of the key, which is in each of its signatures.
+    /// The ID of the key, which is part of each of its signatures.
     number: [u8; 8],
     pair: Ed25519KeyPair,
 }
 
 impl PrivateKey {
-    /// Reads the file of a private key without a password. Source: the documentation of minisign, "Secret key
-    /// format". The second line is Base64 of three algorithms (2 bytes each), 48 bytes about a password, the number
-    /// of the key (8), the private and the public key (32 each), and a checksum (32).
+    /// Parses the file of a private key without a password. Source: the minisign documentation, "Secret key format". The second
+    /// line is Base64 of three algorithms (2 bytes each), 48 bytes about a password, the key ID (8), the private and the public
+    /// key (32 each), and a checksum (32).
     ///
     /// # Errors
-    /// Why the file cannot be used. The text does not contain the key.
+    /// If the file is not a usable key. The message does not contain the key.
     pub fn read(text: &str) -> Result<Self, &'static str> {
-        const NONE: &str = "it is no private key of minisign's";
+        const NONE: &str = "not a minisign private key";
         let line = text.lines().nth(1).ok_or(NONE)?;
         let bytes = STANDARD.decode(line.trim()).map_err(|_| NONE)?;
         let (Some(b"Ed"), 158) = (bytes.first_chunk(), bytes.len()) else {
@@ -275,7 +271,8 @@ impl PrivateKey {
         };
         if bytes[2..4] != [0, 0] {
             return Err(
-                "it has a password, which nobody can enter here: make one with `minisign -G -W`",
+                "the private key has a password, which cannot be entered here: create one without a password (`minisign -G \
+                -W`)",
             );
         }
         let number = bytes[54..62].try_into().map_err(|_| NONE)?;
@@ -284,13 +281,12 @@ impl PrivateKey {
         Ok(Self { number, pair })
     }
 
-    /// Returns the public key.
     #[must_use]
     pub fn public(&self) -> String {
         STANDARD.encode([b"Ed", &self.number[..], self.pair.public_key().as_ref()].concat())
     }
 
-    /// Signs the digest of an archive. Source: the same, "Signature format".
+    /// Signs the digest of an archive. Source: minisign, "Signature format".
     #[must_use]
     pub fn sign(&self, archive: &[u8], name: &str, at: jiff::Timestamp) -> String {
         let comment = format!("timestamp:{}\tfile:{name}\thashed", at.as_second());
@@ -309,10 +305,10 @@ impl PrivateKey {
     }
 }
 
-/// Unpacks the wanted modules in memory, so that no name in an archive decides where a file is written.
+/// Unpacks the requested modules in memory, so that names in an archive cannot decide where a file is written.
 ///
 /// # Errors
-/// The archive is for something else, lacks a module, or is damaged.
+/// If the archive is for another target, is corrupted, or does not contain a module.
 pub fn unpack(
     archive: &[u8],
     purpose: &BuildTarget,
@@ -329,7 +325,7 @@ pub fn unpack(
     for entry in archive.entries().map_err(damaged)? {
         let entry = entry.map_err(damaged)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        // Only regular files are read: a sparse file in a small archive may claim any size.
+        // Read only regular files: a sparse file in a small archive may have any size.
         if entry.header().entry_type() != tar::EntryType::Regular
             || !(name == MANIFEST || files.contains(&name))
         {
@@ -360,7 +356,7 @@ pub fn unpack(
         ("the kernel", &has.kernel, &purpose.kernel),
         ("the architecture", &has.architecture, &purpose.architecture),
         ("the driver", &has.driver, &purpose.driver),
-        ("the flavour", &has.flavour, &purpose.flavour),
+        ("the flavor", &has.flavour, &purpose.flavour),
     ];
     for (what, has, wanted) in same {
         if has.to_string() != wanted.to_string() {
@@ -391,30 +387,30 @@ pub fn unpack(
             && let Some(found) = modinfo(&content, "license").and_then(flavour_of_license)
             && found != purpose.flavour
         {
-            return Err(other("the flavour", &found, &purpose.flavour));
+            return Err(other("the flavor", &found, &purpose.flavour));
         }
         modules.insert(module.clone(), content);
     }
     Ok(modules)
 }
 
-/// What a kernel accepts.
+/// The properties of a kernel that decide if it accepts a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KernelInterface {
-    /// Its release, as its headers give it to modules.
+    /// The release that the kernel headers define for modules.
     pub release: String,
-    /// The `vermagic` of its own modules; `None` if none could be read.
+    /// The `vermagic` of the kernel's own modules, or `None` if none could be read.
     pub magic: Option<String>,
-    /// The checksums of its symbols; empty if they are not known.
+    /// The checksums of the kernel symbols. Empty if unknown.
     pub symbols: BTreeMap<String, u32>,
 }
 
 impl KernelInterface {
-    /// Checks that the kernel would accept these modules. The kernel itself compares the same when it loads them
-    /// (Linux, `check_modinfo` and `check_version` of `kernel/module`).
+    /// Checks whether the kernel accepts these modules. The kernel does the same comparison when it loads them (Linux,
+    /// `check_modinfo` and `check_version` of `kernel/module`).
     ///
     /// # Errors
-    /// What differs.
+    /// If the kernel does not accept them. The error describes the difference.
     pub fn accepts(&self, modules: &Modules) -> Result<(), Unfit> {
         for (name, content) in modules {
             let module = || name.clone();
@@ -435,8 +431,8 @@ impl KernelInterface {
             }
             let needed =
                 needed_symbols(content).ok_or_else(|| Unfit::NoSymbols { module: module() })?;
-            // Only the first module must find all its symbols in the kernel. The others need symbols of the first,
-            // too, which are not compared.
+            // Only the first module must find all its symbols in the kernel. The others also need symbols of the first module,
+            // which are not compared.
             let is_first = modinfo(content, "depends").is_none_or(|text| !text.contains("nvidia"));
             for (symbol, checksum) in needed {
                 match self.symbols.get(&symbol) {
@@ -460,7 +456,7 @@ impl KernelInterface {
     }
 }
 
-/// Reads `Module.symvers` of a kernel's headers: a checksum, a symbol and more on each line, with tabs between them.
+/// Parses `Module.symvers` in the kernel headers. Each line contains a checksum, a symbol and more fields, separated by tabs.
 #[must_use]
 pub fn symbols(text: &str) -> BTreeMap<String, u32> {
     let line = |line: &str| {
@@ -471,7 +467,7 @@ pub fn symbols(text: &str) -> BTreeMap<String, u32> {
     text.lines().filter_map(line).collect()
 }
 
-/// Reads `include/generated/utsrelease.h` of a kernel's headers: the release that modules get.
+/// Parses `include/generated/utsrelease.h` in the kernel headers: the release for modules.
 #[must_use]
 pub fn release(header: &str) -> Option<&str> {
     header.lines().find_map(|line| {
@@ -480,7 +476,7 @@ pub fn release(header: &str) -> Option<&str> {
     })
 }
 
-/// Returns the kernel's compiler, as its configuration names it.
+/// Returns the compiler in a kernel configuration.
 #[must_use]
 pub fn compiler(config: &str) -> Option<String> {
     let value = config
@@ -489,8 +485,7 @@ pub fn compiler(config: &str) -> Option<String> {
     Some(value.trim_matches('"').to_owned())
 }
 
-/// Returns the command that decompresses a module in its folder and takes the ending off its name; `None` if it is
-/// not compressed.
+/// Returns the command that decompresses a module in place and removes the suffix, or `None` if the module is not compressed.
 #[must_use]
 pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     let program = match path.extension()? {
@@ -517,19 +512,19 @@ pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     ))
 }
 
-/// Returns what this program has written into DKMS' log of a build.
+/// Returns the text that gpu-bootstrap has written to the DKMS build log.
 pub fn said(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter_map(|line| line.strip_prefix(SAYS))
 }
 
 #[cfg(test)]
 pub mod keys {
-    /// `minisign -G -W`, made for tests.
+    /// Test key, created with `minisign -G -W`.
     pub const PRIVATE: &str = "untrusted comment: minisign encrypted secret key\n\
         RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA3V8rGcTGVBIz/P/h/sJ/PwGyQngo95H1ds7dTuaUvVRVew8/\
         aWD3PZPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n";
     pub const ITS_PUBLIC: &str = "RWTdXysZxMZUEpPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0";
-    /// Another one, made for tests.
+    /// Another test key.
     pub const OTHER_KEY: &str = "RWSPFEMrZHmxOkVSFudkzYFoM8f9ICLa39c/jQrsh0yyfEVEseQbbZF2";
 }
 
@@ -541,13 +536,13 @@ mod tests {
     };
     use crate::tools::module_file::{versions, with_sections};
 
-    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0).
+    /// A minisign public key, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0).
     const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
     const SIGNED: &str = "untrusted comment: signature from minisign secret key\n\
         RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
         trusted comment: timestamp:1633700835\tfile:test\tprehashed\n\
         wLMDjy9FLAuxZ3q4NlEvkgtyhrr0gtTu6KC4KBJdITbbOeAi1zBIYo0v4iTgt8jJpIidRJnp94ABQkJAgAooBQ==\n";
-    /// `minisign -S -l`: [`OTHER_KEY`] has signed these bytes themselves.
+    /// `minisign -S -l`: [`OTHER_KEY`] has signed the same bytes without hashing them.
     const SIGNED_WHOLE: &str = "untrusted comment: signature from minisign secret key\n\
         RWSPFEMrZHmxOjtJLcPG8DHjEIGRb3C0Nbzw3NdhCDYKi+xtSRSpmXMWeeOSM4aPj4Waac82iewfSXN/4LdH+uSZIN0qXRpBygA=\n\
         trusted comment: timestamp:1\n\
@@ -586,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_has_one_name_for_one_purpose() {
+    fn archive_name_is_unique_for_each_target() {
         assert_eq!(
             purpose().archive(),
             "nvidia-535.261.03-open-debian-6.1.0-44-amd64-x86_64.tar.gz"
@@ -602,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked_for_its_purpose_alone() {
+    fn archive_is_unpacked_only_for_its_target() {
         let gcc = || Some("gcc 12".to_owned());
         let archive = pack(&purpose(), gcc(), &modules()).expect("packed");
         let unpack = |purpose: &BuildTarget, compiler: &str, names: &[String]| {
@@ -652,9 +647,9 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_archive_is_refused() {
+    fn damaged_archive_is_rejected() {
         let archive = pack(&purpose(), None, &modules()).expect("packed");
-        // Without its end a compressed archive still has all of its content.
+        // A compressed archive without its end still has its complete content.
         for cut in (0..archive.len() - 16).step_by(7) {
             let read = unpack(&archive[..cut], &purpose(), None, &names());
             assert!(read.is_err() || read == Ok(modules()), "{cut}");
@@ -669,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_the_manifests_is_refused() {
+    fn module_that_differs_from_the_manifest_is_rejected() {
         let digest = "00".repeat(32);
         let manifest = Manifest {
             purpose: purpose(),
@@ -701,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_known_signer_counts() {
+    fn only_known_signer_is_accepted() {
         let verify = |archive: &[u8], signature: &str, all: &[&str]| {
             let trust = Trust {
                 keys: all.iter().map(ToString::to_string).collect(),
@@ -733,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_of_another_name_or_too_old_is_rejected() {
+    fn wrong_name_or_old_signature_is_rejected() {
         let key = PrivateKey::read(PRIVATE).expect("a key");
         let at = |seconds: i64| jiff::Timestamp::from_second(seconds).expect("a time");
         let signature = key.sign(b"test", "a.tar.gz", at(1000));
@@ -753,9 +748,9 @@ mod tests {
             let result = verify(name, not_before);
             assert_eq!(result.is_ok(), passes, "{name}, {not_before:?}: {result:?}");
         }
-        // With a comment as of `minisign -t`.
+        // With a comment, as written by `minisign -t`.
         for (comment, wrong) in rows! {
-            "release 7", Unfit::File { has: "of no name".to_owned() };
+            "release 7", Unfit::File { has: "without a file name".to_owned() };
             "file:a.tar.gz", Unfit::NoTime;
         } {
             let signature = key.sign_with(b"test", comment);
@@ -769,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_private_key_signs_its_public_key_accepts() {
+    fn public_key_accepts_its_private_key_signature() {
         let key = PrivateKey::read(PRIVATE).expect("a key");
         assert_eq!(key.public(), ITS_PUBLIC);
         let signature = key.sign(b"test", "a.tar.gz", jiff::Timestamp::UNIX_EPOCH);
@@ -784,7 +779,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_key_with_a_password_or_a_damage_is_refused() {
+    fn private_key_with_password_or_damage_is_rejected() {
         let why = |text: &str| PrivateKey::read(text).err().unwrap_or_default();
         let line = PRIVATE.lines().nth(1).expect("a line");
         let changed = |at: usize, to: &[u8]| {
@@ -804,12 +799,12 @@ mod tests {
             why(""),
             why(&PRIVATE.replace("RWQA", "RW")),
         ] {
-            assert!(damaged.contains("no private key"), "{damaged}");
+            assert!(damaged.contains("not a minisign private key"), "{damaged}");
         }
     }
 
     #[test]
-    fn a_kernel_accepts_what_was_compiled_for_it() {
+    fn kernel_accepts_only_matching_modules() {
         let kernel = KernelInterface {
             release: "6.1.0-44-amd64".to_owned(),
             magic: Some(MAGIC.to_owned()),
@@ -844,7 +839,7 @@ mod tests {
             with_sections(&[(".modinfo", info.as_bytes())]),
         ));
         assert!(matches!(refused, Err(Unfit::NoSymbols { .. })));
-        // A machine on which nothing tells: its release is all that is known.
+        // A machine with unknown `vermagic` and symbols: only the release is compared.
         let unknown = KernelInterface {
             release: "6.1.0-44-amd64".to_owned(),
             ..KernelInterface::default()
@@ -861,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compiler_of_a_kernel_and_what_was_said_are_read() {
+    fn compiler_release_and_log_messages_are_parsed() {
         let config =
             "CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT=\"gcc-12 (Debian 12.2.0-14) 12.2.0\"\n";
         assert_eq!(

@@ -1,5 +1,5 @@
-//! The document of `probe`: how far a node works, layer by layer, and what its GPUs computed. A
-//! container prints it, too, and the container probe reads it.
+//! The document of `probe`: the status of each layer, and the results of the GPUs. It is also printed in a container, and
+//! parsed by the container probe.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,31 +10,31 @@ use super::cuda;
 use crate::host::{CudaFault, CudaView, CudaWork, NvmlView};
 use crate::model::pci::PciAddress;
 
-/// The version of the document.
+/// The schema version of the document.
 pub const SCHEMA: u32 = 1;
 
-/// The layers, bottom up. Nothing works above the first one that fails.
+/// The layers, from bottom to top. Layers above a failed one cannot work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeLayer {
     /// GPUs on the PCI bus.
     Pci,
-    /// They are bound to the driver, which is loaded.
+    /// The driver is loaded and bound to the GPUs.
     Driver,
     /// `/dev/nvidiaN`.
     DeviceNodes,
-    /// NVML lists them.
+    /// NVML lists the GPUs.
     Nvml,
-    /// They are as many as the instance type promises.
+    /// The number of GPUs matches the instance type.
     InstanceType,
-    /// CUDA starts, and lists the devices that NVML lists.
+    /// CUDA starts and lists the same devices as NVML.
     Cuda,
-    /// Each device copies and computes right.
+    /// Each device copies data and computes correct results.
     Compute,
 }
 
 impl ProbeLayer {
-    /// All, bottom up.
+    /// All layers, from bottom to top.
     pub const ALL: [Self; 7] = [
         Self::Pci,
         Self::Driver,
@@ -60,52 +60,50 @@ impl fmt::Display for ProbeLayer {
     }
 }
 
-/// How a layer is.
+/// The status of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerStatus {
     /// It works.
     Pass,
-    /// It does not: nothing above it was tried.
+    /// It failed, and the layers above it were not tried.
     Fail,
-    /// It does not concern this machine.
+    /// It does not apply to this machine.
     Skip,
-    /// A lower layer fails.
+    /// A lower layer failed.
     NotReached,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LayerResult {
-    /// Which.
     pub layer: ProbeLayer,
-    /// How it is.
     pub status: LayerStatus,
-    /// The compared values, or why it was not tried.
+    /// The compared values, or the reason if the layer was not tried.
     pub why: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbedDevice {
-    /// NVML's UUID: `GPU-…` or `MIG-…`.
+    /// The NVML UUID: `GPU-…` or `MIG-…`.
     pub uuid: String,
-    /// NVML's index of the GPU.
+    /// The NVML index of the GPU.
     pub index: u32,
-    /// The MIG device of the GPU; `None` for a whole GPU.
+    /// The index of the MIG device on the GPU, or `None` for a complete GPU.
     #[serde(default)]
     pub mig_index: Option<u32>,
-    /// Place of the GPU on the bus.
+    /// The PCI address of the GPU.
     pub pci_address: Option<PciAddress>,
-    /// What CUDA says about it; `None` if it has not computed.
+    /// The CUDA results, or `None` if no computation was done.
     pub work: Option<CudaWork>,
-    /// What went wrong.
+    /// The error.
     pub fault: Option<String>,
-    /// What to do about it.
+    /// The remedy of the error.
     pub remedy: Option<String>,
 }
 
-/// The program that made a document.
+/// The program that created a document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeTool {
@@ -117,43 +115,42 @@ pub struct ProbeTool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeDocument {
-    /// The version of the document.
+    /// The schema version of the document.
     pub schema: u32,
-    /// The program that made it.
+    /// The program that created it.
     pub tool: ProbeTool,
     /// All layers work.
     pub passed: bool,
-    /// The first layer that fails.
+    /// Whether all layers work.
     pub failed_layer: Option<ProbeLayer>,
-    /// What is proven, or what is wrong.
+    /// The validated result, or the error.
     pub why: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: Option<String>,
-    /// The driver, by NVML.
+    /// The driver version from NVML.
     pub driver_version: Option<String>,
-    /// The newest CUDA version of the driver, by CUDA.
+    /// The newest CUDA version that the driver supports, from CUDA.
     pub cuda_version: Option<String>,
-    /// All layers, bottom up.
+    /// All layers, from bottom to top.
     pub layers: Vec<LayerResult>,
-    /// The devices that NVML lists: a GPU, or each of its MIG devices.
+    /// The devices that NVML lists: GPUs, or their MIG devices.
     pub devices: Vec<ProbedDevice>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// A layer that fails.
+/// A failed layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerFault {
-    /// Which.
     pub layer: ProbeLayer,
     /// The compared values.
     pub why: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
 impl LayerFault {
-    /// A layer that fails, with the compared values and what to do.
+    /// Creates a failed layer.
     pub fn new(layer: ProbeLayer, why: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             layer,
@@ -163,7 +160,7 @@ impl LayerFault {
     }
 }
 
-/// Collects the layers, bottom up.
+/// Collects the layers, from bottom to top.
 #[derive(Debug, Default)]
 pub struct LayerResults {
     results: Vec<LayerResult>,
@@ -171,17 +168,17 @@ pub struct LayerResults {
 }
 
 impl LayerResults {
-    /// A layer that works, with the compared values.
+    /// Adds a layer that works, with the compared values.
     pub fn pass(&mut self, layer: ProbeLayer, why: impl Into<String>) {
         self.add(layer, LayerStatus::Pass, why.into());
     }
 
-    /// A layer that does not concern this machine.
+    /// Adds a layer that does not apply to this machine.
     pub fn skip(&mut self, layer: ProbeLayer, why: impl Into<String>) {
         self.add(layer, LayerStatus::Skip, why.into());
     }
 
-    /// The first layer that fails.
+    /// Adds a failed layer. Only the first one is kept.
     pub fn fail(&mut self, fault: LayerFault) {
         self.add(fault.layer, LayerStatus::Fail, fault.why.clone());
         self.fault.get_or_insert(fault);
@@ -191,18 +188,18 @@ impl LayerResults {
         self.results.push(LayerResult { layer, status, why });
     }
 
-    /// Whether one has failed.
+    /// Whether a layer has failed.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.fault.is_some()
     }
 
-    /// The document, without what NVML and CUDA told.
+    /// Returns the document, without the data from NVML and CUDA.
     #[must_use]
     pub fn document(mut self) -> ProbeDocument {
         for layer in ProbeLayer::ALL {
             if !self.results.iter().any(|known| known.layer == layer) {
-                let why = "a lower layer fails".to_owned();
+                let why = "a lower layer failed".to_owned();
                 self.add(layer, LayerStatus::NotReached, why);
             }
         }
@@ -227,8 +224,8 @@ impl LayerResults {
     }
 }
 
-/// The devices on which programs compute, by NVML: GPUs, and in MIG mode their MIG devices. A GPU in
-/// MIG mode without any has none.
+/// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
+/// devices is omitted.
 #[must_use]
 pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
     let mut found = Vec::new();
@@ -254,7 +251,7 @@ pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
     found
 }
 
-/// The name of a device for people.
+/// Returns a human-readable device name.
 #[must_use]
 pub fn label(device: &ProbedDevice) -> String {
     match device.mig_index {
@@ -263,7 +260,7 @@ pub fn label(device: &ProbedDevice) -> String {
     }
 }
 
-/// What CUDA's answers mean for the upper layers. The devices are those of [`devices`].
+/// Evaluates the CUDA results for the upper layers. The argument `devices` is the result of [`devices`].
 pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,
@@ -275,11 +272,14 @@ pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &Cud
     if let Some(why) = other_devices(devices, &start.uuids) {
         return layers.fail(LayerFault::new(ProbeLayer::Cuda, why, cuda::OTHER_DEVICES));
     }
-    let starts = format!("CUDA {} starts and lists what NVML lists", start.version);
+    let starts = format!(
+        "CUDA {} starts and lists the same devices as NVML",
+        start.version
+    );
     layers.pass(ProbeLayer::Cuda, starts);
     for device in &mut *devices {
         let unknown = CudaFault::Failed {
-            why: "it was not asked".to_owned(),
+            why: "the device was not tested".to_owned(),
         };
         let done = view.devices.iter().find(|done| done.uuid == device.uuid);
         match done.map_or(Err(&unknown), |done| done.result.as_ref()) {
@@ -292,7 +292,10 @@ pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &Cud
     }
     let mut wrong = devices.iter().filter(|device| device.work.is_none());
     let Some(first) = wrong.next() else {
-        let right = format!("{} copied and computed right", devices_for_people(devices));
+        let right = format!(
+            "{} copied data and computed correct results",
+            devices_for_people(devices)
+        );
         return layers.pass(ProbeLayer::Compute, right);
     };
     let mut why = format!(
@@ -308,8 +311,8 @@ pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &Cud
     layers.fail(LayerFault::new(ProbeLayer::Compute, why, remedy));
 }
 
-/// CUDA and NVML must list the same devices. In MIG mode CUDA lists one device at most, and each
-/// process sees its own: there the devices are compared one by one.
+/// CUDA and NVML must list the same devices. In MIG mode, CUDA lists at most one device, which depends on the process, so the
+/// devices are compared one by one.
 fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     if devices.iter().any(|device| device.mig_index.is_some()) {
         return None;
@@ -328,17 +331,17 @@ fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     })
 }
 
-/// The UUIDs that are among `these` alone, for people.
+/// Returns the UUIDs that are only in `these`, as human-readable text.
 #[must_use]
 pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
     let only: Vec<&str> = these.difference(those).map(String::as_str).collect();
     match only[..] {
-        [] => "no other one".to_owned(),
+        [] => "none".to_owned(),
         _ => only.join(", "),
     }
 }
 
-/// How many devices, for people.
+/// Returns the number of GPUs as text.
 #[must_use]
 pub fn count(devices: usize) -> String {
     match devices {
@@ -347,7 +350,7 @@ pub fn count(devices: usize) -> String {
     }
 }
 
-/// How many devices of each kind, for people.
+/// Returns the number of devices of each kind as text.
 #[must_use]
 pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
     let parts = devices.iter().filter(|one| one.mig_index.is_some()).count();
@@ -403,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Two GPUs that compute.
+    /// Two working GPUs.
     fn view() -> CudaView {
         let uuids = ["GPU-0", "GPU-1"];
         CudaView {
@@ -435,16 +438,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_above_the_first_layer_that_fails_is_reached() {
+    fn layers_above_a_failed_one_are_not_reached() {
         let mut layers = LayerResults::default();
         layers.pass(ProbeLayer::Pci, "2 GPUs");
-        layers.fail(LayerFault::new(ProbeLayer::Nvml, "the first", "mend it"));
+        layers.fail(LayerFault::new(ProbeLayer::Nvml, "the first", "fix it"));
         layers.fail(LayerFault::new(ProbeLayer::Driver, "the second", ""));
         let document = layers.document();
         assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
         assert_eq!(
             (&*document.why, document.remedy.as_deref()),
-            ("the first", Some("mend it"))
+            ("the first", Some("fix it"))
         );
         let order: Vec<ProbeLayer> = document.layers.iter().map(|one| one.layer).collect();
         assert_eq!(order, ProbeLayer::ALL);
@@ -453,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layers_of_cuda_fail_from_below() {
+    fn lowest_failed_cuda_layer_is_reported() {
         assert!(judged(&view()).passed);
         let mut broken = view();
         broken.devices[1].result = Err(returned("cuCtxSynchronize", 719));
@@ -464,7 +467,7 @@ mod tests {
                 .why
                 .starts_with("GPU 1 (GPU-1): `cuCtxSynchronize` returned 719")
         );
-        // A device of which nothing is known has not passed.
+        // A device without a result has not passed.
         broken.devices.pop();
         assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Compute));
         broken.start = Err(returned("cuInit", 802));
@@ -472,19 +475,19 @@ mod tests {
     }
 
     #[test]
-    fn cuda_must_list_the_gpus_that_nvml_lists() {
+    fn cuda_must_list_the_same_gpus_as_nvml() {
         let mut other = view();
         if let Ok(start) = &mut other.start {
             start.uuids.pop();
         }
         let document = judged(&other);
         assert_eq!(document.failed_layer, Some(ProbeLayer::Cuda));
-        let words = "CUDA lists 1 GPU, NVML 2 GPUs; only CUDA: no other one; only NVML: GPU-1";
+        let words = "CUDA lists 1 GPU, NVML 2 GPUs; only CUDA: none; only NVML: GPU-1";
         assert_eq!(document.why, words);
     }
 
     #[test]
-    fn in_mig_mode_the_parts_compute_and_cuda_lists_one_of_them_at_most() {
+    fn mig_devices_compute_and_cuda_lists_at_most_one() {
         let part = |index| MigDevice {
             index,
             uuid: Some(format!("MIG-{index}")),

@@ -1,5 +1,4 @@
-//! SELinux: whether the kernel enforces or records its policy, and the labels of files,
-//! restorecon(8).
+//! SELinux: the enforcement mode of the kernel, and file labels, restorecon(8).
 
 use std::time::Duration;
 
@@ -7,18 +6,18 @@ use camino::Utf8Path;
 
 use crate::host::{Cmd, FilesError, ReadFiles};
 
-/// A file of selinuxfs, which is mounted only where SELinux is enabled.
+/// A file in selinuxfs, which is mounted only if SELinux is enabled.
 const ENFORCE: &str = "/sys/fs/selinux/enforce";
 
 /// Whether SELinux is enabled.
 ///
 /// # Errors
-/// When the file is there and cannot be read.
+/// If the file exists but cannot be read.
 pub fn is_enabled(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     files.exists(Utf8Path::new(ENFORCE))
 }
 
-/// Restores the labels that the policy has for paths; one that is gone is ignored.
+/// Restores the default labels of paths. Missing paths are ignored.
 #[must_use]
 pub fn restore(paths: &[&Utf8Path]) -> Cmd {
     let paths = paths.iter().map(|path| path.as_str());

@@ -1,7 +1,6 @@
-//! How AWS wants requests signed: Signature Version 4, for one request at the root of a service.
+//! Signs AWS requests with Signature Version 4: one request to the root path of a service.
 //!
-//! Sources: AWS, "Create a signed AWS API request"; its test suite, as in bazelbuild/bazel,
-//! `third_party/aws-sig-v4-test-suite`.
+//! Sources: AWS, "Create a signed AWS API request"; its test suite, from bazelbuild/bazel, `third_party/aws-sig-v4-test-suite`.
 
 use jiff::Timestamp;
 use ring::hmac;
@@ -11,26 +10,26 @@ use crate::{host::digest, model::secret::Secret};
 /// The credentials of a role.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// Their name, which is no secret.
+    /// The access key ID, which is not a secret.
     pub key_id: String,
     pub key: Secret,
-    /// The token of temporary credentials.
+    /// The session token of temporary credentials.
     pub session: Option<Secret>,
 }
 
-/// Where a request goes.
+/// The endpoint of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct SignedEndpoint<'t> {
     /// The region, such as `eu-central-1`.
     pub region: &'t str,
-    /// The service's name in signatures, such as `secretsmanager`.
+    /// The service name in signatures, such as `secretsmanager`.
     pub service: &'t str,
-    /// The host of the address.
+    /// The host name in the URL.
     pub host: &'t str,
 }
 
-/// The headers that sign a POST of this document to `/`, beside those given, which are signed, too. Their names are in
-/// small letters.
+/// Returns the headers that sign a POST of this document to `/`, in addition to the given headers, which are also signed.
+/// Header names are in lower case.
 #[must_use]
 pub fn sign(
     target: SignedEndpoint<'_>,
@@ -85,7 +84,7 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What all cases of the suite have in common.
+    /// The common input of all cases in the suite.
     fn signed(
         session: Option<&str>,
         given: &[(&'static str, &str)],
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cases_of_the_suite_of_aws() {
+    fn aws_test_suite_passes() {
         // post-vanilla
         let (authorization, names) = signed(None, &[], "");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Kernel parameters below `/proc/sys`, and the table of swap areas.
+//! Kernel parameters in `/proc/sys`, and swap areas.
 //!
 //! Sources: sysctl(8), proc_swaps(5), fstab(5).
 
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use crate::host::Cmd;
 
-/// The swap areas in use.
+/// The active swap areas.
 pub const SWAPS: &str = "/proc/swaps";
 
 /// The table of filesystems.
 pub const FSTAB: &str = "/etc/fstab";
 
-/// The interfaces of the network. A bridge has a folder `bridge`, and in `brif` the interfaces that it connects. Source:
-/// Linux, `Documentation/ABI/testing/sysfs-class-net` and `net/bridge/br_sysfs_br.c`.
+/// The network interfaces. A bridge has a directory `bridge`, and the directory `brif` with the interfaces that it connects.
+/// Source: Linux, `Documentation/ABI/testing/sysfs-class-net` and `net/bridge/br_sysfs_br.c`.
 pub const INTERFACES: &str = "/sys/class/net";
 
-/// The bridge that CNI's plugin `bridge` makes for pods. Source: containernetworking/plugins, `bridge`.
+/// The bridge that the CNI plugin `bridge` creates for pods. Source: containernetworking/plugins, `bridge`.
 pub const BRIDGE_OF_PODS: &str = "cni0";
 
-/// What is on a swap area must go into the memory first.
+/// Swapped pages must be moved to memory first.
 const SWAP_DEADLINE: Duration = Duration::from_secs(300);
 
-/// The file of a parameter.
+/// Returns the file of a parameter.
 #[must_use]
 pub fn path(name: &str) -> String {
     format!("/proc/sys/{}", name.replace('.', "/"))
@@ -47,7 +47,7 @@ pub fn swap_on(area: &str) -> Cmd {
     Cmd::new("swapon", ["--", area]).deadline(SWAP_DEADLINE)
 }
 
-/// The files and devices of the table of swap areas. Compressed memory (zram) counts, too.
+/// Returns the files and devices in the list of swap areas, including compressed memory (zram).
 #[must_use]
 pub fn parse_swaps(text: &str) -> Vec<String> {
     (text.lines().skip(1))
@@ -56,7 +56,7 @@ pub fn parse_swaps(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The table of filesystems without its swap areas, which become comments; `None` if it has none.
+/// Returns the table of filesystems with its swap entries commented out, or `None` if it has no swap entries.
 #[must_use]
 pub fn without_swap(fstab: &str) -> Option<String> {
     let mut found = false;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn swap_areas_become_comments() {
+    fn swap_entries_become_comments() {
         let fstab = "# <file system>\nUUID=a / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n";
         assert_eq!(
             without_swap(fstab).as_deref(),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_areas_in_use_are_read() {
+    fn active_swap_areas_are_parsed() {
         let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/swap.img                               \
                     file\t\t2097148\t\t0\t\t-2\n";
         assert_eq!(parse_swaps(text), ["/swap.img"]);

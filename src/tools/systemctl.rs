@@ -1,4 +1,4 @@
-//! `systemctl`: the state of units, and what changes it.
+//! Commands and parsers for `systemctl`: unit states, and the commands that change them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,17 +6,16 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
-/// How long starting or stopping a unit may take: above systemd's own default of 90 s, so that
-/// its own verdict arrives first.
+/// Time limit for starting or stopping a unit: more than the systemd default of 90 s, so that systemd reports a failure first.
 const UNIT_DEADLINE: Duration = Duration::from_secs(180);
 
-/// Units that take longer: above the `TimeoutStartSec=720` of the unit.
+/// Time limits of slow units: more than `TimeoutStartSec=720` of the unit, so that systemd reports a failure first.
 const SLOW: [(&str, Duration); 1] = [("nvidia-fabricmanager.service", Duration::from_secs(750))];
 
-/// Exists where systemd runs, sd_booted(3). A container of an application has none.
+/// Exists if systemd is running, sd_booted(3). It does not exist in application containers.
 pub const BOOTED: &str = "/run/systemd/system";
 
-/// Where files of units are, of those that a vendor or an administrator installs. systemd.unit(5).
+/// Directories of unit files that are installed by a vendor or an administrator. systemd.unit(5).
 pub const FOLDERS: [&str; 4] = [
     "/etc/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -24,10 +23,10 @@ pub const FOLDERS: [&str; 4] = [
     "/lib/systemd/system",
 ];
 
-/// Where packages have their units. Source: systemd.unit(5); `/lib` may be another folder than `/usr/lib`.
+/// Directories of unit files in packages. Source: systemd.unit(5). `/lib` may be a different directory from `/usr/lib`.
 pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// The file of a unit and its drop-ins, in the order in which systemd reads them, systemd.unit(5).
+/// Returns the unit file and its drop-ins, in the order in which systemd reads them, systemd.unit(5).
 ///
 /// # Errors
 /// If a directory cannot be listed.
@@ -56,7 +55,7 @@ pub fn files_of(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, F
     Ok(paths)
 }
 
-/// The values of a setting in the files of a unit, which systemd will read at the next boot. An empty value resets the
+/// Returns the values of a setting in the files of a unit, which systemd reads at the next boot. An empty value resets the
 /// list, systemd.syntax(7).
 ///
 /// # Errors
@@ -84,13 +83,13 @@ pub fn settings(files: &dyn ReadFiles, unit: &str, key: &str) -> Result<Vec<Stri
     Ok(values)
 }
 
-/// Where an administrator has a unit of this name.
+/// Returns the path of a unit file that an administrator installs.
 #[must_use]
 pub fn own_file(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
 }
 
-/// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
+/// Formats a path as an argument of `ExecStart`, according to systemd.service(5): quoted, with `%` and `$` doubled.
 #[must_use]
 pub fn quoted(path: &Utf8Path) -> String {
     let text = path
@@ -112,17 +111,17 @@ pub struct UnitState {
     pub load: String,
     /// `active`, `inactive`, `failed`, `activating`, ….
     pub active: String,
-    /// `enabled`, `disabled`, `static`, `masked`, …; empty where it has no file.
+    /// `enabled`, `disabled`, `static`, `masked`, …. Empty if it has no file.
     pub file: String,
-    /// Why it last ended: `success`, `exit-code`, `start-limit-hit`, ….
+    /// The result of the last run: `success`, `exit-code`, `start-limit-hit`, ….
     pub result: String,
 }
 
-/// What a unit does where no systemd runs.
-const NOT_BOOTED: &str = "not started, because no systemd runs here";
+/// The state of a unit if systemd is not running.
+const NOT_BOOTED: &str = "not started, because systemd is not running";
 
 impl UnitState {
-    /// The state of a unit where no systemd runs, as in the chroot of an image's builder; `file` is the answer to
+    /// The state of a unit if systemd is not running, for example in the chroot of an image builder. `file` is the output of
     /// [`is_enabled`].
     #[must_use]
     pub fn not_booted(load: &str, file: &str) -> Self {
@@ -134,13 +133,13 @@ impl UnitState {
         }
     }
 
-    /// Whether no systemd runs that could start it.
+    /// Whether systemd is not running, so that the unit cannot be started.
     #[must_use]
     pub fn is_not_booted(&self) -> bool {
         self.active == NOT_BOOTED
     }
 
-    /// Whether it is enabled and runs; where no systemd runs, whether the next boot starts it.
+    /// Whether the unit is enabled and active. If systemd is not running, whether it starts at the next boot.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.is_enabled() && (self.is_active() || self.is_not_booted())
@@ -152,13 +151,13 @@ impl UnitState {
         self.load != "not-found"
     }
 
-    /// Whether systemd can start it: it exists, is not masked, and its file has no error.
+    /// Whether systemd can start it: the unit exists, is not masked, and its file is valid.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.load == "loaded"
     }
 
-    /// Whether it starts at boot, by itself or by another unit (`static`, `indirect`, …).
+    /// Whether it starts at boot, also indirectly by another unit (`static`, `indirect`, …).
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         matches!(
@@ -167,13 +166,13 @@ impl UnitState {
         )
     }
 
-    /// Whether a start or a stop of it is under way that has not failed before.
+    /// Whether it is starting or stopping, without a previous failure.
     #[must_use]
     pub fn is_restarting(&self) -> bool {
         matches!(self.active.as_str(), "activating" | "deactivating") && self.result == "success"
     }
 
-    /// Whether it runs now.
+    /// Whether it is running.
     #[must_use]
     pub fn is_active(&self) -> bool {
         matches!(self.active.as_str(), "active" | "reloading")
@@ -198,8 +197,8 @@ impl std::fmt::Display for UnitState {
     }
 }
 
-/// Asks for a unit's state. `systemctl(1)`: "show [...] is intended to be used whenever
-/// computer-parsable output is required"; it exits with 0 for units that do not exist, too.
+/// Queries the state of a unit. `systemctl(1)`: "show [...] is intended to be used whenever computer-parsable output is
+/// required". It also exits with 0 for units that do not exist.
 #[must_use]
 pub fn show(unit: &str) -> Query {
     Query::new(
@@ -213,7 +212,7 @@ pub fn show(unit: &str) -> Query {
     )
 }
 
-/// Reads the answer to [`show`]; `None` when it is not one.
+/// Parses the output of [`show`]. `None` if it is invalid.
 #[must_use]
 pub fn parse_show(text: &str) -> Option<UnitState> {
     let value = |key: &str| {
@@ -229,29 +228,29 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
     })
 }
 
-/// Asks whether a unit starts at boot. systemctl reads files for it, so it answers without systemd, too.
+/// Queries whether a unit starts at boot. systemctl reads files for this, so it also works if systemd is not running.
 #[must_use]
 pub fn is_enabled(unit: &str) -> Query {
     Query::new("systemctl", ["is-enabled", "--", unit])
 }
 
-/// What a unit that runs once is doing.
+/// The state of a oneshot unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Once {
-    /// It runs, is about to start, or is started again after a pause.
+    /// It is running, queued, or waiting for a restart.
     Busy,
     /// It has failed.
     Failed {
-        /// The exit status of its process; `None` if the process was killed or never began.
+        /// The exit status of its process, or `None` if the process was killed or did not start.
         code: Option<u8>,
-        /// When, as time since the machine booted.
+        /// The time of the failure since boot.
         at: Duration,
     },
-    /// Neither; also if it does not exist.
+    /// Neither busy nor failed, or it does not exist.
     Idle,
 }
 
-/// Asks for it.
+/// Queries the state of a oneshot unit.
 #[must_use]
 pub fn once(unit: &str) -> Query {
     let properties =
@@ -259,8 +258,8 @@ pub fn once(unit: &str) -> Query {
     Query::new("systemctl", ["show", properties, "--", unit])
 }
 
-/// Reads the answer to [`once`]; `None` when it is not one. `Job` is there while one is queued:
-/// `org.freedesktop.systemd1(5)`, and systemctl leaves it out where its number is 0.
+/// Parses the output of [`once`]. `None` if it is invalid. `Job` is present while a job is queued
+/// (`org.freedesktop.systemd1(5)`). systemctl omits it if its number is 0.
 #[must_use]
 pub fn parse_once(text: &str) -> Option<Once> {
     let value = |key: &str| {
@@ -283,14 +282,14 @@ pub fn parse_once(text: &str) -> Option<Once> {
     })
 }
 
-/// Asks for the command that a unit runs, as systemd knows it from the unit file and all drop-ins.
+/// Queries the command of a unit, which systemd has read from the unit file and all drop-ins.
 #[must_use]
 pub fn command(unit: &str) -> Query {
     Query::new("systemctl", ["show", "--property=ExecStart", "--", unit])
 }
 
-/// Reads the answer to [`command`]: program and arguments; `None` if the unit has no command, or
-/// several. `org.freedesktop.systemd1(5)` describes the fields.
+/// Parses the output of [`command`] and returns program and arguments, or `None` if the unit has no command or several.
+/// `org.freedesktop.systemd1(5)` describes the fields.
 #[must_use]
 pub fn parse_command(text: &str) -> Option<&str> {
     let mut commands = text
@@ -301,17 +300,17 @@ pub fn parse_command(text: &str) -> Option<&str> {
     Some(rest.split_once(" ; ignore_errors=")?.0)
 }
 
-/// The settings by which a unit sees other files than the machine, systemd.exec(5).
+/// The sandboxing settings that hide or change files of the machine for a unit, systemd.exec(5).
 const SANDBOX: &str = "--property=ProtectSystem,PrivateDevices,ReadOnlyPaths,InaccessiblePaths,TemporaryFileSystem,\
                        ProtectKernelModules,RootDirectory,RootImage";
 
-/// Queries them.
+/// Queries the sandboxing settings of a unit.
 #[must_use]
 pub fn sandbox(unit: &str) -> Query {
     Query::new("systemctl", ["show", SANDBOX, "--", unit])
 }
 
-/// Reads the answer to [`sandbox`]: the settings that differ from their defaults.
+/// Parses the output of [`sandbox`] and returns the settings that differ from their defaults.
 #[must_use]
 pub fn parse_sandbox(text: &str) -> Vec<&str> {
     let is_set = |line: &&str| {
@@ -320,34 +319,34 @@ pub fn parse_sandbox(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(is_set).collect()
 }
 
-/// Asks what ends with a unit.
+/// Queries which processes of a unit are killed when it stops.
 #[must_use]
 pub fn kill_mode(unit: &str) -> Query {
     Query::new("systemctl", ["show", "--property=KillMode", "--", unit])
 }
 
-/// Reads the answer to [`kill_mode`]: whether the unit's main process alone ends, and not what it has started. systemd.kill(5).
+/// Parses the output of [`kill_mode`]. Returns whether stopping the unit kills only its main process and not its child
+/// processes. systemd.kill(5).
 #[must_use]
 pub fn parse_spares_children(text: &str) -> Option<bool> {
     let mode = (text.lines()).find_map(|line| line.strip_prefix("KillMode="))?;
     Some(spares_children(mode))
 }
 
-/// The same of the value of `KillMode`.
+/// The same for a value of `KillMode`.
 #[must_use]
 pub fn spares_children(kill_mode: &str) -> bool {
     kill_mode == "process"
 }
 
-/// Where an administrator, and this program, add drop-ins to a unit.
+/// Returns the directory for drop-ins of an administrator or of gpu-bootstrap.
 #[must_use]
 pub fn drop_in_folder(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}.d"))
 }
 
-/// Asks whether files of a unit changed since systemd read them, and which drop-ins it has read. A
-/// unit that systemd does not know yet is looked up on the disk when it is asked for by name, so it
-/// needs no reload.
+/// Queries whether files of a unit changed since systemd read them, and which drop-ins it has read. systemd reads a unit from
+/// disk when a unit that is not loaded is queried by name, so such a unit needs no reload.
 #[must_use]
 pub fn needs_reload(unit: &str) -> Query {
     Query::new(
@@ -361,9 +360,9 @@ pub fn needs_reload(unit: &str) -> Query {
     )
 }
 
-/// Reads the answer to [`needs_reload`]. `drop_ins` are those on the disk. For a unit that it knows,
-/// systemd does not notice a folder of drop-ins that is new: it looks for them in a list of paths
-/// from its last look (`unit_need_daemon_reload` and `unit_path_cache`; seen with systemd 252).
+/// Parses the output of [`needs_reload`]. `drop_ins` are the drop-ins on disk. For a loaded unit, systemd does not detect a new
+/// drop-in directory, because it searches a cached list of paths (`unit_need_daemon_reload` and `unit_path_cache`, seen with
+/// systemd 252).
 #[must_use]
 pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
     let changed = text
@@ -376,7 +375,7 @@ pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
     changed || drop_ins.iter().any(|one| !read.contains(&one.as_str()))
 }
 
-/// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
+/// Runs a command on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
 pub fn act(verb: &'static str, unit: &str) -> Cmd {
     let slow = SLOW.iter().find(|(name, _)| *name == unit);
@@ -384,13 +383,13 @@ pub fn act(verb: &'static str, unit: &str) -> Cmd {
     Cmd::new("systemctl", [verb, "--", unit]).deadline(deadline)
 }
 
-/// Starts a unit and does not wait for it.
+/// Starts a unit without waiting for it.
 #[must_use]
 pub fn start_no_block(unit: &str) -> Cmd {
     Cmd::new("systemctl", ["start", "--no-block", "--", unit])
 }
 
-/// Starts a program as a unit of its own, and does not wait for it. systemd-run(1).
+/// Starts a program as a separate unit without waiting for it. systemd-run(1).
 #[must_use]
 pub fn run(unit: &'static str, properties: &[&'static str], command: &[String]) -> Cmd {
     let properties = properties.iter().map(|one| format!("--property={one}"));
@@ -401,20 +400,20 @@ pub fn run(unit: &'static str, properties: &[&'static str], command: &[String]) 
     Cmd::new("systemd-run", args)
 }
 
-/// Asks for the state of the whole system. `systemctl(1)`: it prints `stopping` while the manager
-/// shuts down; the exit status is 0 for `running` only.
+/// Queries the state of the system. `systemctl(1)`: it prints `stopping` while the manager shuts down. The exit status is 0
+/// only for `running`.
 #[must_use]
 pub fn is_system_running() -> Query {
     Query::new("systemctl", ["is-system-running"]).deadline(Duration::from_secs(10))
 }
 
-/// Makes systemd read unit files again.
+/// Makes systemd reload unit files.
 #[must_use]
 pub fn daemon_reload() -> Cmd {
     Cmd::new("systemctl", ["daemon-reload"])
 }
 
-/// The last lines that a unit wrote to the journal, to say why it failed.
+/// Queries the last lines that a unit wrote to the journal, to explain its failure.
 #[must_use]
 pub fn last_words(unit: &str) -> Query {
     let unit = format!("--unit={unit}");
@@ -435,7 +434,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn settings_are_read_from_the_unit_file_and_its_drop_ins() {
+    fn settings_of_unit_file_and_drop_ins_are_read() {
         let files = FakeFiles::new();
         let own =
             "[Service]\n# ExecStart=/no\nExecStart=/usr/bin/d \\\n  -H fd://\nKillMode=process\n";
@@ -443,7 +442,7 @@ mod tests {
         let read = |key| settings(&files, "d.service", key).expect("readable");
         assert_eq!(read("ExecStart"), ["/usr/bin/d    -H fd://"]);
         assert_eq!(read("KillMode"), ["process"]);
-        // The drop-in of an administrator replaces that of the vendor with the same name.
+        // The administrator's drop-in replaces the vendor's drop-in with the same name.
         let (etc, usr) = ["/etc", "/usr/lib"]
             .map(|folder| format!("{folder}/systemd/system/d.service.d/10.conf"))
             .into();
@@ -459,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_of_a_unit_is_what_differs_from_the_defaults() {
+    fn sandbox_is_the_difference_from_the_defaults() {
         let text =
             "ProtectSystem=strict\nPrivateDevices=yes\nReadOnlyPaths=\nProtectKernelModules=no\n";
         assert_eq!(
@@ -470,10 +469,10 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_with_a_unit() {
+    fn kill_mode_decides_if_children_survive() {
         for (text, spares) in [
             ("KillMode=process\n", Some(true)),
-            // Not even the main process ends.
+            // Not even the main process is killed.
             ("KillMode=none\n", Some(false)),
             ("KillMode=control-group\n", Some(false)),
             ("KillMode=mixed\n", Some(false)),
@@ -484,18 +483,18 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_once_is_busy_until_nothing_of_it_is_left_to_do() {
+    fn oneshot_unit_is_busy_until_its_last_attempt() {
         for (text, expected) in rows! {
             "ActiveState=active\nResult=success\nExecMainStatus=0\n", Once::Busy;
             // Between two attempts.
             "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n", Once::Busy;
-            // At boot, until the network is up.
+            // Waiting for the network during boot.
             "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Busy;
             "ActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Idle;
             "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
              InactiveEnterTimestampMonotonic=61500000\n",
                 Once::Failed { code: Some(6), at: Duration::from_millis(61_500) };
-            // The number is that of a signal.
+            // The number is a signal number.
             "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
              InactiveEnterTimestampMonotonic=7\n",
                 Once::Failed { code: None, at: Duration::from_micros(7) };
@@ -506,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_is_asked_for_in_so_many_words() {
+    fn reload_is_needed_if_systemd_reports_it() {
         assert!(parse_needs_reload("NeedDaemonReload=yes\n", &[]));
         assert!(!parse_needs_reload("NeedDaemonReload=no\n", &[]));
         assert!(!parse_needs_reload("", &[]));
     }
 
     #[test]
-    fn a_drop_in_that_systemd_has_not_read_needs_a_reload() {
+    fn unread_drop_in_needs_a_reload() {
         let ours = [drop_in_folder("a.service").join("50-gpu-bootstrap.conf")];
         let text = "NeedDaemonReload=no\nDropInPaths=/usr/lib/systemd/system/a.service.d/10.conf\n";
         assert!(parse_needs_reload(text, &ours));
@@ -525,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_of_a_unit_is_read() {
+    fn command_of_a_unit_is_parsed() {
         let one = "ExecStart={ path=/usr/bin/nvidia-persistenced ; \
                    argv[]=/usr/bin/nvidia-persistenced --user nvpd --no-persistence-mode ; \
                    ignore_errors=no ; start_time=[n/a] ; stop_time=[n/a] ; pid=0 ; code=(null) ; \
@@ -537,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_read_and_told() {
+    fn states_are_parsed_and_displayed() {
         for (text, told, enabled, active) in rows! {
             "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n",
                 "enabled and active", true, true;

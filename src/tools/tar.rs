@@ -1,10 +1,10 @@
-//! `tar`: packs the images of probes.
+//! `tar`, which packs the probe images.
 
 use camino::Utf8Path;
 
 use crate::host::Cmd;
 
-/// Packs entries of a folder.
+/// Packs entries of a directory.
 #[must_use]
 pub fn pack(archive: &Utf8Path, folder: &Utf8Path, names: &[&str]) -> Cmd {
     let (archive, folder) = (format!("--file={archive}"), format!("--directory={folder}"));

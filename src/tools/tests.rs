@@ -1,5 +1,5 @@
-//! No value can be an option. Names of nodes, images, units, packages and files come from settings, from other programs and from
-//! repositories, and the programs here run as root.
+//! Checks that untrusted values cannot be parsed as options. Names of nodes, images, units, packages and files come from
+//! settings, other programs and repositories, and the commands here run as root.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -23,28 +23,32 @@ use crate::{
     },
 };
 
-/// Values that a program would take for options of its own. Each contains [`MARK`].
+/// Values that a program would parse as options. Each contains [`MARK`].
 const VALUES: [&str; 3] = ["-HOSTILE", "--kubeconfig=/HOSTILE", "--HOSTILE"];
 const MARK: &str = "HOSTILE";
 
-/// Commands that are built elsewhere, with their number in each file.
+/// Commands that are built in other modules, with their number in each file.
 const ELSEWHERE: [(&str, usize, &str); 5] = [
-    ("src/engine/reboot.rs", 1, "every word is a constant"),
+    ("src/engine/reboot.rs", 1, "all arguments are constants"),
     (
         "src/state/runtimes.rs",
         1,
-        "the program is a constant of the table of runtimes",
+        "the program is a constant in the table of runtimes",
     ),
-    ("src/change/tool.rs", 1, "a step names the words"),
-    ("src/joins/command.rs", 1, "the administrator's own command"),
+    ("src/change/tool.rs", 1, "the step passes the arguments"),
+    (
+        "src/joins/command.rs",
+        1,
+        "a command that the administrator configured",
+    ),
     (
         "src/modules/registry.rs",
         1,
-        "what a file of root's names stands behind `docker-credential-`, and is a word",
+        "the name from a file owned by root follows `docker-credential-`, and is one word",
     ),
 ];
 
-/// Every command with this value in each place that takes one.
+/// Returns every command with this value in each argument that accepts a value.
 fn commands(value: &str) -> Vec<Cmd> {
     let (path, names) = (Utf8Path::new(value), [value]);
     let owned = [value.to_owned()];
@@ -149,7 +153,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         dkms::status(value),
         docker::info(),
         docker::daemon_version(),
-        // The flags are those with which systemd starts the daemon, as root.
+        // The flags that systemd passes to the daemon.
         docker::validate(&[], path),
         docker::running(),
         docker::inspect_image(value),
@@ -214,16 +218,16 @@ fn commands(value: &str) -> Vec<Cmd> {
     cmds
 }
 
-/// Why a program could take a value for an option; `None` if it cannot.
+/// Returns the reason if a program could parse the value as an option.
 fn fault(cmd: &Cmd, value: &str) -> Option<String> {
     if cmd.program.contains(MARK) {
-        return Some("the program is a value".to_owned());
+        return Some("the value is the program".to_owned());
     }
     let options = cmd.args.iter().take_while(|arg| *arg != "--");
     let mut before = "";
     for arg in options {
-        // dkms' own parser takes the next word after these options, whatever it is, and knows no other form of `-v`
-        // (`read_arg`, dkms 3.0.10).
+        // The dkms parser takes the argument after these options as their value, whatever it is, and supports no other form of
+        // `-v` (`read_arg`, dkms 3.0.10).
         let is_value = cmd.program == "dkms" && ["-m", "-v", "-k"].contains(&before);
         before = arg;
         let prefix = match arg.find(value) {
@@ -231,17 +235,17 @@ fn fault(cmd: &Cmd, value: &str) -> Option<String> {
             None if arg.contains(MARK) => arg.split(MARK).next().unwrap_or_default(),
             None => continue,
         };
-        // An option with its value: `--name=VALUE`, or `-nVALUE`. dnf takes patterns, see `dnf/commands.rs`.
+        // An option with its value: `--name=VALUE` or `-nVALUE`. dnf accepts patterns, see `dnf/commands.rs`.
         let is_option = prefix.starts_with('-') && (prefix.contains('=') || prefix.len() == 2);
         if !(is_option || is_value || arg.starts_with("[-]")) {
-            return Some(format!("`{arg}` stands before `--`"));
+            return Some(format!("`{arg}` precedes `--`"));
         }
     }
     None
 }
 
 #[test]
-fn no_value_can_be_an_option_of_a_command() {
+fn values_cannot_be_command_options() {
     for value in VALUES {
         for cmd in commands(value) {
             assert_eq!(fault(&cmd, value), None, "{}", cmd.line());
@@ -250,7 +254,7 @@ fn no_value_can_be_an_option_of_a_command() {
 }
 
 #[test]
-fn a_value_that_could_be_an_option_is_found() {
+fn value_that_could_be_an_option_is_found() {
     for value in VALUES {
         for args in [
             vec!["get", value],
@@ -268,14 +272,14 @@ fn a_value_that_could_be_an_option_is_found() {
     }
 }
 
-/// The lines of the program, without its tests, on which a command is built.
+/// Collects the lines of the program, without its tests, that build a command.
 fn places(folder: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.expect("a name").to_owned();
         if path.is_dir() {
-            // The capability itself builds the commands that run this program again.
+            // `src/host` is the capability itself. It builds the commands that run gpu-bootstrap again.
             if name != "tests" && !path.ends_with("src/host") {
                 places(&path, found);
             }
@@ -302,14 +306,14 @@ fn places(folder: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
 }
 
 #[test]
-fn every_command_of_the_program_is_among_them() {
+fn every_command_of_the_program_is_covered() {
     let mut all = BTreeMap::new();
     places(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
     for (file, number, why) in ELSEWHERE {
         let lines = all.remove(file).unwrap_or_default();
         assert_eq!(lines.len(), number, "{file}: {why}");
     }
-    assert!(all.len() > 20, "the program was not read: {all:?}");
+    assert!(all.len() > 20, "no commands were found: {all:?}");
     commands(VALUES[0]);
     let built = built::places();
     let missing: Vec<String> = (all.iter())
@@ -320,9 +324,9 @@ fn every_command_of_the_program_is_among_them() {
     assert!(missing.is_empty(), "add them to `commands`: {missing:#?}");
 }
 
-/// One place builds the commands of several functions there.
+/// Checks each function, because a single line there may build the commands of several functions.
 #[test]
-fn every_function_of_the_package_managers_is_among_them() {
+fn every_package_manager_function_is_covered() {
     let own = include_str!("tests.rs");
     for (module, text) in [
         ("apt::commands", include_str!("packages/apt/commands.rs")),
@@ -333,7 +337,7 @@ fn every_function_of_the_package_managers_is_among_them() {
             let signature = function.split('{').next().unwrap_or_default();
             let name = signature.split('(').next().unwrap_or_default();
             let builds = signature.contains("-> Cmd") || signature.contains("-> Query");
-            // These two are the ways of `dnf::offers`, and `quiet` changes a command.
+            // These two are called by `dnf::offers`, and `quiet` modifies a command.
             if builds && !["quiet", "offers", "offers_of_all_streams"].contains(&name) {
                 assert!(
                     own.contains(&format!("{module}::{name}(")),

@@ -1,44 +1,44 @@
-//! NVIDIA's container toolkit.
+//! The NVIDIA Container Toolkit.
 
 use toml::{Table, Value};
 
 use crate::model::document::check_toml;
 
-/// The name of its runtime, by which Docker finds it.
+/// The name of its runtime, used by Docker to find it.
 pub const RUNTIME_NAME: &str = "nvidia-container-runtime";
 
-/// Its runtime, where its packages put it.
+/// The path of its runtime in the packages.
 pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 
-/// What the names of the packages begin with that bring it.
+/// The name prefix of its packages.
 pub const PACKAGES: &str = "nvidia-container-toolkit";
 
-/// The first version that can leave the groups of device nodes out of a specification, in which those from 1.19.1 on name them.
-/// Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
+/// The first version that can omit the groups of device nodes from a specification. Versions since 1.19.1 include them by
+/// default. Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
 pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
 
-/// Its configuration. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and its issues that are named below.
+/// Its configuration file. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and the issues mentioned below.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// What this program reads of it.
+/// The settings that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolkitFile {
-    /// The folder below which it looks for the driver; `None` if that is the machine's own root.
+    /// The root directory of the driver, or `None` for the root of the machine.
     pub root: Option<String>,
-    /// The host's program that makes the library cache of a container; `None` if it is one of the image.
+    /// The host program that generates the library cache of a container, or `None` if it is in the image.
     pub ldconfig: Option<String>,
-    /// Containers are not allowed to use the devices: for daemons without root alone.
+    /// Containers do not get device permissions. This works only for rootless daemons.
     pub no_cgroups: bool,
-    /// How devices get into a container.
+    /// The method that adds devices to a container.
     pub mode: Option<String>,
-    /// The folders in which it looks for specifications.
+    /// The directories that are searched for specifications.
     pub spec_folders: Vec<String>,
 }
 
-/// Reads [`CONFIG`].
+/// Parses [`CONFIG`].
 ///
 /// # Errors
-/// Where and why it is no TOML, in one line.
+/// If the text is not TOML. The message is one line with the position.
 pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
     check_toml(text)?;
     let root: Table = toml::from_str(text).map_err(|error| error.message().to_owned())?;
@@ -67,30 +67,30 @@ pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
     })
 }
 
-/// The two names of the program that makes library caches: Ubuntu's `ldconfig` is a wrapper of `ldconfig.real`, and the
-/// toolkit takes the one that is there (`NormalizeLDConfigPath`; older ones do not: NVIDIA/nvidia-docker issue 587).
+/// Returns both names of the program that generates library caches. `ldconfig` on Ubuntu is a wrapper of `ldconfig.real`. The
+/// toolkit uses the one that exists (`NormalizeLDConfigPath`), but older versions do not: NVIDIA/nvidia-docker issue 587.
 #[must_use]
 pub fn both_names(ldconfig: &str) -> [String; 2] {
     let plain = ldconfig.strip_suffix(".real").unwrap_or(ldconfig);
     [plain.to_owned(), format!("{plain}.real")]
 }
 
-/// Whether a configuration of a container runtime names a runtime of the toolkit, outside of comments: the packages', or
-/// that of NVIDIA's GPU Operator, which is elsewhere.
+/// Whether a container runtime configuration contains a toolkit runtime outside of comments, from the packages or from the
+/// NVIDIA GPU Operator, which has another path.
 #[must_use]
 pub fn is_named_in(configuration: &str) -> bool {
     effective(configuration).any(|line| line.contains(RUNTIME_NAME))
 }
 
-/// Whether it names the runtime that the packages bring, or a sibling such as `nvidia-container-runtime.cdi`.
+/// Whether it contains the runtime from the packages, or a sibling such as `nvidia-container-runtime.cdi`.
 #[must_use]
 pub fn needs_packages(configuration: &str) -> bool {
     let is_theirs = |text: &str| comes_with(text, RUNTIME);
     effective(configuration).any(|line| line.split(['"', '\'']).any(is_theirs))
 }
 
-/// Whether a program comes with another one in the same packages: that one itself, or a sibling with an ending
-/// (`nvidia-container-runtime.cdi`, `.legacy`). Programs in the folder of packages may be named without it.
+/// Whether a program is shipped in the same packages as another one: the program itself, or a sibling with a suffix
+/// (`nvidia-container-runtime.cdi`, `.legacy`). Programs in the packages' directory may be given without a path.
 #[must_use]
 pub fn comes_with(program: &str, other: &str) -> bool {
     let name = |path| str::strip_prefix(path, "/usr/bin/").unwrap_or(path);
@@ -107,7 +107,7 @@ mod tests {
     use super::{ToolkitFile, both_names, is_named_in, needs_packages, parse_config};
 
     #[test]
-    fn its_configuration_is_read() {
+    fn configuration_is_parsed() {
         let text = "disable-require = false\n[nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\n\
                     ldconfig = \"@/sbin/ldconfig.real\"\nno-cgroups = true\n[nvidia-container-runtime]\n\
                     mode = \"auto\"\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"/etc/cdi\"]\n";
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_of_the_same_name_needs_no_package() {
+    fn program_elsewhere_with_same_name_needs_no_package() {
         for (line, named, needed) in rows! {
             "BinaryName = \"/usr/bin/nvidia-container-runtime\"", true, true;
             "  BinaryName = '/usr/bin/nvidia-container-runtime.cdi'", true, true;

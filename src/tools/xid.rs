@@ -1,4 +1,4 @@
-//! The errors that NVIDIA's driver reports by number (Xid), from the table `xid.toml`.
+//! Descriptions and actions for NVIDIA driver error numbers (Xid), from the table `xid.toml`.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -7,40 +7,68 @@ use serde::Deserialize;
 use crate::model::text::built_in;
 
 static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
-    let table: XidTable = built_in("xid").expect("the built-in table parses: a test reads it");
+    let table: XidTable = built_in("xid").expect("the built-in table is valid, as a test checks");
     (table.xid.into_iter())
         .filter_map(|(code, xid)| Some((code.parse().ok()?, xid)))
         .collect()
 });
 
-/// What an error asks for.
+/// NVIDIA's catalog of Xid errors.
+pub const CATALOG: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
+
+/// The action that an error requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum XidAction {
-    /// Nothing: the driver has dealt with it.
+    /// No action: the driver has handled the error.
     None,
-    /// To start the application again.
+    /// Restart the application.
     RestartApp,
-    /// A newer driver or firmware.
+    /// Install a newer driver or firmware.
     Update,
-    /// A question to the maker.
+    /// Contact the vendor.
     ContactSupport,
     ResetGpu,
-    /// To reset all GPUs that NVLink joins.
+    /// Reset all GPUs that are connected by NVLink.
     ResetFabric,
     Reboot,
-    /// To look at cables and seats.
+    /// Check cables and seating.
     CheckMechanics,
-    /// To start the machine again, with its power cut.
+    /// Power-cycle the machine.
     RestartMachine,
+}
+
+impl XidAction {
+    /// The remedy, as text.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::None => "no action is needed: the driver handled the error",
+            Self::RestartApp => "restart the application",
+            // Only Xid 78 asks for an update.
+            Self::Update => {
+                "install the vGPU guest driver that matches the vGPU release of the hypervisor"
+            }
+            Self::ContactSupport => "run `nvidia-bug-report.sh`, and contact NVIDIA",
+            Self::ResetGpu => "reboot, or run `nvidia-smi --gpu-reset` when the GPU is unused",
+            Self::ResetFabric => {
+                "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi --gpu-reset`"
+            }
+            Self::Reboot => "drain the node, then reboot it",
+            Self::CheckMechanics => "check the power cables and the seat of the GPU",
+            Self::RestartMachine => {
+                "stop and start the cloud instance (this deletes its local disks), or switch the machine off and on"
+            }
+        }
+    }
 }
 
 /// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Xid {
-    /// What it asks for.
+    /// The required action.
     pub action: XidAction,
-    /// What happened.
+    /// A description of the error.
     pub what: String,
 }
 
@@ -49,7 +77,7 @@ struct XidTable {
     xid: BTreeMap<String, Xid>,
 }
 
-/// The row of a number; `None` if the table has none.
+/// Returns the entry of a number, or `None` if the number is unknown.
 #[must_use]
 pub fn of(code: u32) -> Option<&'static Xid> {
     TABLE.get(&code)
@@ -60,7 +88,7 @@ mod tests {
     use super::{TABLE, XidAction, of};
 
     #[test]
-    fn the_table_is_whole() {
+    fn table_is_complete() {
         assert!(TABLE.len() > 65);
         for code in 144..=150 {
             assert_eq!(of(code).map(|xid| xid.action), Some(XidAction::ResetFabric));

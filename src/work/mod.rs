@@ -1,4 +1,5 @@
-//! Work on the machine, below the settings: what runs a tool, waits and reads a unit, and the error of all that works.
+//! Work on the machine, independent of the settings: runs tools, waits, reads unit states, and defines the error type of all
+//! changes.
 
 mod problem;
 
@@ -20,7 +21,7 @@ use crate::{
     },
 };
 
-/// The pause between two looks at something that is awaited.
+/// The polling interval while waiting for a state.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Receives the output and the progress of a change while it is applied.
@@ -29,9 +30,9 @@ pub trait Sink: Send + Sync {
     fn line(&self, line: &str);
     /// Progress: the amount done, the total if it is known, and the unit (`bytes`, `packages`, …).
     fn progress(&self, current: u64, total: Option<u64>, unit: &str);
-    /// An attempt failed and is repeated after a pause.
+    /// A failed attempt is retried after a pause.
     fn retry(&self, message: &str, in_seconds: f64);
-    /// What a person must know at the end, although nothing failed.
+    /// Information that the user needs at the end, although nothing failed.
     fn note(&self, message: &str) {
         self.line(message);
     }
@@ -42,7 +43,7 @@ pub trait Sink: Send + Sync {
 pub enum Reverted {
     /// The change is undone.
     Done {
-        /// What was done, for the user.
+        /// A description for the user.
         what: String,
     },
     /// There was nothing to undo.
@@ -50,9 +51,9 @@ pub enum Reverted {
         /// The reason.
         why: String,
     },
-    /// A part of the change stays.
+    /// A part of the change remains.
     Left {
-        /// What stays.
+        /// The remaining part.
         what: String,
         /// The reason.
         why: String,
@@ -60,17 +61,17 @@ pub enum Reverted {
 }
 
 impl Reverted {
-    /// The change is undone: this was done.
+    /// The change is undone, with a description.
     pub fn done(what: impl Into<String>) -> Self {
         Self::Done { what: what.into() }
     }
 
-    /// There was nothing to undo, for this reason.
+    /// There was nothing to undo, with the reason.
     pub fn nothing(why: impl Into<String>) -> Self {
         Self::Nothing { why: why.into() }
     }
 
-    /// This stays, for this reason.
+    /// A part remains, with the reason.
     pub fn left(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Left {
             what: what.into(),
@@ -78,7 +79,7 @@ impl Reverted {
         }
     }
 
-    /// Combines results: `Left` outweighs `Done`, and `Done` outweighs `Nothing`.
+    /// Combines results. `Left` takes precedence over `Done`, and `Done` over `Nothing`.
     #[must_use]
     pub fn of(endings: Vec<Self>) -> Self {
         let (mut done, mut nothing, mut left, mut whys) = (vec![], vec![], vec![], vec![]);
@@ -104,25 +105,25 @@ impl Reverted {
     }
 }
 
-/// What works on a machine in a run.
+/// Access to the machine for the changes of a run.
 #[derive(Clone)]
 pub struct Hands {
     pub host: Host,
-    /// The state folder.
+    /// The state directory.
     pub state: Utf8PathBuf,
     pub stop: CancellationToken,
-    /// What the run hides: secrets that a change reads are added.
+    /// The secrets that the run hides. Secrets that a change reads are added.
     pub secrets: Secrets,
 }
 
 impl Hands {
-    /// Sleeps; a request to stop ends the sleep with an error.
+    /// Sleeps. A stop request ends the sleep with an error.
     pub(crate) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), Problem> {
         self.unless_stopped(what, self.host.clock.sleep(duration))
             .await
     }
 
-    /// Waits for a future that may be dropped at any moment; a request to stop ends the wait.
+    /// Waits for a future that may be dropped at any moment. A stop request ends the wait with an error.
     pub(crate) async fn unless_stopped<T>(
         &self,
         what: &str,
@@ -135,7 +136,7 @@ impl Hands {
         }
     }
 
-    /// Looks again and again until something is there; `None` if it is not in time.
+    /// Polls until a value is available. Returns `None` after the time limit.
     pub(crate) async fn awaited<T, F>(
         &self,
         what: &str,
@@ -158,7 +159,7 @@ impl Hands {
         }
     }
 
-    /// Runs a command to its end and passes each output line to the sink.
+    /// Runs a command until it exits, and passes each output line to the sink.
     pub(crate) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
         self.host
             .exec
@@ -186,8 +187,8 @@ impl Hands {
         })
     }
 
-    /// The last journal lines of the unit; `None` if there are none. Why they cannot be read is told in their place: what
-    /// they would explain has failed already, and is what must be told.
+    /// The last journal lines of the unit, or `None` if there are none. If they cannot be read, returns the reason instead of
+    /// an error, because the original failure must be reported.
     pub(crate) async fn words_of(&self, unit: &str) -> Option<String> {
         let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
             Ok(output) => output.stdout,
@@ -198,34 +199,35 @@ impl Hands {
         (!words.is_empty()).then(|| words.to_owned())
     }
 
-    /// The state of a unit; `None` where there is no running systemd, as in an image's chroot.
+    /// The state of a unit. `None` if systemd is not running, such as in the chroot of an image.
     pub(crate) async fn unit_state_if_any(&self, unit: &str) -> Result<Option<UnitState>, Problem> {
         let query = systemctl::show(unit);
         match self.host.reader().query(&query).await {
             Ok(output) => Ok(systemctl::parse_show(&output.stdout)),
             Err(ExecError::NotFound { .. }) => Ok(None),
             Err(source) => Err(Problem::tool(
-                format!("ask for the state of `{unit}`"),
+                format!("query the state of `{unit}`"),
                 source,
             )),
         }
     }
 
-    /// Why this machine is a clone of the one that joined, by the id that it had then. The cluster does not tell: the clone's
-    /// kubelet writes its own id into the node of both.
+    /// Returns a message if this machine is a clone of the one that joined, based on the machine id at that time. The cluster
+    /// cannot detect this, because the kubelet of the clone writes its own id to the node object of both.
     pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, Problem> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);
         };
         Ok((!now.eq_ignore_ascii_case(then)).then(|| {
             format!(
-                "the machine that joined had the id {then}, and this one has {now} (`{path}`): if it is a clone, the node is \
-                 that of the other machine; if it is the same one, take it out of its cluster by hand"
+                "the machine that joined had the machine ID {then}, but this one has {now} \
+                 (`{path}`). If it is a clone, the node belongs to the other machine. If it is \
+                 the same machine, remove it from its cluster manually"
             )
         }))
     }
 
-    /// The id of this machine that its kubelet tells, and the file that it is from.
+    /// The machine id that the kubelet reports, and its file.
     pub(crate) fn machine_id(&self) -> Result<Option<(&'static str, String)>, Problem> {
         for path in MACHINE_IDS {
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {

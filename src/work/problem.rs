@@ -1,5 +1,5 @@
-//! The error of a change, and of what works with changes. It is made where it happens, with its reason for scripts and its
-//! hint for people.
+//! The error type of changes and of code that works with changes. It is created where the error occurs, with a machine-readable
+//! reason and a hint for the user.
 
 use std::{error::Error, fmt::Display};
 
@@ -10,48 +10,48 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// The reason where a request to stop ended a wait: nothing failed, and no command was left unfinished.
+/// The reason if a stop request ended a wait. Nothing failed, and no command was interrupted.
 pub const STOPPED: &str = "stopped";
 
-/// The reason where a file has changed since the new content was made from it: the file was not written.
+/// The reason if a file was modified after the new content was computed from it. The file was not written.
 pub const CHANGED_SINCE: &str = "changed-since";
 
-/// Why a change failed, or other work of this program.
+/// The error of a change, or of other work.
 #[must_use]
 #[derive(Debug, thiserror::Error)]
 #[error("{what}{}", attached(.words))]
 pub struct Problem {
-    /// What failed. It completes "failed to".
+    /// The failed action. It completes "failed to".
     pub what: String,
-    /// More words below it, such as the last lines of a log.
+    /// Additional lines, such as the end of a log.
     pub words: Option<String>,
     pub reason: &'static str,
     pub exit: Exit,
     pub hint: Option<String>,
-    /// Whether another attempt may succeed without help.
+    /// Whether the error is transient, so that a retry may succeed.
     pub passes: bool,
-    /// Whether newer package lists may lead to another answer.
+    /// Whether newer package lists may change the result.
     pub depends_on_lists: bool,
     pub source: Option<Box<dyn Error + Send + Sync>>,
     pub class: Class,
 }
 
-/// The problems that code tells from others.
+/// Error classes that code distinguishes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Class {
     #[default]
     Other,
     /// The package manager failed.
     PackageManager(Fault),
-    /// No repository offers a version of this package that matches.
+    /// No repository has a matching version of this package.
     NoVersion(String),
     /// The transaction would install another kernel.
     NewKernel,
-    /// The key of a repository could not be fetched.
+    /// The key of a repository could not be downloaded.
     KeyNotFetched,
-    /// A daemon does not tell which containers a restart would stop.
+    /// A daemon did not report which containers a restart would stop.
     DaemonSilent,
-    /// The program of a container runtime refuses its configuration.
+    /// The container runtime rejects its configuration.
     ConfigurationRefused,
 }
 
@@ -70,17 +70,17 @@ impl Problem {
         }
     }
 
-    /// A problem because of which nothing was changed.
+    /// An error that was detected before any change.
     pub fn blocked(reason: &'static str, what: impl Into<String>) -> Self {
         Self::new(reason, what).exiting(Exit::Blocked)
     }
 
-    /// A tool failed, for a reason that has no row in a table.
+    /// A tool failed for a reason that is not in a table.
     pub fn tool(what: impl Into<String>, source: ExecError) -> Self {
         Self::new("tool-failed", what).caused_by(source)
     }
 
-    /// The output of a tool, or the state of a file, is not as expected.
+    /// Unexpected tool output or file content.
     pub fn unreadable(what: impl Display, why: impl Display) -> Self {
         Self::new("tool-output", format!("{what}: {why}"))
     }
@@ -89,21 +89,21 @@ impl Problem {
     pub fn unsupported(what: impl Display) -> Self {
         Self::blocked(
             "unsupported",
-            format!("{what}: this version cannot do that yet"),
+            format!("{what}: not supported by this version"),
         )
-        .advice("do it by hand, and run `gpu-bootstrap check` to audit the machine")
+        .advice("do it manually, and run `gpu-bootstrap check` to audit the machine")
     }
 
-    /// This program did what it never does.
+    /// An internal error.
     pub fn bug(what: &str) -> Self {
         Self::new("bug", what)
             .exiting(Exit::Internal)
             .advice("this is a bug; please report it")
     }
 
-    /// A request to stop ended a wait.
+    /// A stop request ended a wait.
     pub fn stopped(what: &str) -> Self {
-        Self::new(STOPPED, format!("{what}: asked to stop"))
+        Self::new(STOPPED, format!("{what}: stop requested"))
     }
 
     pub fn exiting(self, exit: Exit) -> Self {
@@ -132,7 +132,7 @@ impl Problem {
         Self { class, ..self }
     }
 
-    /// How the command ended that is the cause.
+    /// The result of the command that is the cause.
     pub fn ended(&self) -> Option<&ExecError> {
         self.source.as_ref()?.downcast_ref()
     }

@@ -42,6 +42,11 @@ fn verdicts() {
         ("", "12.0", "470", "", NeedsForwardCompat),
         ("", "12.0", "510", "", Incompatible),
         ("", "99.0", "580", "", Unknown),
+        // Releases that do not exist.
+        ("L4", "12.10", "", "", Incompatible),
+        ("L4", "12.7", "580", "", Incompatible),
+        ("L4", "", "581", "", Incompatible),
+        ("L4", "", "581.15", "", Incompatible),
         ("10de:3fff", "", "", "", Unknown),
         ("10de:0fff", "", "580", "", Incompatible), // Kepler, by the range of its id
         ("10de:0040", "", "580", "", Unknown),
@@ -53,6 +58,17 @@ fn verdicts() {
         ("", "", "590.48.01", "6.19.7", Unknown),
         ("", "", "590.48.01", "6.18.9", Compatible),
         ("", "", "580.178.04", "6.1.0-44-amd64", Compatible),
+        // Kernels newer than all data about the version.
+        ("", "", "580.178.04", "7.3.0-1-liquorix-amd64", Unknown),
+        ("", "", "580.159.03", "7.1.3-4-liquorix-amd64", Unknown),
+        ("", "", "580.159.03", "7.0.14-2-liquorix-amd64", Compatible),
+        ("", "", "580.178.04", "7.9.1", Unknown),
+        ("", "", "580.65.06", "6.8.0-45-generic", Compatible),
+        ("", "", "550.54.14", "6.8.0-45-generic", Compatible),
+        ("", "", "535.54.03", "5.15.0-161-generic", Compatible),
+        ("", "", "450.248.02", "5.15.0-161-generic", Compatible),
+        ("", "", "595.112.07", "6.8.0-45-generic", Compatible),
+        ("", "", "595.112.07", "6.18.0-1-generic", Unknown),
         ("", "13.0", "", "", Compatible),
         ("B200", "12.8", "570.133.20", "", Compatible),
     ] {
@@ -66,9 +82,40 @@ fn verdicts() {
     }
 }
 
-/// Where both kinds of kernel modules serve, the answer names the default of the branch.
+/// A newer long-term branch exists, but is not recommended yet.
 #[test]
-fn a_driver_is_judged_with_the_modules_that_it_would_get() {
+fn the_reason_for_an_older_long_term_branch_is_reported() {
+    let why = ask("L4", "", "", "").why.join("; ");
+    assert!(
+        why.contains("branch 620 (long-term support branch, supported until 2029-09) is newer"),
+        "{why}"
+    );
+    // Branch 620 does not support a V100.
+    let why = ask("Tesla V100 PCIe 16GB", "", "", "").why.join("; ");
+    assert!(!why.contains("620"), "{why}");
+}
+
+#[test]
+fn baseboards_need_the_fabric_manager() {
+    for (name, words) in rows! {
+        "HGX H100", "needs the fabric manager of exactly the driver version";
+        "8xH100", "needs the fabric manager of exactly the driver version";
+        "DGX B200", "needs the fabric manager and the NVLink subnet manager";
+        "4xH100 SXM", "if the machine has its NVSwitches";
+        "H100 SXM5 80GB", "if the machine has its NVSwitches";
+    } {
+        let why = ask(name, "", "", "").why.join("; ");
+        assert!(why.contains(words), "{name}: {why}");
+        let unsure = why.contains("if the machine has");
+        assert_eq!(unsure, words.starts_with("if the machine"), "{name}: {why}");
+    }
+    let why = ask("8xH100 PCIe", "", "", "").why.join("; ");
+    assert!(!why.contains("needs the fabric manager"), "{why}");
+}
+
+/// If both module flavors work, the result contains the default of the branch.
+#[test]
+fn a_driver_is_evaluated_with_its_default_modules() {
     let answer = ask("T4", "", "580.178.04", "");
     let said = answer.why.join("; ");
     assert!(said.contains("with open kernel modules"), "{said}");
@@ -163,32 +210,32 @@ fn cudnn_is_asked_about_like_cuda() {
         "9.5", "", "", "470.256.02", Compatible,
             "cuDNN 9.5 for CUDA 12 needs driver 525.60.13 or newer; 470.256.02 is older";
         "9.5", "", "12.4", "470.256.02", NeedsForwardCompat, "cuda-compat-12-4";
-        "9.5", "", "12.0", "525.60.13", Compatible, "as 525.60.13 is";
+        "9.5", "", "12.0", "525.60.13", Compatible, "525.60.13 supports it";
         "9.5", "", "", "418.226.00", Incompatible, "418.226.00 is older";
-        "9.5", "", "10.2", "", Incompatible, "packages for CUDA 12 and 11, and none for 10.2";
+        "9.5", "", "10.2", "", Incompatible, "packages for CUDA 12 and 11, but not for 10.2";
         "9.5", "", "12.9", "580", Compatible, "released for 12.0 to 12.6; 12.9 is newer";
         "9.10", "", "11.4", "580", Unknown, "was released for 11.8; 11.4 is older";
         // GPUs.
         "9.17", "V100", "", "580", Incompatible,
-            "it begins with compute capability 7.5, and this is 7.0";
+            "it requires compute capability 7.5 or newer, and the GPU has 7.0";
         "9.10", "V100", "", "580", Compatible, "cuDNN 9.10 for CUDA 12";
         // The first and the last compute capability of a row belong to it.
         "9.17", "T4", "13.0", "580", Compatible, "needs driver 580.65.06 or newer";
         "9.5", "H100", "12.6", "580", Compatible, "needs driver 525.60.13 or newer";
-        "9.0", "B200", "12.8", "580", Unknown, "ends with compute capability 9.0, and this is 10.0";
+        "9.0", "B200", "12.8", "580", Unknown, "ends with compute capability 9.0, and the GPU has 10.0";
         "9.17", "10de:2e12", "13.0", "580", Compatible, "needs driver 580.65.06 or newer";
         // What was not read refuses nothing, and says so.
-        "9.1", "", "", "580", Compatible, "not all of this is verified";
+        "9.1", "", "", "580", Compatible, "partly unverified";
         "9.1", "", "", "418.226.00", Unknown, "418.226.00 is older";
         "9.3", "", "12.4", "580", Compatible,
-            "cuDNN 9.3 has no row: what is known of 9.1 is taken for it";
-        "9.28", "", "13.0", "580", Unknown, "cuDNN 9.28 has no row: what is known of 9.17";
-        "9.13", "", "13.0", "580", Compatible, "what is known of 9.12";
-        "9.28", "V100", "", "580", Incompatible, "it begins with compute capability 7.5";
-        "6.0", "", "", "580", Unknown, "no row says what cuDNN 6.0 needs";
+            "cuDNN 9.3 is not in the matrix: the data of 9.1 is used";
+        "9.28", "", "13.0", "580", Unknown, "cuDNN 9.28 is not in the matrix: the data of 9.17";
+        "9.13", "", "13.0", "580", Compatible, "the data of 9.12 is used";
+        "9.28", "V100", "", "580", Incompatible, "it requires compute capability 7.5";
+        "6.0", "", "", "580", Unknown, "the requirements of cuDNN 6.0 are unknown";
         // Which driver it needs.
-        "9.17", "", "13.0", "", Compatible, "needs driver 580.65.06 or newer, as 580.178.04 is";
-        "9.17", "V100", "", "", Incompatible, "would work with another version of cuDNN";
+        "9.17", "", "13.0", "", Compatible, "needs driver 580.65.06 or newer; 580.178.04 supports it";
+        "9.17", "V100", "", "", Incompatible, "possible with another version of cuDNN";
     } {
         let (verdict, said) = cudnn(version, gpu, cuda, driver);
         assert_eq!(verdict, want, "{version} {gpu} {cuda} {driver}: {said}");
@@ -293,7 +340,7 @@ fn several_meanings_that_agree_have_one_answer() {
             answer.why
         );
         assert!(
-            answer.why[0].starts_with(&format!("`{gpu}` can mean")),
+            (answer.why.iter()).any(|why| why.starts_with(&format!("`{gpu}` matches"))),
             "{:?}",
             answer.why
         );
@@ -317,12 +364,12 @@ fn several_meanings_that_agree_have_one_answer() {
 fn instance_types_are_asked_like_gpus() {
     use Compatibility::{Compatible, Incompatible, Unknown};
     for (name, driver, want, why) in rows! {
-        "p5.48xlarge", "580", Compatible, "no rule excludes it";
+        "p5.48xlarge", "580", Compatible, "no rule rejects it";
         "Standard_ND96isr_H100_v5", "", Compatible, "needs the fabric manager";
         "BM.GPU.H100.8", "", Compatible, "needs the fabric manager";
-        "VM.GPU.A10.1", "580", Compatible, "no rule excludes it";
-        "BM.GPU.B200.8", "580", Compatible, "no rule excludes it";
-        "a2-highgpu-1g", "535", Compatible, "gets no fixes any more";
+        "VM.GPU.A10.1", "580", Compatible, "no rule rejects it";
+        "BM.GPU.B200.8", "580", Compatible, "no rule rejects it";
+        "a2-highgpu-1g", "535", Compatible, "branch 535 is end-of-life";
         "g6f.xlarge", "580", Incompatible, "GRID";
         "Standard_NVv4 (family)", "", Incompatible, "AMD";
     } {

@@ -70,7 +70,7 @@ fn wrong_configuration() {
         "repositories.\"../x\".url = \"http://127.0.0.1/\"\n",
         "driver.branch = 580\ndriver.version = \"535.261.03\"\n",
         "cluster.join = \"kubeadm\"\n",
-        "cluster.join = \"kubeadm\"\ncluster.version = \"1.31\"\n",
+        "cluster.join = \"kubeadm\"\ncluster.version = \"1.33\"\n",
         "cluster.join = \"eks\"\ncluster.taints = [\"a=b:NoSchedule\"]\nruntime.use = []\n",
         "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\nruntime.use = [\"docker\"]\n",
         "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\ncluster.server = \"https://10.0.0.1:6443\"\n",
@@ -189,7 +189,7 @@ fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
         .driver;
     let warnings = driver.unwrap().warnings.join("\n");
     assert!(
-        warnings.contains("no driver fits kernel 6.19.3, which runs")
+        warnings.contains("no driver supports the running kernel 6.19.3")
             && warnings.contains("6.1.0-44-amd64, which the next boot starts"),
         "{warnings}"
     );
@@ -202,7 +202,9 @@ fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
     );
     let none = hint(&machine("6.19.3", &["6.19.3"]));
     assert!(
-        none.contains("install a kernel of the distribution (`apt-get install linux-image-amd64`)"),
+        none.contains(
+            "install and boot a distribution kernel (`apt-get install linux-image-amd64`)"
+        ),
         "{none}"
     );
 }
@@ -300,7 +302,7 @@ fn all_that_is_wrong_is_told_at_once() {
         "`cluster.server` cannot be \"https://a:6443\"",
         "`cluster.command` cannot be",
         "the kubelet needs containerd or CRI-O",
-        "`driver.secure-boot.key` cannot be \"/k\": it needs",
+        "`driver.secure-boot.key` cannot be \"/k\": `driver.secure-boot.certificate` is also",
         "driver branch 535",
         "`validation.image` cannot be",
     ] {
@@ -321,7 +323,7 @@ fn only_a_signature_has_a_time() {
         .set("driver.prebuilt.unsigned=true")
         .set("driver.prebuilt.not-before=2026-01-31");
     let shown = shown(&refused(&machine));
-    assert!(shown.contains("only a signature has a time"), "{shown}");
+    assert!(shown.contains("only signatures have a time"), "{shown}");
 }
 
 #[test]
@@ -330,8 +332,8 @@ fn modules_are_published_with_a_signature_unless_none_is_needed() {
     let key = "driver.prebuilt.sign-key=/etc/gpu-bootstrap/fleet.key";
     let unsigned = "driver.prebuilt.unsigned=true";
     for (setting, needed) in [
-        (to, "it needs `driver.prebuilt.sign-key`"),
-        (key, "it needs `driver.prebuilt.publish`"),
+        (to, "requires `driver.prebuilt.sign-key`"),
+        (key, "`driver.prebuilt.publish` is also required"),
     ] {
         let error = refused(&Machine::debian().set(setting));
         assert!(shown(&error).contains(needed), "{}", shown(&error));

@@ -186,7 +186,7 @@ fn kubeadm_needs_kernel_4_19() {
     for kernel in [old, None] {
         let error = machine(kernel).load().unwrap_err();
         let (why, hint) = (error.to_string(), error.hint().unwrap_or_default());
-        assert!(why.contains("need kernel 4.19 or newer"), "{why}");
+        assert!(why.contains("requires kernel 4.19 or newer"), "{why}");
         assert!(hint.contains("[\"SystemVerification\"]"), "{hint}");
     }
     let ignored = machine(old).set("cluster.ignore-preflight-errors=SystemVerification");
@@ -233,7 +233,7 @@ fn debian_by_default() {
     assert_eq!(kinds, [RuntimeKind::Docker]);
     assert_eq!(
         resolution.reasons,
-        ["container runtime docker: the default where the machine joins no cluster"]
+        ["container runtime docker: the default if the machine does not join a cluster"]
     );
     assert!(resolution.warnings.is_empty());
 }
@@ -416,7 +416,7 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
         os.id_like = like.split_whitespace().map(str::to_owned).collect();
         let resolution = relative.resolution();
         assert_eq!(resolution.desired.profile, profile, "{id}");
-        let said = format!("there is no profile for `{id}`");
+        let said = format!("no profile for `{id}`");
         let warnings = &resolution.warnings;
         assert!(warnings[0].contains(&said), "{warnings:?}");
         let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
@@ -513,7 +513,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
     assert_eq!(fabric(&machine), Fabric::None);
     let resolution = machine.resolution();
     let driver = resolution.desired.driver.as_ref().unwrap();
-    let doubt = "the GPUs need the fabric manager if the machine has their NVSwitches";
+    let doubt = "the GPUs need the fabric manager if the machine has NVSwitches";
     assert!(
         driver.warnings.iter().any(|w| w.contains(doubt)),
         "{driver:?}"

@@ -23,7 +23,7 @@ fn podman_comes_from_the_distribution_and_reads_the_specification() {
         .set("cdi.enabled=false");
     let error = without.load().expect_err("no specification").to_string();
     assert!(
-        error.contains("podman gives GPUs to containers by CDI alone"),
+        error.contains("podman supports GPUs only through CDI"),
         "{error}"
     );
     let old = Machine::new("ubuntu", "22.04", "x86_64", &[H100]).set("runtime.use=podman");

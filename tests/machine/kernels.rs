@@ -205,7 +205,7 @@ fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
     let plan = machine.run(&["plan", "--format", "json"]);
     assert_eq!(plan.exit, 4, "{}", told(&plan));
     for part in [
-        "kernel 6.8.0-1067-gcp of the same series can have it: 1 reboot",
+        "kernel 6.8.0-1067-gcp of the same series has it: 1 reboot",
         "linux-image-6.8.0-1067-gcp",
     ] {
         assert!(plan.out.contains(part), "{part}: {}", told(&plan));
@@ -244,7 +244,7 @@ fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_b
     let (ran, reboots) = install(&signed, &[]);
     assert_eq!((ran.exit, reboots), (5, 0), "{}", told(&ran));
     for part in [
-        "Secure Boot is on",
+        "Secure Boot is enabled",
         "driver.may-change-kernel = \\\"any\\\"",
         "7.0.0-1008-aws",
     ] {
@@ -256,7 +256,7 @@ fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_b
 fn a_packaged_module_that_is_older_than_the_libraries_is_no_way() {
     let machine = ubuntu("24.04", "6.8.0-1057-azure", "lists = true");
     let plan = machine.run(&["plan", "--format", "json"]);
-    let why = "is driver 580.159.03, and the libraries are 580.173.02";
+    let why = "is driver 580.159.03, but the libraries are 580.173.02";
     assert!(plan.out.contains(why), "{}", told(&plan));
     let wrong = ends(&machine, &[], "6.8.0-1059-azure", How::Packaged, 1);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -292,7 +292,7 @@ fn lists_that_an_image_was_made_with_refuse_nothing_before_new_ones_were_asked()
     });
     let plan = machine.run(&["plan", "--format", "json"]);
     assert_eq!(plan.exit, 5, "{}", told(&plan));
-    let hint = "`install` asks again with new package lists";
+    let hint = "`install` checks again with new package lists";
     assert!(plan.out.contains(hint), "{}", told(&plan));
     let wrong = ends(&machine, &[], "6.8.0-1060-aws", How::Packaged, 1);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

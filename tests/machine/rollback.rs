@@ -74,15 +74,15 @@ fn plan(machine: &Machine) -> Ran {
 fn a_plan_names_what_nobody_offers_any_more_for_the_rollback() {
     let machine = node();
     let there = plan(&machine);
-    let way = "the run goes back to driver 580.178.04";
+    let way = "the run rolls back to driver 580.178.04";
     assert!(there.out.contains(way), "{}", told(&there));
     forget(&machine.fakes.files, |part| {
         part.starts_with("Package: libcuda1\nVersion: 580.178.04")
     });
     let gone = plan(&machine);
     for words in [
-        "there is no rollback to driver 580.178.04",
-        "no repository offers libcuda1 580.178.04-1 any more, nor another of its branch",
+        "no rollback to driver 580.178.04 is possible",
+        "no repository offers libcuda1 580.178.04-1 any longer, or another version of its branch",
     ] {
         assert!(gone.out.contains(words), "{words}: {}", told(&gone));
     }
@@ -139,8 +139,8 @@ fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
         let ran = with_a_bad_driver(&machine, &other, |state| supersede(files, state));
         assert_eq!(ran.exit, 6, "{}", told(&ran));
         for words in [
-            "the rollback leads to driver 580.190.01: no repository offers",
-            "driver 580.190.01 is back, and has passed validation",
+            "rolling back to driver 580.190.01: no repository offers",
+            "driver 580.190.01 is installed again and passed validation",
         ] {
             let said = [ran.out.as_str(), ran.err.as_str()].concat();
             assert!(said.contains(words), "{words}: {}", told(&ran));
@@ -149,7 +149,7 @@ fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
         assert!(version.contains("580.190.01"), "{version}");
         // What is there is what was proven.
         let next = machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
-        let way = "the run goes back to driver 580.190.01 (`driver.rollback`)";
+        let way = "the run rolls back to driver 580.190.01 (`driver.rollback`)";
         assert!(next.out.contains(way), "{}", told(&next));
         let ran = machine.run(&["uninstall", "--format", "json"]);
         assert_eq!(ran.exit, 0, "{}", told(&ran));
@@ -161,11 +161,11 @@ fn a_plan_names_the_version_to_which_the_rollback_would_lead() {
     for (machine, other, _) in nodes() {
         let plan = || machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
         let there = plan();
-        let way = "the run goes back to driver 580.178.04 (`driver.rollback`)";
+        let way = "the run rolls back to driver 580.178.04 (`driver.rollback`)";
         assert!(there.out.contains(way), "{}", told(&there));
         supersede_in_lists(&machine.fakes.files);
         let newer = plan();
-        let way = "the run goes back to driver 580.190.01 (`driver.rollback`), the newest of its branch: \
+        let way = "the run rolls back to driver 580.190.01 (`driver.rollback`), the newest of its branch: \
                    no repository offers";
         assert!(newer.out.contains(way), "{}", told(&newer));
     }
@@ -182,10 +182,10 @@ fn a_rollback_goes_on_where_only_a_package_beside_the_driver_is_missing() {
         forget(&machine.fakes.files, |part| part.contains(&line));
     });
     assert_ne!(ran.exit, 0, "{}", told(&ran));
-    let goes_on = "the next run goes on with the rollback to driver 580.178.04";
+    let goes_on = "the next run continues the rollback to driver 580.178.04";
     assert!(ran.out.contains(goes_on), "{}", told(&ran));
     let next = plan(&machine);
-    assert!(next.out.contains("goes back to"), "{}", told(&next));
+    assert!(next.out.contains("rolls back to"), "{}", told(&next));
 }
 
 #[test]
@@ -200,12 +200,12 @@ fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_rollback() {
     });
     assert_ne!(ran.exit, 0, "{}", told(&ran));
     for words in [
-        "there is no rollback to driver 580.178.04: no repository offers",
+        "no rollback to driver 580.178.04 is possible: no repository offers",
         "add a repository with these packages (`repositories`)",
     ] {
         assert!(ran.out.contains(words), "{words}: {}", told(&ran));
     }
     // The next run wants what the settings say.
     let next = plan(&machine);
-    assert!(!next.out.contains("goes back to"), "{}", told(&next));
+    assert!(!next.out.contains("rolls back to"), "{}", told(&next));
 }

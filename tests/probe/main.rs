@@ -42,9 +42,9 @@ fn healthy_gpus_compute() {
     assert_eq!(ran.first_line(), "passed: 2 GPUs compute");
     for words in [
         "PCI            pass         2 GPUs",
-        "CUDA           pass         CUDA 12.2 starts and lists what NVML lists",
-        "compute        pass         2 GPUs copied and computed right",
-        "instance type  skip         no instance type is known",
+        "CUDA           pass         CUDA 12.2 starts and lists the same devices as NVML",
+        "compute        pass         2 GPUs copied data and computed correct results",
+        "instance type  skip         the instance type is unknown",
         "  GPU 1 (GPU-00000000-0000-4000-8000-000000001900): NVIDIA H100 80GB HBM3 computed in ",
     ] {
         assert!(ran.out.contains(words), "no `{words}` in:\n{}", ran.out);
@@ -106,7 +106,7 @@ fn each_result_of_the_start_is_named_with_its_cause() {
     for (code, cause, advice) in [
         (
             802,
-            "CUDA_ERROR_SYSTEM_NOT_READY): the fabric of NVSwitches",
+            "CUDA_ERROR_SYSTEM_NOT_READY): the NVSwitch fabric",
             "nvidia-fabricmanager",
         ),
         (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)", "reboot"),
@@ -115,7 +115,7 @@ fn each_result_of_the_start_is_named_with_its_cause() {
         (3, "CUDA_ERROR_NOT_INITIALIZED)", "dmesg"),
         (4, "CUDA_ERROR_DEINITIALIZED)", "again"),
         (34, "CUDA_ERROR_STUB_LIBRARY)", "stubs"),
-        (4711, "which this program does not know", "look up 4711"),
+        (4711, "which is unknown to gpu-bootstrap", "look up 4711"),
     ] {
         let node = two(&format!("[faults.cuda]\nreturns = {{ cuInit = {code} }}"));
         let line = format!("failed at the layer CUDA: `cuInit` returned {code}");
@@ -162,7 +162,7 @@ fn a_library_without_a_function_is_too_old() {
 #[test]
 fn a_start_that_hangs_is_named_and_ended() {
     let node = two("[faults.cuda]\nhang = [\"cuInit\"]");
-    let line = "failed at the layer CUDA: starting CUDA (`cuInit`) did not end within 6 s";
+    let line = "failed at the layer CUDA: initializing CUDA (`cuInit`) timed out after 6 s";
     let ran = fails(&node, line, "hangs");
     assert!(ran.took < Duration::from_secs(15), "{:?}", ran.took);
 }
@@ -176,7 +176,7 @@ fn one_gpu_of_eight_that_hangs_leaves_the_results_of_the_others() {
     let document = document(&ran);
     assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
     let start = "GPU 3 (GPU-00000000-0000-4000-8000-000000001b00): copying to the GPU and \
-                 back did not end within ";
+                 back timed out after ";
     assert!(document.why.starts_with(start), "{}", document.why);
     for device in &document.devices {
         assert_eq!(device.work.is_some(), device.index != 3, "{device:?}");
@@ -206,16 +206,15 @@ fn several_gpus_that_fail_are_all_named() {
 #[test]
 fn a_wrong_result_of_the_kernel_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
-    let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU computed \
-                another result than the CPU, first in number 32768";
+    let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU result \
+                differs from the CPU result, first in number 32768";
     fails(&node, line, "out of service");
 }
 
 #[test]
 fn one_wrong_bit_of_memory_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
-    let line =
-        "what was read back from the GPU differs from what was written, first at byte 8388608";
+    let line = "data read back from the GPU differs from the written data, first at byte 8388608";
     fails(&node, line, "out of service");
 }
 
@@ -226,13 +225,13 @@ fn another_uuid_than_that_of_nvml_is_found() {
     let line = "failed at the layer CUDA: CUDA lists 2 GPUs, NVML 2 GPUs; only CUDA: \
                 GPU-deadbeef-0000-0000-0000-000000000000; only NVML: \
                 GPU-00000000-0000-4000-8000-000000001900";
-    fails(&node, line, "of one driver");
+    fails(&node, line, "belong to the same driver");
 }
 
 #[test]
 fn a_library_that_crashes_is_named_with_its_phase() {
     let node = two("[faults.cuda]\ncrash = [\"cuModuleLoadData\"]");
-    let line = "while compiling the kernel, the process was ended by signal 6";
+    let line = "while compiling the kernel, the process was killed by signal 6";
     fails(&node, line, "libcuda.so.1");
 }
 
@@ -272,7 +271,7 @@ fn what_is_wrong_below_cuda_stops_the_probe_there() {
     let ran = two("").probe_with(hung, &["--format", "json"]);
     let document = document(&ran);
     assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
-    assert_eq!(document.why, "NVML did not answer within 30 s");
+    assert_eq!(document.why, "NVML timed out after 30 s");
     let reached =
         |layer: &&gpu_bootstrap::tools::probe::LayerResult| layer.status != LayerStatus::NotReached;
     assert_eq!(document.layers.iter().filter(reached).count(), 4);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what `vm demo` prints as an SVG that plays once: vm demo | recording.py TITLE FROM TO >PICTURE.
+"""Draws the output of `vm demo` as an SVG that plays once: vm demo | recording.py TITLE FROM TO >PICTURE.
 
-Each line has the time at which it comes. The picture begins with the first line that has FROM, and ends with the first one after
-it that has TO. It has the commands of the program and what they print, without the test's own scripts. Waits are shortened
-to a second and a half."""
+Each line is stamped with its arrival time. The recording starts with the first line that contains FROM, and ends with the
+first later line that contains TO. It contains the gpu-bootstrap commands and their output, without the scripts of the test.
+Waits are shortened to a second and a half."""
 
 import html
 import sys
@@ -15,9 +15,9 @@ LONGEST_WAIT = 1.5  # seconds
 
 
 def recorded(lines, first, last):
-    """Returns (seconds since the first line, text) for each line between the two that are named.
+    """Returns (seconds since the first line, text) for each line from `first` to `last`.
 
-    It reads to the end: the demonstration goes on, and must be able to print."""
+    Reads all input, because the demo continues and must be able to print."""
     kept, begin = [], None
     for line in lines:
         now = time.monotonic()
@@ -34,7 +34,7 @@ def recorded(lines, first, last):
 
 
 def of_program(lines):
-    """Returns headings, the program's commands, and what they print, as a terminal shows them."""
+    """Returns headings, commands and their output, as in a terminal."""
     for seconds, text in lines:
         if text.startswith("  | "):
             yield seconds, text[4:]
@@ -55,7 +55,7 @@ def shortened(lines):
 
 
 def rows(lines):
-    """Returns the lines as rows of the terminal: long ones go on in the next row."""
+    """Returns the lines as terminal rows: long lines are wrapped."""
     for at, text in lines:
         for start in range(0, max(len(text), 1), COLUMNS):
             yield at, text[start : start + COLUMNS]
@@ -66,7 +66,7 @@ def drawn(title, lines):
     shown = list(rows(lines))
     duration = shown[-1][0] + 0.1
     width, height = COLUMNS * WIDTH + 24, ROWS * HEIGHT + 52
-    # One step upwards for each row that no longer fits.
+    # Scroll up one row for each row that no longer fits.
     steps = [(0.0, 0)] + [(at, row - ROWS + 1) for row, (at, _) in enumerate(shown) if row >= ROWS]
     scroll = "".join(f"{100 * at / duration:.2f}%{{transform:translateY({-HEIGHT * up}px)}}" for at, up in steps)
     end = f"translateY({-HEIGHT * steps[-1][1]}px)"

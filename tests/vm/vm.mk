@@ -2,7 +2,7 @@
 
 VM = $(or $(CARGO_TARGET_DIR),target)/debug/vm
 
-# The program of `make release`, which is what users run.
+# The program of `make release`, which users run.
 RELEASED = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release/gpu-bootstrap
 
 # Tiers of cases, see tests/vm/README.md.
@@ -14,17 +14,17 @@ TIERS ?= core
 demo: vm
 	$(VM) demo
 
-# The demonstration's two boots as a picture that plays once.
+# The two boots of the demo as an animation that plays once.
 recording: vm
 	mkdir -p target
 	$(VM) demo | tests/vm/recording.py 'gpu-bootstrap install, in two boots' '== install --image' 'ready: ' >target/install.svg
 	mv target/install.svg docs/install.svg
 
-# The cases of the tiers, with a program compiled without optimisations.
+# The cases of the tiers, with an unoptimized program.
 machines: vm
 	$(VM) test $(addprefix --tier ,$(TIERS))
 
-# All cases but the long ones, with the program of `make release`.
+# All cases except the long ones, with the program of `make release`.
 machines-released: vm release
 	$(VM) test --tier core --tier full --tier cluster --program $(RELEASED)
 
@@ -33,13 +33,13 @@ machines-long: vm
 	$(VM) test --tier long
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
-# How long the ways to the same node take, side by side in one run: medians of RUNS runs, with the program of `make release`, as
-# a table and as target/bench.svg. LINK=200mbit limits the links of the machines.
+# Compares methods to prepare the same node, in one run: medians of RUNS runs, with the program of `make release`, as a
+# table and as target/bench.svg. LINK=200mbit limits the links of the machines.
 RUNS ?= 5
 bench: vm release
 	mkdir -p target
 	$(VM) bench --runs $(RUNS) $(if $(LINK),--link $(LINK)) --svg target/bench.svg --program $(RELEASED)
 
-# Builds the whole workspace: for a single package cargo would compile shared dependencies again.
+# Builds the whole workspace, because for a single package cargo would compile shared dependencies again.
 vm:
 	cargo build --quiet --locked --workspace

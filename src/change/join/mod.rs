@@ -1,9 +1,9 @@
-//! The machine joins a cluster, and leaves it. One file for each way to join.
+//! Joins a cluster, and leaves it. One file for each join method.
 //!
-//! Only what this program joined is left. The undo names the cluster: that of a join which failed names
-//! none, so nobody's node of the same name is deleted. A control plane is never reset.
+//! Only a cluster that gpu-bootstrap joined is left. The undo contains the cluster, which is missing if the join failed, so a
+//! node of the same name is not deleted. A control plane is never reset.
 //!
-//! The token is read when the machine joins. Settings, changes and the journal name only its place.
+//! The token is read when the machine joins. Settings, changes and the journal only contain its location.
 
 mod node;
 
@@ -22,27 +22,27 @@ use crate::{
     tools::kubernetes::membership::Membership,
 };
 
-/// How long pods have to end when the machine leaves.
+/// Time for pods to terminate when the machine leaves.
 const DRAIN: Duration = Duration::from_secs(300);
 
 /// The undo of a join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LeaveCluster {
-    /// How a machine leaves that has joined in this way.
+    /// How to leave a cluster that was joined with this method.
     pub way: Leave,
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
     /// A kubeconfig that may drain and delete the node.
     pub access: Option<Utf8PathBuf>,
-    /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
+    /// The id of the machine that joined. A clone has a different one. `None` if the machine has no id.
     pub machine: Option<Box<str>>,
-    /// The cluster that it joined; `None` while that is not certain.
+    /// The cluster that it joined. `None` while this is uncertain.
     pub cluster: Option<Membership>,
 }
 
 impl Applier {
-    /// A machine that joins was no node before: the step has looked.
+    /// A machine that joins was not a node before, which the step has checked.
     pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, Problem> {
         let way = join.method.way().leaving(self, join)?;
         Ok(Undo::LeaveCluster(LeaveCluster {
@@ -54,18 +54,18 @@ impl Applier {
         }))
     }
 
-    /// Which cluster it joined; nothing is left to undo where it joined none.
+    /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
     pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
         undo.cluster = self.joined_by(&undo.way).await?;
         let begun = undo.way.way().has_begun(self)?;
         if undo.cluster.is_none() && !begun {
-            return Ok(Undo::nothing("the machine has joined no cluster"));
+            return Ok(Undo::nothing("the machine has not joined a cluster"));
         }
         Ok(Undo::LeaveCluster(undo))
     }
 
-    /// Undoes a join: the pods move elsewhere and the node is deleted where a kubeconfig allows it, then the
-    /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
+    /// Reverts a join: drains and deletes the node if a kubeconfig allows it, and then makes the machine leave the cluster. A
+    /// machine that is now a node of another cluster is not changed.
     pub(super) async fn leave_cluster(
         &self,
         undo: &LeaveCluster,
@@ -88,13 +88,13 @@ impl Applier {
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
                 return stays(format!(
-                    "this program joined {}, and the machine is a node of {} now",
+                    "gpu-bootstrap joined {}, but the machine is now a node of {}",
                     joined.server, now.server
                 ));
             }
             (None, Some(now)) => {
                 return stays(format!(
-                    "it is not certain that this program joined {}",
+                    "it is unknown whether gpu-bootstrap joined {}",
                     now.server
                 ));
             }
@@ -102,12 +102,12 @@ impl Applier {
         }
         let is_member = now.is_some();
         let clone = self.is_clone_of(undo.machine.as_deref())?;
-        // A node is not deleted whose machine cannot leave.
+        // Do not delete a node whose machine cannot leave.
         if let Some(why) = way.stays(self, is_member, clone.as_deref())? {
             return stays(why);
         }
         let deleted = match (now, clone) {
-            (None, _) => Reverted::nothing("the machine is no node any more"),
+            (None, _) => Reverted::nothing("the machine is no longer a node"),
             (Some(_), Some(why)) => {
                 Reverted::left(format!("the node `{node}` in the cluster"), why)
             }

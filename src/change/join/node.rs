@@ -1,4 +1,4 @@
-//! The node in its cluster: it becomes Ready, gets its labels, loses the startup taints, and is deleted when the
+//! The node in its cluster: waits until it is Ready, sets its labels, removes the startup taints, and deletes it when the
 //! machine leaves.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -19,39 +19,39 @@ use crate::{
     },
 };
 
-/// What a node needs before pods may come.
+/// The requirements of a node before pods may be scheduled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Admission {
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
-    /// Labels that it lacks, or that have other values.
+    /// Labels that are missing or have other values.
     pub labels: Labels,
-    /// The startup taints, which go at last.
+    /// The startup taints, which are removed last.
     pub startup_taints: Vec<Taint>,
     /// A kubeconfig that may remove them.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds until the node must be Ready.
+    /// Time limit until the node must be Ready, in seconds.
     pub timeout_seconds: u64,
 }
 
-/// Gives a node the labels that it had; its cluster may not be reached any more.
+/// Restores the previous labels of a node. Its cluster may no longer be reachable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreLabels {
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
-    /// The id of the machine whose node it is, as for [`LeaveCluster`](super::LeaveCluster).
+    /// The id of the node's machine, as in [`LeaveCluster`](super::LeaveCluster).
     pub machine: Option<Box<str>>,
-    /// The labels that the change sets, with their values before.
+    /// The labels that the change sets, with their previous values.
     pub labels: BTreeMap<String, Option<String>>,
-    /// The values that it sets: one with another value by then is somebody else's.
+    /// The values that the change sets. A label with a different value was changed by another program.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ours: BTreeMap<String, String>,
 }
 
-/// What stands before the reason why a cluster says nothing.
-const SILENT: &str = "the cluster cannot be asked: ";
+/// Prefix of the reason a cluster does not respond.
+const SILENT: &str = "cannot query the cluster: ";
 
 impl Admission {
     fn bound(&self) -> Duration {
@@ -62,15 +62,15 @@ impl Admission {
         let (node, seconds) = (&self.node, self.timeout_seconds);
         Problem::new(
             "node-not-ready",
-            format!("wait until node `{node}` is Ready: after {seconds} s it is not ({why})"),
+            format!("wait until node `{node}` is Ready: not ready after {seconds} s ({why})"),
         )
         .advice(
-            "a network plugin that is missing in the cluster is the most frequent reason; `kubectl describe node` \
-             tells more. The next `install` waits again",
+            "run `kubectl describe node`; the usual cause is a cluster without a CNI plugin. The \
+             next `install` waits again",
         )
     }
 
-    /// One line in the imperative.
+    /// A one-line summary in the imperative.
     pub(in crate::change) fn summary(&self) -> String {
         let mut parts = vec![format!("wait until node `{}` is Ready", self.node)];
         if !self.labels.is_empty() {
@@ -89,9 +89,9 @@ impl Applier {
         admission: &Admission,
     ) -> Result<Undo, Problem> {
         if admission.labels.is_empty() {
-            return Ok(Undo::nothing("a node that is Ready is nothing to undo"));
+            return Ok(Undo::nothing("nothing to undo for a node that is Ready"));
         }
-        // A node that has just joined may not be there yet.
+        // The node object may not exist yet if the machine has just joined.
         let now = match self
             .answer_about(&admission.node, admission.bound())
             .await?
@@ -110,10 +110,10 @@ impl Applier {
         }))
     }
 
-    /// What the cluster says about the node. An API server that is away for a moment is waited for; what it says after the
-    /// bound is returned, whatever it is.
+    /// Queries the node, and waits for an API server that is temporarily unavailable. After the time limit, returns the last
+    /// result.
     async fn answer_about(&self, name: &NodeName, bound: Duration) -> Result<Registered, Problem> {
-        let what = format!("ask the cluster about node `{name}`");
+        let what = format!("query the cluster for node `{name}`");
         let answer = self
             .awaited(&what, bound, || async {
                 Ok(match self.node(name).await? {
@@ -128,7 +128,7 @@ impl Applier {
         }
     }
 
-    /// Has the cluster change the node. Where its API server goes away meanwhile, once more as soon as it is back.
+    /// Changes the node object. If the API server becomes unavailable, tries once more as soon as it responds.
     async fn tell_cluster(
         &self,
         admission: &Admission,
@@ -143,7 +143,7 @@ impl Applier {
             return Err(error);
         }
         sink.line(&format!(
-            "{}; once more when the cluster answers",
+            "{}; trying again when the cluster responds",
             one_line(&error)
         ));
         self.answer_about(&admission.node, admission.bound())
@@ -168,7 +168,7 @@ impl Applier {
             .await?;
         let Some(node) = ready else {
             let why = match self.node(name).await? {
-                Registered::Unknown => "the cluster does not know it".to_owned(),
+                Registered::Unknown => "it does not exist in the cluster".to_owned(),
                 Registered::Silent(why) => format!("{SILENT}{why}"),
                 Registered::Node(node) => node.why.unwrap_or_default(),
             };
@@ -198,23 +198,22 @@ impl Applier {
         Ok(())
     }
 
-    /// The node as its own kubelet may see it.
+    /// Reads the node with the permissions of its kubelet.
     pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, Problem> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
         asked
-            .map_err(|source| Problem::tool(format!("ask the cluster about node `{name}`"), source))
+            .map_err(|source| Problem::tool(format!("query the cluster for node `{name}`"), source))
     }
 
-    /// kubectl, and the kubeconfig of the kubelet.
+    /// Returns kubectl, and the kubeconfig of the kubelet.
     fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), Problem> {
         let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| {
-            let what =
-                format!("ask the cluster about node `{name}`: there is no kubectl on this machine");
+            let what = format!("query the cluster for node `{name}`: kubectl is not installed");
             Problem::new("no-kubectl", what).advice("install kubectl, then run the command again")
         })?;
         let joined = self.joined_cluster()?;
-        let joined = joined.ok_or_else(|| unasked(name, "the machine is no node".to_owned()))?;
+        let joined = joined.ok_or_else(|| unasked(name, "the machine is not a node".to_owned()))?;
         Ok((kubectl, joined.kubeconfig))
     }
 
@@ -226,11 +225,11 @@ impl Applier {
         let (name, labels) = (&undo.node, &undo.labels);
         let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
-            return nothing("the machine is no node any more");
+            return nothing("the machine is no longer a node");
         }
         let node = match self.node(name).await? {
             Registered::Node(node) => node,
-            Registered::Unknown => return nothing("the cluster does not know the node any more"),
+            Registered::Unknown => return nothing("the node no longer exists in the cluster"),
             Registered::Silent(why) => {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
                 return Ok(Reverted::left(
@@ -246,7 +245,7 @@ impl Applier {
         if let Some(why) = not_ours {
             return Ok(Reverted::left(format!("the labels of node `{name}`"), why));
         }
-        // One that somebody else has given another value since is theirs.
+        // A label whose value was changed by another program is kept.
         let before: Vec<(&str, Option<&str>)> = (labels.iter())
             .filter(|(key, before)| {
                 let now = node.labels.get(*key);
@@ -255,18 +254,18 @@ impl Applier {
             .map(|(key, value)| (key.as_str(), value.as_deref()))
             .collect();
         if before.is_empty() {
-            return nothing("none of its labels has the value of this program");
+            return nothing("none of its labels has our value");
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let cmd = kubectl.label(&kubeconfig, name, before.into_iter());
-        let what = format!("give node `{name}` its former labels");
+        let what = format!("restore the labels of node `{name}`");
         self.tool(&what, &cmd, sink).await?;
         Ok(Reverted::done(what))
     }
 
-    /// Drains and deletes the node where a kubeconfig allows it. A cluster that cannot be reached does not keep the
-    /// machine from leaving; pods that may not be evicted do. A name alone is no reason to delete a node: this machine may be
-    /// the clone of that one, and the kubeconfig may lead to another cluster by now.
+    /// Drains and deletes the node if a kubeconfig allows it. An unreachable cluster does not prevent the machine from leaving,
+    /// but pods that cannot be evicted do. A matching name is not sufficient to delete a node, because this machine may be a
+    /// clone, and the kubeconfig may now point to another cluster.
     pub(super) async fn delete_node(
         &self,
         name: &NodeName,
@@ -281,10 +280,12 @@ impl Applier {
             )))
         };
         let Some(access) = access else {
-            return left("no `cluster.kubeconfig-file` was given that may delete it".to_owned());
+            return left(
+                "no `cluster.kubeconfig-file` is configured that may delete it".to_owned(),
+            );
         };
         if !self.host.files.exists(access)? {
-            return left(format!("`{access}` is gone"));
+            return left(format!("`{access}` no longer exists"));
         }
         if let Err(error) = self.refuse_unusable(access) {
             return left(one_line(&error));
@@ -293,7 +294,7 @@ impl Applier {
             return left(why);
         }
         let Some(kubectl) = kubectl::find(&*self.host.files)? else {
-            return left("there is no kubectl on this machine".to_owned());
+            return left("kubectl is not installed".to_owned());
         };
         let asked = kubectl::registered(self.host.reader(), kubectl, access, name).await;
         match asked {
@@ -304,7 +305,7 @@ impl Applier {
             }
             Ok(Registered::Unknown) => {
                 return Ok(Deleted::Ended(Reverted::nothing(format!(
-                    "the cluster does not know the node `{name}` any more"
+                    "the node `{name}` no longer exists in the cluster"
                 ))));
             }
             Ok(Registered::Silent(why)) => {
@@ -316,7 +317,7 @@ impl Applier {
         let ran = self.exec(&drain, sink).await;
         if let Err(error) = ran.and_then(|output| output.success(&drain)) {
             return Ok(Deleted::Refused(format!(
-                "its pods could not be moved elsewhere, so they go on here: {error}"
+                "its pods could not be evicted, so they continue to run here: {error}"
             )));
         }
         let delete = kubectl.delete(access, name);
@@ -331,7 +332,8 @@ impl Applier {
 }
 
 impl Applier {
-    /// Why a kubeconfig leads to another cluster than the machine has joined; `None` if it does not, or that cannot be told.
+    /// Returns the reason a kubeconfig points to a cluster other than the joined one. `None` if it does not, or if this is
+    /// unknown.
     fn leads_elsewhere(
         &self,
         access: &Utf8Path,
@@ -342,7 +344,7 @@ impl Applier {
         };
         let theirs = match kubeconfig::parse(&text) {
             Ok(theirs) => theirs,
-            Err(why) => return Ok(Some(format!("`{access}` is no kubeconfig: {why}"))),
+            Err(why) => return Ok(Some(format!("`{access}` is not a kubeconfig: {why}"))),
         };
         let pin = match (theirs.ca_pin, theirs.ca_file) {
             (Some(pin), _) => Some(pin),
@@ -353,38 +355,43 @@ impl Applier {
         let differs = matches!((&pin, &joined.ca_pin), (Some(theirs), Some(own)) if theirs != own);
         Ok(differs.then(|| {
             format!(
-                "`{access}` leads to {}, whose certificate authority is not that of the cluster that this machine has joined",
+                "`{access}` points to {}, whose certificate authority differs from the cluster \
+                 that this machine has joined",
                 theirs.server
             )
         }))
     }
 
-    /// Why a node is, or may be, that of another machine; `None` if it is of this one. Each kubelet tells an id.
+    /// Returns the reason a node belongs, or may belong, to another machine. `None` if it belongs to this one. Each kubelet
+    /// reports a machine id.
     fn is_another(&self, node: &Node) -> Result<Option<String>, Problem> {
         let Some(theirs) = &node.system_uuid else {
-            let why = "the cluster does not know the id of its machine, which may be another one";
+            let why = "the machine ID of the node is unknown in the cluster, so it may be another \
+                       machine";
             return Ok(Some(why.to_owned()));
         };
         Ok(match self.machine_id()? {
             Some((path, own)) => (!own.eq_ignore_ascii_case(theirs)).then(|| {
-                format!("its machine has the id {theirs}, and this one has {own} (`{path}`)")
+                format!(
+                    "the node has the machine ID {theirs}, but this machine has {own} (`{path}`)"
+                )
             }),
             None => Some(format!(
-                "its machine has the id {theirs}, and this one has none of {}",
+                "the node has the machine ID {theirs}, but this machine does not have {}",
                 MACHINE_IDS.join(", ")
             )),
         })
     }
 }
 
-/// How the deletion of a node ended.
+/// The result of deleting a node.
 pub(super) enum Deleted {
     /// The machine may leave.
     Ended(Reverted),
-    /// It must stay: why.
+    /// The machine must stay in its cluster, with the reason.
     Refused(String),
 }
 
 fn unasked(name: &NodeName, why: String) -> Problem {
-    Problem::unreadable(format!("ask the cluster about node `{name}`"), why)
+    Problem::unreadable(format!("query the cluster for node `{name}`"), why)
 }

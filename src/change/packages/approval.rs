@@ -1,5 +1,5 @@
-//! Decides from data alone what a package transaction may do: which versions are requested, and
-//! whether the simulation does only what the plan approves.
+//! Decides what a package transaction may do, from data only: which versions are requested, and whether the simulation only
+//! contains actions that the plan approves.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -14,28 +14,28 @@ use crate::{
     tools::packages::{Action, Backend, Fault, LowerBounds, PackageOffer},
 };
 
-/// What the plan approves.
+/// The actions that the plan approves.
 #[derive(Debug, Default)]
 pub(super) struct Approved<'p> {
-    /// Packages that the plan names.
+    /// Packages in the plan.
     pub named: BTreeSet<&'p str>,
     /// Patterns of packages that may be removed.
     pub removing: Vec<&'p str>,
-    /// Patterns of packages that may be upgraded beside the named ones.
+    /// Patterns of packages that may be upgraded in addition to the named ones.
     pub upgrading: Vec<&'p str>,
-    /// Packages that are held.
+    /// Held packages.
     pub held: BTreeSet<String>,
-    /// The transaction is a removal: nothing may be installed.
+    /// The transaction is a removal, so no package may be installed.
     pub only_removals: bool,
-    /// Packages that the plan moves to another version or removes, over holds of this program. What others
-    /// hold is not among them.
+    /// Packages that the plan upgrades, downgrades or removes despite our own holds. Packages with other holds are not
+    /// included.
     pub moving: BTreeSet<String>,
 }
 
-/// The version to request.
+/// Selects the version to request.
 ///
-/// The candidate is chosen if it matches, because it follows pins and priorities; otherwise the
-/// newest version of the highest priority among the matching ones.
+/// The candidate is selected if it matches, because it follows pins and priorities. Otherwise the newest matching version of
+/// the highest priority is selected.
 pub(super) fn choose(
     backend: &dyn Backend,
     wish: &PackageWish,
@@ -51,20 +51,20 @@ pub(super) fn choose(
         }
     };
     let Some(offer) = offer else {
-        return Err(none("the package lists do not know the package".to_owned()));
+        return Err(none("the package is not in the package lists".to_owned()));
     };
     preferred(backend, offer, &|version| backend.matches(wanted, version)).ok_or_else(|| {
         none(if offer.versions.is_empty() {
-            "no version is offered".to_owned()
+            "no version is available".to_owned()
         } else {
             let all: Vec<&str> = offer.versions.iter().map(|(v, _)| v.as_str()).collect();
-            format!("offered: {}", all.join(", "))
+            format!("available: {}", all.join(", "))
         })
     })
 }
 
-/// Returns the candidate if it fits, otherwise the newest version of the highest priority that fits. A version that
-/// an administrator has forbidden never fits.
+/// Returns the candidate if it fits, otherwise the newest fitting version of the highest priority. A version that an
+/// administrator has forbidden never fits.
 pub(super) fn preferred(
     backend: &dyn Backend,
     offer: &PackageOffer,
@@ -83,7 +83,7 @@ pub(super) fn preferred(
         .map(|(version, _)| version.clone())
 }
 
-/// Returns the actions of a simulation that the plan does not approve, each as text that begins with `would`.
+/// Returns the simulated actions that the plan does not approve. Each text begins with `would`.
 pub(super) fn objections(
     backend: &dyn Backend,
     actions: &[Action],
@@ -99,7 +99,7 @@ pub(super) fn objections(
     for action in actions {
         match action {
             Action::Remove { name, version } if approved.named.contains(name.as_str()) => {
-                reasons.push(format!("would remove {name} {version}, which is wanted"));
+                reasons.push(format!("would remove {name} {version}, which is required"));
             }
             _ if approved.moving.contains(action.name()) && !approved.only_removals => {}
             Action::Remove { name, version, .. } => {
@@ -136,14 +136,13 @@ pub(super) fn objections(
     reasons
 }
 
-/// Whether a package is a part of a driver, by its name or by its version.
+/// Returns `true` if a package is a driver component, by its name or its version.
 pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
     let is_driver = |version: DriverVersion| version.branch() >= DriverVersion::OLDEST_BRANCH;
     carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
 }
 
-/// Refuses parts of a driver from a repository that an administrator has forbidden, and that only our preference
-/// would allow.
+/// Rejects driver components from a repository that an administrator has forbidden and that only our preference would allow.
 pub(super) fn allowed(
     backend: &dyn Backend,
     actions: &[Action],
@@ -168,15 +167,14 @@ pub(super) fn allowed(
     Err(Problem::blocked(
         "forbidden-source",
         format!(
-            "approve the package transaction: a preference of this machine forbids the repository of \
+            "approve the package transaction: preferences on this machine forbid the repository of \
              {packages}"
         ),
     )
     .advice(hint))
 }
 
-/// Returns the error for a transaction that the plan does not approve. With newer package lists, the transaction may
-/// be another one.
+/// The error for a transaction that the plan does not approve. The transaction may be different with newer package lists.
 pub(super) fn disapproved(reason: &'static str, why: &str) -> Problem {
     Problem {
         depends_on_lists: true,
@@ -184,7 +182,7 @@ pub(super) fn disapproved(reason: &'static str, why: &str) -> Problem {
     }
 }
 
-/// Refuses a transaction that would bring what [`Guard`] excludes.
+/// Rejects a transaction that installs packages excluded by [`Guard`].
 pub(super) fn guarded(
     backend: &dyn Backend,
     actions: &[Action],
@@ -213,10 +211,10 @@ pub(super) fn guarded(
         Some(wanted) if !drivers.is_empty() => {
             let drivers = drivers.join(", ");
             let why =
-                format!("it would install a driver of another branch than {wanted}: {drivers}");
+                format!("it would install a driver of a branch other than {wanted}: {drivers}");
             Err(disapproved("driver-branch", &why).advice(
-                "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
-                 that it has",
+                "the archive replaced that branch by a newer one: set `driver.branch` to an \
+                 available branch",
             ))
         }
         _ if !kernels.is_empty() => {
@@ -233,9 +231,9 @@ pub(super) fn guarded(
     }
 }
 
-/// Refuses a transaction after which a driver module and a library of the same branch would be of
-/// different versions: NVML then fails. A package with the module of one kernel has the kernel's version;
-/// the version of its module is the lowest one that it accepts of the driver's other packages.
+/// Rejects a transaction that would install a driver module and a library of the same branch in different versions, because
+/// NVML would then fail. A module package for one kernel has the version of the kernel. Its driver version is the lowest
+/// version that it accepts of the other driver packages.
 pub(super) fn same_version(
     backend: &dyn Backend,
     actions: &[Action],
@@ -258,12 +256,12 @@ pub(super) fn same_version(
                 && version.is_some_and(|version| version.branch() == branch && version != module)
             {
                 let why = format!(
-                    "the module of `{}` is driver {module}, and `{name}` would be {to}",
+                    "the module in `{}` is driver {module}, but `{name}` would be {to}",
                     package.name
                 );
                 return Err(disapproved("driver-module-version", &why).advice(format!(
                     "the archive has modules and libraries of different versions for this kernel: run the \
-                     command again later, or {}, which compiles the module of the libraries' version",
+                     command again later, or {}, which compiles the module in the version of the libraries",
                     Build::COMPILE
                 )));
             }
@@ -272,8 +270,8 @@ pub(super) fn same_version(
     Ok(())
 }
 
-/// Adds to an error about unmet dependencies which of the packages named in it are held: a hold is
-/// the likely cause, and package managers report it without a name.
+/// Adds the held packages to an error about unmet dependencies that mentions them. A hold is the likely cause, but package
+/// managers do not report it.
 pub(super) fn name_held_packages(
     fault: Fault,
     told: String,
@@ -297,11 +295,11 @@ mod tests {
     use super::*;
     use crate::{error::Report, exit::Exit, model::version::Branch, tools::packages::Manager};
 
-    /// What holds for each package manager is shown with one.
+    /// Behavior that is common to all package managers is tested with apt.
     const APT: Manager = Manager::Apt;
 
     #[test]
-    fn a_part_of_a_driver_from_a_forbidden_repository_is_refused() {
+    fn driver_component_from_forbidden_repository_is_rejected() {
         let offer = PackageOffer {
             name: "libcuda1".to_owned(),
             candidate: Some("580.999.0".to_owned()),
@@ -342,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_keeps_dependencies_from_being_met_is_named() {
+    fn hold_that_blocks_dependencies_is_reported() {
         let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
                     Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
         let held = |name: &str| BTreeSet::from([name.to_owned()]);
@@ -350,7 +348,7 @@ mod tests {
             name_held_packages(Fault::Unmet, told.into(), &held("libnvidia-container1"));
         assert_eq!(fault, Fault::Held);
         assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
-        // A hold on something else explains nothing.
+        // A hold on another package is not an explanation.
         let (fault, text) = name_held_packages(Fault::Unmet, told.into(), &held("libnvidia"));
         assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
     }
@@ -376,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_chosen_by_pattern_then_priority_then_age() {
+    fn version_selected_by_pattern_then_priority_then_age() {
         let two = offer(
             Some("580.178.04-1"),
             &[
@@ -398,7 +396,7 @@ mod tests {
                 expected
             );
         }
-        // Of equal offers it is the newest, and never one that a preference excludes.
+        // With equal priorities the newest version is selected, but never one that a preference excludes.
         let equal = offer(
             Some("2"),
             &[("2", 500), ("1.2", 500), ("1.1", 500), ("1.3", -1)],
@@ -416,19 +414,19 @@ mod tests {
     }
 
     #[test]
-    fn an_error_lists_the_versions_that_are_offered() {
+    fn error_lists_the_available_versions() {
         for (pattern, offered, text) in [
-            (None, None, "do not know the package"),
-            (None, Some(offer(None, &[])), "no version is offered"),
+            (None, None, "is not in the package lists"),
+            (None, Some(offer(None, &[])), "no version is available"),
             (
                 Some("535.*"),
                 Some(offer(Some("550.1-1"), &[("550.1-1", 500)])),
-                "offered: 550.1-1",
+                "available: 550.1-1",
             ),
             (
                 Some("535.*"),
                 Some(offer(None, &[("535.1-1", -10)])),
-                "offered: 535.1-1",
+                "available: 535.1-1",
             ),
         ] {
             let error = choose(APT.backend(), &wish(pattern), offered.as_ref()).unwrap_err();
@@ -445,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_simulation_would_bring_is_judged_by_its_own_versions() {
+    fn excluded_kernels_and_branches_are_detected_by_version() {
         let guard = Guard {
             driver: Some(Branch(550)),
             kernels: vec!["linux-image-*".into()],
@@ -455,7 +453,7 @@ mod tests {
             let named = ["linux-image-6.1.0-44-amd64"];
             guarded(APT.backend(), &[action], &named, &guard).err()
         };
-        // Debian 13: a helper with a source package, and a version, of its own.
+        // A helper in Debian 13 with its own source package and version.
         for allowed in [
             install("nvidia-modprobe", None, "570.133.07-1"),
             install("nvidia-kernel-dkms", None, "550.163.01-2"),
@@ -466,9 +464,9 @@ mod tests {
         ] {
             assert!(judge(allowed.clone()).is_none(), "{allowed:?}");
         }
-        // A transitional package brings another branch than its name says.
+        // A transitional package installs a branch that differs from its name.
         let error = judge(install("libnvidia-compute-550", None, "580.95.05-1"));
-        let error = error.expect("it is of another branch");
+        let error = error.expect("another branch is rejected");
         assert_eq!(error.reason(), "driver-branch");
         let what = error.to_string();
         assert!(
@@ -486,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_and_libraries_of_different_versions_are_refused() {
+    fn module_and_libraries_of_different_versions_are_rejected() {
         let guard = Guard {
             driver: Some(Branch(580)),
             ..Guard::default()
@@ -536,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_names_a_foreign_package_without_its_architecture() {
+    fn pattern_matches_foreign_package_without_architecture() {
         let approved = Approved {
             removing: vec!["libnvidia-*"],
             only_removals: true,
@@ -554,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn only_actions_that_the_plan_approves_pass() {
+    fn only_approved_actions_pass() {
         let approved = Approved {
             named: ["docker.io", "moby"].into(),
             removing: vec!["busybox-*"],
@@ -578,10 +576,10 @@ mod tests {
                 install("moby", Some("2"), "1"),
                 Some("would downgrade moby from 2 to 1"),
             ),
-            // Not even what may move is removed where it is wanted.
+            // A required package is never removed, even if its version may change.
             (
                 remove("docker.io"),
-                Some("would remove docker.io 1, which is wanted"),
+                Some("would remove docker.io 1, which is required"),
             ),
             (
                 install("containerd", Some("1"), "2"),

@@ -1,5 +1,5 @@
-//! What appeared while packages were installed, and belongs to none of them: their scripts and services made it, or
-//! another program at the same time. `uninstall` names it and leaves it, as the package manager does.
+//! Finds files that appeared during a transaction but belong to no package: created by package scripts, services or an
+//! unrelated process. `uninstall` lists them but keeps them, as the package manager does.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::effects::{OTHERS, OURS, Unowned};
 use crate::change::{Applier, Problem, Sink};
 
 impl Applier {
-    /// Names what appeared beside packages and is still there.
+    /// Lists the accounts and files that appeared during a transaction and still exist.
     pub(super) async fn name_beside(
         &self,
         beside: &Unowned,
@@ -34,7 +34,8 @@ impl Applier {
         left.extend(etc.map(|path| format!("`{path}`")));
         if !left.is_empty() {
             sink.note(&format!(
-                "what appeared while packages were installed, and no package owns, stays: {}",
+                "kept, because no package owns them although they appeared while packages were \
+                 installed: {}",
                 left.join(", ")
             ));
         }

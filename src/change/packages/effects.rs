@@ -1,6 +1,5 @@
-//! What a transaction of the package manager did to a machine, as the difference of two
-//! inventories: packages, marks, keys. Accounts, and files below `/etc` that no package owns, belong to
-//! the packages' own scripts or to somebody else: they are named, and never removed.
+//! The effects of a package transaction, as the difference of two inventories: packages, marks and keys. Accounts, and files in
+//! `/etc` that no package owns, belong to package scripts or other programs, so they are listed but never removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{config::desired::PackageWish, runtimes};
 
-/// Paths to which other programs of the system write at any time, and our own, which have undos of their own.
+/// Paths that other programs modify at any time, and our own files, which have separate undos.
 pub(super) const OTHERS: [&str; 19] = [
     "/etc/.pwd.lock",
     "/etc/adjtime",
@@ -32,8 +31,8 @@ pub(super) const OTHERS: [&str; 19] = [
     "/etc/ssh",
 ];
 
-/// Folders of the programs that this program installs. A script of a package that goes may take along what lies there and
-/// belongs to no package, as `/etc/docker/daemon.json`.
+/// Directories of the programs that are installed. The removal script of a package may remove files there that belong to no
+/// package, such as `/etc/docker/daemon.json`.
 const OF_PROGRAMS: [&str; 4] = [
     "/etc/cni",
     "/etc/default",
@@ -41,72 +40,72 @@ const OF_PROGRAMS: [&str; 4] = [
     "/etc/nvidia-container-runtime",
 ];
 
-/// A part of the name of each file that this program writes.
+/// A part of the name of each file that gpu-bootstrap writes.
 pub(super) const OURS: &str = "gpu-bootstrap";
 
-/// Packages, accounts and configuration files of a machine at one moment.
+/// The packages, accounts and configuration files of a machine at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Inventory {
-    /// Layout of this document.
+    /// The schema version of this document.
     pub schema: u32,
-    /// Packages whose files are installed, with their versions. Those of a foreign architecture are
-    /// called `name:architecture`.
+    /// Unpacked packages with their versions. Packages of a foreign architecture are called `name:architecture`.
     pub packages: BTreeMap<String, String>,
-    /// Packages that are removed except for their configuration.
+    /// Removed packages whose configuration remains.
     pub configured: BTreeSet<String>,
     /// Packages that are marked as automatically installed.
     pub auto: BTreeSet<String>,
-    /// Keys that the package manager keeps in its own database.
+    /// Keys in the package manager's own database.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
-    /// What belongs to no package.
+    /// Accounts and files that belong to no package.
     pub unowned: Unowned,
 }
 
-/// What a transaction did.
+/// The effects of a transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Effects {
-    /// Packages absent before and present after: purged.
+    /// Packages that are new. The undo purges them.
     pub appeared: BTreeSet<String>,
-    /// The same, where configuration of an earlier installation existed before: removed.
+    /// Packages that are new, but whose configuration from an earlier installation existed. The undo removes them.
     pub refilled: BTreeSet<String>,
-    /// Packages present before and absent after, with their versions.
+    /// Packages that were removed, with their versions.
     pub disappeared: Vec<PackageWish>,
-    /// Packages whose version changed: the name, and the version before.
+    /// Packages whose version changed, with the previous version.
     pub moved: Vec<PackageWish>,
     /// Packages that lost the mark "automatically installed".
     pub now_manual: BTreeSet<String>,
-    /// Those of [`Effects::appeared`] and [`Effects::refilled`] that were installed only because
-    /// others need them. If one has lost the mark since, somebody has asked for it.
+    /// New packages (in [`Effects::appeared`] or [`Effects::refilled`]) that were only installed as dependencies. If one has
+    /// lost its mark since, the administrator has requested it.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub automatic: BTreeSet<String>,
-    /// Keys that the package manager imported for the packages. They go with the last of them.
+    /// Keys that the package manager imported for the packages. They are removed with the last of these packages.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
-    /// What appeared at the same time: scripts and services of the packages made it, or another program.
+    /// Accounts and files that appeared at the same time, created by package scripts, services or another program.
     #[serde(skip_serializing_if = "Unowned::is_empty")]
     pub beside: Unowned,
-    /// Files and links below `/etc` that were there before the packages, and that their removal may take along.
+    /// Files and symlinks in `/etc` that existed before the packages, and that the removal of the packages may remove.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub there: BTreeSet<Utf8PathBuf>,
+    /// Later transactions that are undone together with this one. Their records are removed as well.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub merged: BTreeSet<String>,
 }
 
-/// Accounts, and files below `/etc`, that no package lists.
+/// Accounts, and files in `/etc`, that belong to no package.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Unowned {
-    /// Users.
     pub users: BTreeSet<String>,
-    /// Groups.
     pub groups: BTreeSet<String>,
-    /// Files and links below `/etc`.
+    /// Files and symlinks in `/etc`.
     pub etc: BTreeSet<Utf8PathBuf>,
 }
 
 impl Unowned {
-    /// Whether there is nothing.
+    /// Returns `true` if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -114,10 +113,10 @@ impl Unowned {
 }
 
 impl Inventory {
-    /// The layout that this version writes.
+    /// The schema version that this version writes.
     pub const SCHEMA: u32 = 1;
 
-    /// The difference between this moment and a later one.
+    /// Returns the difference to a later inventory.
     #[must_use]
     pub fn effects(&self, later: &Self) -> Effects {
         let came = |before: &BTreeSet<String>, after: &BTreeSet<String>| -> BTreeSet<String> {
@@ -126,7 +125,7 @@ impl Inventory {
         let new: BTreeSet<String> = later
             .packages
             .keys()
-            // A package that was removed again but left configuration must be purged, too.
+            // A package that was removed again but left configuration must also be purged.
             .chain(later.configured.difference(&self.configured))
             .filter(|name| !self.packages.contains_key(*name))
             .cloned()
@@ -177,17 +176,19 @@ impl Inventory {
                 })
                 .cloned()
                 .collect(),
+            merged: BTreeSet::new(),
         }
     }
 }
 
 impl Effects {
-    /// Whether there is nothing to undo.
+    /// Returns `true` if there is nothing to undo.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let nothing = Self {
             there: self.there.clone(),
             beside: self.beside.clone(),
+            merged: self.merged.clone(),
             ..Self::default()
         };
         *self == nothing
@@ -199,7 +200,7 @@ impl Effects {
         self.appeared.union(&self.refilled).cloned().collect()
     }
 
-    /// Only the effects on these packages; what no package owns stays.
+    /// Returns only the effects on these packages. Accounts and files that no package owns are kept.
     #[must_use]
     pub fn only(mut self, names: &BTreeSet<String>) -> Self {
         for set in [
@@ -216,13 +217,13 @@ impl Effects {
         self
     }
 
-    /// These effects and those of a later transaction, as of one transaction.
+    /// Combines these effects with the effects of a later transaction.
     #[must_use]
     pub fn and_then(&self, later: &Self) -> Self {
         let union = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> BTreeSet<String> {
             a.union(b).cloned().collect()
         };
-        // A package that was installed and then removed has no effect, nor has the reverse.
+        // A package that was installed and then removed has no effect, and vice versa.
         let without = |wishes: &[PackageWish], names: &BTreeSet<String>| -> Vec<PackageWish> {
             wishes
                 .iter()
@@ -237,7 +238,7 @@ impl Effects {
         disappeared.extend(without(&later.disappeared, &mine));
         let mut moved = self.moved.clone();
         for wish in without(&later.moved, &mine) {
-            // The version before both transactions is the one to report.
+            // Report the version before both transactions.
             if !moved.iter().any(|earlier| earlier.name == wish.name) {
                 moved.push(wish);
             }
@@ -248,7 +249,7 @@ impl Effects {
                 .filter(|name| !went.contains(name.as_str()))
                 .collect()
         };
-        // What the later one has installed again has the mark that it got then.
+        // Packages that the later transaction installed again have the mark that it set.
         let again = later.new_packages();
         let mine_still = self.automatic.difference(&again).cloned().collect();
         Self {
@@ -271,6 +272,7 @@ impl Effects {
                 etc: &self.beside.etc | &later.beside.etc,
             },
             there: &(&self.there | &later.there) - &self.beside.etc,
+            merged: union(&self.merged, &later.merged),
         }
     }
 }
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_of_two_inventories() {
+    fn difference_of_two_inventories() {
         let mut before = inventory(
             &[("bash", "1"), ("exim4", "4"), ("zlib1g", "1")],
             &["/etc/docker/daemon.json", "/etc/site.conf"],
@@ -324,7 +326,7 @@ mod tests {
         assert_eq!(names(&effects.now_manual), ["zlib1g"]);
         assert_eq!(names(&effects.beside.groups), ["docker"]);
         assert_eq!(effects.beside.etc, ["/etc/docker/key.json".into()].into());
-        // A script may remove the first one; a package owns the other one now.
+        // A script may remove the first file. The second one is now owned by a package.
         let there = ["/etc/docker/daemon.json", "/etc/site.conf"].map(Utf8PathBuf::from);
         assert_eq!(effects.there, there.into());
         assert!(before.effects(&before).is_empty());
@@ -343,12 +345,12 @@ mod tests {
         assert!(both.disappeared.is_empty());
         assert_eq!(both.moved, at_once.moved);
         assert_eq!(both.beside, at_once.beside);
-        // `a` is purged too: its configuration may have stayed.
+        // `a` is also purged, because its configuration may remain.
         assert_eq!(names(&both.appeared), ["a", "b"]);
     }
 
     #[test]
-    fn what_the_first_transaction_brought_was_not_there_before_the_second() {
+    fn files_of_first_transaction_are_not_preexisting() {
         let start = inventory(&[], &["/etc/theirs"]);
         let middle = inventory(&[("a", "1")], &["/etc/theirs", "/etc/a"]);
         let end = inventory(&[("a", "1"), ("b", "1")], &[]);
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_that_came_and_went_or_went_and_came_back_has_no_effect() {
+    fn package_installed_and_removed_has_no_effect() {
         let (start, middle) = (inventory(&[("a", "1")], &[]), inventory(&[("b", "1")], &[]));
         let there = start.effects(&middle);
         assert_eq!(there.disappeared[0].name, "a");
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_of_the_first_transaction_that_the_second_moves_was_not_moved() {
+    fn version_change_of_our_package_is_not_recorded() {
         let start = inventory(&[("lib", "1")], &[]);
         let middle = inventory(&[("lib", "1"), ("a", "1")], &[]);
         let end = inventory(&[("lib", "2"), ("a", "2")], &[]);
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_automatic_until_a_later_transaction_asks_for_it() {
+    fn package_is_automatic_until_requested_later() {
         let start = inventory(&[], &[]);
         let mut middle = inventory(&[("a", "1"), ("b", "1"), ("c", "1")], &[]);
         middle.auto = ["a".to_owned(), "b".to_owned()].into();
@@ -404,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_that_stayed_is_purged() {
+    fn remaining_configuration_is_purged() {
         let start = inventory(&[], &[]);
         let mut end = inventory(&[], &[]);
         end.configured = ["nvidia-alternative".to_owned()].into();

@@ -1,5 +1,5 @@
-//! Exclusive package work: waits, with a time limit, for package managers that run, names them, and
-//! pauses timers that would start others.
+//! Exclusive package work: waits for running package managers with a time limit, reports them, and pauses timers that would
+//! start others.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -17,19 +17,19 @@ use crate::{
     },
 };
 
-/// The pause between two reads of the locks.
+/// The polling interval of the locks.
 const POLL: Duration = Duration::from_secs(2);
 
-/// The pause between two messages about the same holder.
+/// The interval between two messages about the same holder.
 const REMIND: Duration = Duration::from_secs(30);
 
-/// The paused timers, on disk, so that the next run starts them again if this one is interrupted.
+/// The paused timers, stored on disk so that the next run can start them again if this one is interrupted.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Paused {
     schema: u32,
     units: Vec<String>,
-    /// The state folder was made for this file. A run that is refused afterwards leaves nothing.
+    /// Whether the state directory was created for this file. It is removed if the run is blocked afterwards.
     #[serde(default)]
     made_folder: bool,
 }
@@ -41,8 +41,8 @@ struct LockHolder {
 }
 
 impl Applier {
-    /// Does package work while no other package manager works: timers are paused, locks are free.
-    /// The timers are started again afterwards in every case, or at the end of the run if it builds a module.
+    /// Runs package work while no other package manager is running: timers are paused and locks are free. The timers are always
+    /// started again afterwards, or at the end of the run if it builds a module.
     pub(in crate::change) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
@@ -61,14 +61,14 @@ impl Applier {
         result
     }
 
-    /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may begin and end
-    /// meanwhile, and a module of another kernel may be built next.
+    /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may start and finish
+    /// in the meantime, and a module for another kernel may be built next.
     pub(in crate::change) async fn pause_for_run(&self) -> Result<(), Problem> {
         self.paused_for_run.store(true, Ordering::Release);
         self.pause().await
     }
 
-    /// Ends what the package manager leaves running. A failure is only told: the work is done.
+    /// Stops processes that the package manager leaves running. A failure is only reported, because the work is done.
     async fn end_helpers(&self, sink: &dyn Sink) {
         let commands = match self.backend.afterwards(&*self.host.files) {
             Ok(commands) => commands,
@@ -83,7 +83,7 @@ impl Applier {
         }
     }
 
-    /// Waits until no package manager holds a lock; a request to stop ends the wait.
+    /// Waits until no package manager holds a lock. A stop request ends the wait.
     pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -123,9 +123,9 @@ impl Applier {
         Ok(())
     }
 
-    /// Removes files of processes that are gone: another process may have the number by now, and the
-    /// package manager would wait for it. It also refuses to work while such a file is torn; the first
-    /// one is emptied, because it shows an interruption.
+    /// Removes lock files of processes that no longer exist. Otherwise the package manager would wait for another process that
+    /// reused the PID. It also rejects truncated lock files; the first one is emptied instead of removed, because it indicates
+    /// an interruption.
     fn remove_stale_locks(&self) -> Result<(), Problem> {
         let first = self.backend.locks().first().map(Utf8Path::new);
         if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
@@ -152,8 +152,8 @@ impl Applier {
                 who,
             }));
         }
-        // A service that is starting takes the lock soon. It is never stopped, because a killed
-        // upgrade leaves the machine half configured.
+        // A service that is starting takes the lock soon. Never stop it, because a killed upgrade leaves packages
+        // half-configured.
         for unit in self.policy.pause_units.iter().filter(|unit| !timer(unit)) {
             if let Some(state) = self.unit_state_if_any(unit).await?
                 && state.active == "activating"
@@ -177,7 +177,7 @@ impl Applier {
         self.state.join("paused.json")
     }
 
-    /// Stops the timers that run, and only timers. Their names are written to disk first.
+    /// Stops only running timers. Their names are written to disk first.
     async fn pause(&self) -> Result<(), Problem> {
         let _pausing = self.pausing.lock().await;
         let mut paused = self.read_paused()?;
@@ -204,8 +204,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Starts the timers that this run or an interrupted one paused, unless they stay paused until the run ends. One that
-    /// cannot be started is told, and a later call tries again: the work that it was paused for is done all the same.
+    /// Starts the timers that this run or an interrupted one has paused, unless they stay paused until the run ends. A timer
+    /// that cannot be started is reported, and a later call tries again, because the work is already done.
     pub(in crate::change) async fn release_timers(&self, sink: &dyn Sink) {
         let _pausing = self.pausing.lock().await;
         if self.paused_for_run.load(Ordering::Acquire) {
@@ -213,7 +213,7 @@ impl Applier {
         }
         if let Err(error) = self.start_paused(sink).await {
             sink.note(&format!(
-                "timers that this program has paused may not run: failed to {}",
+                "paused timers may not be running: failed to {}",
                 one_line(&error)
             ));
         }
@@ -225,8 +225,8 @@ impl Applier {
         for unit in &paused.units {
             if let Err(error) = self.start_if_possible(unit).await {
                 sink.note(&format!(
-                    "the timer `{unit}`, which this program has paused, does not run: failed to {}; the next \
-                     `install` or `uninstall` tries again",
+                    "the paused timer `{unit}` is not running: failed to {}; the next `install` or \
+                     `uninstall` tries again",
                     one_line(&error)
                 ));
                 stopped.push(unit.clone());
@@ -248,7 +248,7 @@ impl Applier {
         }
     }
 
-    /// Starts a timer, unless somebody has removed it with its package since, or has masked it.
+    /// Starts a timer, unless it was removed with its package or masked since.
     async fn start_if_possible(&self, unit: &str) -> Result<(), Problem> {
         match self.unit_state_if_any(unit).await? {
             Some(state) if state.is_loaded() && !state.is_active() => self.act("start", unit).await,

@@ -1,7 +1,7 @@
-//! Holds: they keep packages from being upgraded in the background.
+//! Holds, which prevent background upgrades of packages.
 //!
-//! Settings and profiles name patterns and no packages: only the package manager knows which packages
-//! a driver pulls in, and only once it has resolved them. A pattern can be planned before that.
+//! Settings and profiles contain patterns instead of package names, because the dependencies of a driver are only known after
+//! the package manager has resolved them. A pattern can be planned earlier.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use crate::{
     tools::packages::{Mark, Package},
 };
 
-/// The holds of this program, as far as they are known: those of earlier runs, and of this one.
+/// The known holds of gpu-bootstrap, from earlier runs and from this one.
 #[derive(Debug, Default)]
 pub(in crate::change) struct OwnHolds(Mutex<BTreeSet<String>>);
 
@@ -32,37 +32,37 @@ impl OwnHolds {
     }
 
     fn set(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // A panic in another thread cannot leave half a name.
+        // A panic in another thread cannot leave a partial name.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The ending of the name of a record of holds.
+/// The file name suffix of a record of holds.
 const ENDING: &str = ".held";
 
-/// What a change holds, on disk right before it does: others may have upgraded or held packages since its
-/// undo was captured, and this program may be killed before the journal has the exact one.
+/// The packages that a change holds, stored on disk immediately before. Other programs may have upgraded or held packages since
+/// the undo was captured, and the run may be killed before the journal contains the exact undo.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct HeldPackages {
-    /// Layout of this document.
+    /// The schema version of this document.
     schema: u32,
     packages: Vec<String>,
-    /// What is added to the list of holds; `None` if there is no list.
+    /// The entries that are added to the list of holds. `None` if there is no list.
     entries: Option<Vec<String>>,
 }
 
-/// Releases holds that a change has set.
+/// Releases the holds of a change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Unhold {
     /// Packages that the change holds.
     pub held: Vec<String>,
-    /// The entries that the change adds where holds are a list; `None` where they are marks.
+    /// The entries that the change adds if holds are stored in a list. `None` if they are marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entries: Option<Vec<String>>,
-    /// The name of the record of what is really held, which exists from the moment on in which it is
-    /// known; `None` once this undo is exact.
+    /// The name of the record with the packages that were really held, which is written when they are known. `None` if this
+    /// undo is exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
 }
@@ -93,8 +93,7 @@ impl Applier {
             .join("\n"))
     }
 
-    /// What is to be held is known only when no other package manager works any more; until then this is
-    /// what would be held now.
+    /// The packages to hold are only known when no other package manager is running. Until then this is an estimate.
     pub(in crate::change) async fn capture_hold(
         &self,
         patterns: &[String],
@@ -108,8 +107,8 @@ impl Applier {
         }))
     }
 
-    /// What holding these packages adds to the list of holds; `None` if there is no list. What is in it
-    /// already is of others.
+    /// Returns the entries that holding these packages adds to the list of holds, or `None` if there is no list. Existing
+    /// entries are not ours.
     fn new_entries(
         &self,
         database: &[Package],
@@ -127,8 +126,8 @@ impl Applier {
         Ok(Some(entries))
     }
 
-    /// The exact undo: what the record says; without a record nothing was held. If this program was killed,
-    /// the command that holds may end after the next run has looked, so the machine is not asked.
+    /// Returns the exact undo from the record. Without a record, no package was held. The machine is not queried, because after
+    /// an interruption the command may finish later.
     pub(in crate::change) fn refine_hold(&self, undo: Unhold) -> Result<Undo, Problem> {
         let Some(name) = &undo.record else {
             return Ok(Undo::Unhold(undo));
@@ -159,12 +158,12 @@ impl Applier {
         database: &[Package],
         names: &[String],
     ) -> Result<(), Problem> {
-        const WHAT: &str = "record what is held";
+        const WHAT: &str = "record the held packages";
         let Undo::Unhold(Unhold {
             record: Some(name), ..
         }) = undo
         else {
-            return Err(Problem::unreadable(WHAT, "its undo is of another kind"));
+            return Err(Problem::unreadable(WHAT, "the undo has another kind"));
         };
         let held = HeldPackages {
             schema: 1,
@@ -198,7 +197,7 @@ impl Applier {
         .await
     }
 
-    /// Sets or releases holds, by a command or in the list of holds.
+    /// Sets or releases holds, with a command or in the list of holds.
     pub(super) async fn mark(
         &self,
         mark: Mark,
@@ -233,7 +232,7 @@ impl Applier {
         self.write_hold_list(list.path(), &text, sink).await
     }
 
-    /// Writes the list of holds. A list of an administrator keeps its mode and owner, and remains a symlink.
+    /// Writes the list of holds. An existing list keeps its mode and owner, and remains a symlink.
     async fn write_hold_list(
         &self,
         path: &Utf8Path,
@@ -262,14 +261,14 @@ impl Applier {
         }
     }
 
-    /// Removes from the list of holds exactly what a change has added to it: the packages may have other
-    /// versions by now, and others may have locked these.
+    /// Removes exactly the entries that a change has added to the list of holds. The packages may have other versions now, and
+    /// other entries may hold them.
     async fn remove_entries(
         &self,
         entries: &[String],
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let nothing = || Reverted::nothing("no hold of this program is left");
+        let nothing = || Reverted::nothing("no hold of gpu-bootstrap remains");
         let Some(list) = self.backend.hold_list() else {
             return Ok(nothing());
         };
@@ -301,7 +300,7 @@ impl Applier {
             .cloned()
             .collect();
         if names.is_empty() {
-            return Ok(Reverted::nothing("no hold of this program is left"));
+            return Ok(Reverted::nothing("no hold of gpu-bootstrap remains"));
         }
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;

@@ -1,4 +1,4 @@
-//! Installation: packages are resolved, simulated, approved, downloaded, installed and verified.
+//! Installs packages: resolves, simulates, approves, downloads, installs and verifies them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,21 +19,21 @@ use crate::{
     tools::packages::{Action, Exclusion, PackageOffer, Removals, TransactionRequest},
 };
 
-/// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
-/// repository or brings new lists.
-pub const NOT_SIMULATED: &str =
-    "simulated by `install` with the new package lists, as all that the lists do not know yet";
+/// The preview of an installation whose packages are not in the lists yet, because an earlier change in the plan adds their
+/// repository or refreshes the lists.
+pub const NOT_SIMULATED: &str = "simulated by `install` with new package lists, because the \
+                                 current lists do not contain all packages";
 
-/// A transaction that was simulated.
+/// A simulated transaction.
 struct SimulatedTransaction {
-    /// To install, with their versions.
+    /// Packages to install, with their versions.
     packages: Vec<String>,
-    /// To remove.
+    /// Packages to remove.
     removing: Vec<String>,
-    /// Installed packages are replaced.
+    /// Whether installed packages are replaced.
     moves: bool,
     actions: Vec<Action>,
-    /// The simulation in the package manager's words.
+    /// The output of the simulation.
     said: String,
 }
 
@@ -48,7 +48,7 @@ impl SimulatedTransaction {
     }
 }
 
-/// The versions of installed packages by name; those of a foreign architecture by their id.
+/// The versions of installed packages by name. Packages of a foreign architecture are listed by their id.
 type Installed = BTreeMap<String, Vec<String>>;
 
 fn versions_of<'i>(installed: &'i Installed, name: &str) -> Vec<&'i str> {
@@ -57,8 +57,8 @@ fn versions_of<'i>(installed: &'i Installed, name: &str) -> Vec<&'i str> {
 }
 
 impl Applier {
-    /// Installs the wanted packages; those that are installed in a wanted version stay untouched. With `later` their scripts
-    /// leave the module that they compile to a change that follows.
+    /// Installs the required packages. Packages with a matching version are not changed. With `later`, package scripts defer
+    /// compiling a module to a later change.
     pub(in crate::change) async fn install(
         &self,
         wishes: &[PackageWish],
@@ -84,8 +84,8 @@ impl Applier {
                     Ok(removed) => break removed,
                     Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
-                // Newer lists, or the work of another package manager, may lead to another
-                // transaction: it is simulated and approved like the first one.
+                // Newer lists, or the work of another package manager, may change the transaction, so simulate and approve it
+                // again.
                 resolved = self.resolve(wishes).await?;
             };
             self.verify(&resolved, &removed).await
@@ -124,8 +124,8 @@ impl Applier {
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
-            // Such a manager also removes packages that need a removed one, and has no option that forbids this. So
-            // the transaction is simulated once more right before.
+            // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
+            // Therefore simulate again immediately before.
             let now = self.simulate(&work.request()).await?;
             if now != work.actions {
                 self.guard(&now, wishes).await?;
@@ -150,8 +150,8 @@ impl Applier {
         Ok(work.removing)
     }
 
-    /// Returns the simulated work; `None` if there is none. Of the packages to replace, those that a wanted package
-    /// needs get another version, and all others are removed. Only a simulation tells which.
+    /// Returns the simulated transaction, or `None` if there is nothing to do. Packages to replace get another version if a
+    /// required package depends on them, and are removed otherwise. Only a simulation shows these dependencies.
     async fn work(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -191,8 +191,7 @@ impl Applier {
             (work.actions, work.said) = match self.simulate_in_words(&work.request()).await {
                 Ok(simulated) if !simulated.0.iter().any(takes_along) => simulated,
                 Err(error) if !is_unmet(&error) => return Err(error),
-                // A wanted package needs one of them, as after an interruption: it gets the wanted
-                // version, if it does not have it.
+                // A required package depends on one of them, as after an interruption: install its matching version.
                 needed => {
                     let named = self.of_same_driver(resolved, &work.removing).await?;
                     if named.is_empty() {
@@ -213,8 +212,8 @@ impl Applier {
         Ok(named.iter().map(at).collect())
     }
 
-    /// Returns the packages to replace that are offered in the version of the wanted driver. A package manager does
-    /// not take an older version of a dependency by itself, so these must be named.
+    /// Returns the packages to replace that are available in the version of the required driver. They must be requested
+    /// explicitly, because a package manager does not downgrade dependencies automatically.
     async fn of_same_driver(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -232,7 +231,7 @@ impl Applier {
             return Ok(BTreeMap::new());
         }
         let answer = self
-            .ask("look packages up", &self.backend.offers(&names))
+            .ask("look up packages", &self.backend.offers(&names))
             .await?;
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
@@ -245,11 +244,9 @@ impl Applier {
         Ok(offers.into_iter().filter_map(best).collect())
     }
 
-    /// Refuses before the first change of a run what [`Guard`](crate::config::desired::Guard)
-    /// excludes, what the plan does not approve, and packages that do not fit on a filesystem. Other
-    /// obstacles may be gone when it is their turn: the lists can be too old, or a repository may be
-    /// missing, until earlier changes are applied. Then nothing is known, and the transaction itself is
-    /// judged again.
+    /// Before the first change of a run, rejects packages that [`Guard`](crate::config::desired::Guard) excludes, actions that
+    /// the plan does not approve, and packages that do not fit on a filesystem. Other errors may be resolved by earlier changes
+    /// (lists that are too old, or a missing repository), so they are ignored here and the transaction is checked again later.
     pub(in crate::change) async fn rehearse_install(
         &self,
         wishes: &[PackageWish],
@@ -278,8 +275,8 @@ impl Applier {
         }
     }
 
-    /// Returns all wanted packages, if `wishes` alone would bring another kernel: other steps add theirs to the same
-    /// transaction, such as the headers of the installed kernel.
+    /// Returns all required packages if only installing `wishes` would install another kernel, because other steps add packages
+    /// to the same transaction, such as the headers of the installed kernel.
     fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
         let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
@@ -298,15 +295,15 @@ impl Applier {
             return Ok(());
         };
         self.guard(&work.actions, wishes).await?;
-        // What is half done is repaired first, and then a simulation shows something else.
+        // Unconfigured packages are repaired first, which changes the simulation.
         if self.half_done().await?.is_empty() {
             self.approve_part(&work.actions, wishes, removing).await?;
         }
         self.check_space(&work.request(), Some(&work.said)).await
     }
 
-    /// Approves work that becomes a part of a larger transaction. Packages that other steps want may be upgraded,
-    /// because these steps name them there.
+    /// Approves work that becomes a part of a larger transaction. Packages that other steps require may be upgraded, because
+    /// these steps request them in that transaction.
     async fn approve_part(
         &self,
         actions: &[Action],
@@ -319,7 +316,7 @@ impl Applier {
             .await
     }
 
-    /// Refuses what [`Guard`](crate::config::desired::Guard) excludes.
+    /// Rejects actions that [`Guard`](crate::config::desired::Guard) excludes.
     async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), Problem> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(wishes), guard)?;
@@ -335,14 +332,16 @@ impl Applier {
             return Ok(());
         }
         if let Some(query) = self.backend.lower_bounds(&modules) {
-            let answer = self.ask("look at what modules need", &query).await?;
+            let answer = self
+                .ask("query the dependencies of modules", &query)
+                .await?;
             let bounds = self.backend.parse_lower_bounds(&answer);
             same_version(self.backend, actions, &bounds, guard)?;
         }
         Ok(())
     }
 
-    /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
+    /// Rejects driver components from forbidden repositories. If there is no such preference, no query is made.
     async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
@@ -360,7 +359,8 @@ impl Applier {
         let hides = |one: &&Exclusion| of_driver.iter().any(|name| one.hides(name));
         if let Some(exclusion) = overridden.iter().find(hides) {
             let what = format!(
-                "approve the package transaction: {exclusion}, and our preference for the driver's branch is read first"
+                "approve the package transaction: {exclusion}, but our preference for the driver \
+                 branch is read first"
             );
             return Err(Problem::blocked("forbidden-source", what).advice(format!(
                 "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
@@ -371,7 +371,7 @@ impl Applier {
             return Ok(());
         };
         let answer = self
-            .ask("look packages up", &self.backend.offers(&of_driver))
+            .ask("look up packages", &self.backend.offers(&of_driver))
             .await?;
         let offers = self.backend.parse_offers(&answer);
         allowed(self.backend, actions, &offers, hint)
@@ -395,9 +395,7 @@ impl Applier {
                 return Err(error);
             };
             self.judge_install(&all, removing).await?;
-            return Ok(
-                "a part of the transaction that also brings the headers of the kernel".into(),
-            );
+            return Ok("part of a transaction that also installs the kernel headers".into());
         }
         let actions = &work.actions;
         self.approve_part(actions, wishes, removing).await?;
@@ -405,13 +403,13 @@ impl Applier {
         Ok(Action::describe(actions))
     }
 
-    /// Installs removed packages again; refused if the transaction would remove others.
+    /// Reinstalls removed packages. Fails if the transaction would remove others.
     pub(super) async fn reinstall_specs(
         &self,
         packages: &[String],
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        const WHAT: &str = "install removed packages again";
+        const WHAT: &str = "reinstall removed packages";
         let request = TransactionRequest::Install {
             packages,
             removing: &[],
@@ -435,7 +433,7 @@ impl Applier {
         }
     }
 
-    /// Downloads what a transaction needs, if performing it does not download.
+    /// Downloads the packages of a transaction, if performing it does not download them.
     pub(super) async fn download_first(
         &self,
         request: &TransactionRequest<'_>,
@@ -448,8 +446,7 @@ impl Applier {
         self.run_once("download packages", &download, 0, sink).await
     }
 
-    /// The version of each wanted package: the installed one if it matches, else the one to
-    /// install.
+    /// Returns the version of each required package: the installed version if it matches, otherwise the version to install.
     pub(super) async fn resolve(
         &self,
         wishes: &[PackageWish],
@@ -463,7 +460,7 @@ impl Applier {
         Ok(resolved)
     }
 
-    /// The version of each wanted package, whatever the others have.
+    /// Returns the version of each required package, independent of the others.
     async fn resolve_free(
         &self,
         wishes: &[PackageWish],
@@ -490,7 +487,7 @@ impl Applier {
         let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
         let query = self.backend.offers(&names);
-        let answer = self.ask("look packages up", &query).await?;
+        let answer = self.ask("look up packages", &query).await?;
         let offers = self.backend.parse_offers(&answer);
         for wish in open {
             let offer = offers.iter().find(|offer| offer.name == wish.name);
@@ -499,7 +496,7 @@ impl Applier {
         Ok(resolved)
     }
 
-    /// The packages to request: those that are not installed in the resolved version.
+    /// Returns the packages to request: those that are not installed in the resolved version.
     pub(super) async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -512,13 +509,13 @@ impl Applier {
             .collect())
     }
 
-    /// Whether a package is installed in this version, by the manager's own rules.
+    /// Returns `true` if a package is installed in this version, compared by the package manager's rules.
     fn has_version(&self, installed: &Installed, name: &str, wanted: &str) -> bool {
         (versions_of(installed, name).iter())
             .any(|found| self.backend.compare(found, wanted).is_eq())
     }
 
-    /// Which of the packages are in the database, in any state except removed.
+    /// Returns the packages that are in the database in any state except removed.
     async fn present(&self, names: &[String]) -> Result<Vec<String>, Problem> {
         let database = self.database().await?;
         let there: BTreeSet<&str> = database
@@ -547,7 +544,7 @@ impl Applier {
         Ok(installed)
     }
 
-    /// Checks that the wanted packages are installed, and that the others are removed.
+    /// Verifies that the required packages are installed and the others are removed.
     async fn verify(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -572,7 +569,7 @@ impl Applier {
     }
 }
 
-/// Returns the wishes for packages that work only with a driver of exactly their version, at the version of the
+/// Returns the requirements of packages that only work with a driver of exactly the same version, with the version of the
 /// driver that this transaction installs or finds.
 fn beside_the_driver(
     wishes: Vec<PackageWish>,
@@ -582,7 +579,7 @@ fn beside_the_driver(
     let of_driver = (resolved.iter())
         .filter(|(name, _)| carries_driver(name))
         .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
-        // The package of a kernel's module has the version of that kernel.
+        // The package of a kernel module has the version of its kernel.
         .find(|version| branch.is_none_or(|branch| version.branch() == branch));
     let Some(version) = of_driver else {
         return wishes;
@@ -594,7 +591,7 @@ fn beside_the_driver(
     wishes.into_iter().map(at).collect()
 }
 
-/// Whether the approved simulation removes anything: if not, the real transaction must not either.
+/// Whether the approved simulation removes packages. If not, the real transaction must not remove any either.
 pub(super) fn removals(actions: &[Action]) -> Removals {
     if actions
         .iter()

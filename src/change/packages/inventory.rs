@@ -14,15 +14,15 @@ use crate::{
     },
 };
 
-/// The folder of configuration files.
+/// The directory of configuration files.
 const ETC: &str = "/etc";
 
 impl Applier {
     /// The package database.
     pub(super) async fn database(&self) -> Result<Vec<Package>, Problem> {
-        const WHAT: &str = "list what is installed";
+        const WHAT: &str = "list the installed packages";
         let found = self.backend.database(self.host.reader()).await;
-        // Without it all installed packages would count as new, and `uninstall` would remove them.
+        // Without the database all installed packages would count as new, and `uninstall` would remove them.
         found
             .map_err(|error| unreadable_database(WHAT, error))?
             .ok_or_else(|| {
@@ -33,13 +33,13 @@ impl Applier {
             })
     }
 
-    /// The keys in the package manager's own database; `None` if it has no such keys.
+    /// The keys in the package manager's own database. `None` if it does not store keys.
     pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, Problem> {
         let keys = self.backend.keys(self.host.reader()).await;
-        keys.map_err(|error| unreadable_database("list the keys that are trusted", error))
+        keys.map_err(|error| unreadable_database("list the trusted keys", error))
     }
 
-    /// The inventory of this moment.
+    /// Takes an inventory.
     pub(super) async fn inventory(&self) -> Result<Inventory, Problem> {
         Ok(Inventory {
             unowned: self.unowned().await?,
@@ -47,7 +47,7 @@ impl Applier {
         })
     }
 
-    /// The same without what belongs to no package, for which all lists of files must be read.
+    /// The same without accounts and files that belong to no package, which would require reading all file lists.
     pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, Problem> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
@@ -73,7 +73,7 @@ impl Applier {
         Ok(inventory)
     }
 
-    /// The accounts of this moment, and the files below [`ETC`] that no package owns.
+    /// The current accounts, and the files in [`ETC`] that no package owns.
     pub(super) async fn unowned(&self) -> Result<Unowned, Problem> {
         let names = |path: &str| -> Result<BTreeSet<String>, Problem> {
             let text = self.host.files.read(path.into())?.unwrap_or_default();
@@ -91,7 +91,7 @@ impl Applier {
         })
     }
 
-    /// Adds the files and links below a folder.
+    /// Adds the files and symlinks below a directory.
     fn walk(&self, folder: &Utf8Path, found: &mut BTreeSet<Utf8PathBuf>) -> Result<(), Problem> {
         for name in self.host.files.list(folder)? {
             let path = folder.join(name);
@@ -107,7 +107,7 @@ impl Applier {
     }
 }
 
-/// An error of the package database.
+/// The error of an unreadable package database.
 pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> Problem {
     match error {
         DatabaseError::Files(error) => error.into(),

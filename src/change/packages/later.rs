@@ -1,5 +1,5 @@
-//! Modules that the scripts of packages leave to a change that follows. Compiling takes most of the time of an installation and
-//! needs no package manager, so other packages are installed meanwhile.
+//! Kernel modules whose compilation is deferred to a later change. Compiling takes most of the time of an installation and does
+//! not need the package manager, so other packages are installed in parallel.
 
 use std::sync::atomic::Ordering;
 
@@ -12,28 +12,29 @@ use crate::{
     tools::packages::{Action, HEADER},
 };
 
-/// The flag by which the scripts compile nothing.
+/// The flag file that disables compilation in package scripts.
 fn flag() -> &'static Utf8Path {
     Utf8Path::new(dkms::NO_AUTOINSTALL)
 }
 
-/// What it says. A folder that was made for it goes with it, also after a run that was interrupted.
+/// The content of the flag file. A directory that was created for it is removed together with it, even after an interrupted
+/// run.
 fn text(with_folder: bool) -> String {
     let folder = match with_folder {
-        true => "# Its folder was made for it.\n",
+        true => "# The directory was created for this file.\n",
         false => "",
     };
     format!("{HEADER}{folder}")
 }
 
-/// Whether DKMS compiles from this package. All of them say so in their names.
+/// Returns `true` for packages that DKMS compiles from. Their names contain `dkms`.
 fn is_source(action: &Action) -> bool {
     matches!(action, Action::Install { name, .. } if name.contains("dkms") && name != "dkms")
 }
 
 impl Applier {
-    /// Keeps the scripts of a transaction from compiling, until [`Applier::compile_again`]. The change that follows compiles one
-    /// module: where there are others, or an administrator has set the flag, nothing is done.
+    /// Disables compilation in the scripts of a transaction until [`Applier::compile_again`]. The later change compiles only
+    /// one module, so this has no effect if there are others, or if the administrator has set the flag.
     pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), Problem> {
         let files = &self.host.files;
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
@@ -48,7 +49,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Takes the flag away, also that of a run that was interrupted.
+    /// Removes the flag file, including the one of an interrupted run.
     pub(super) fn compile_again(&self) -> Result<(), FilesError> {
         let files = &self.host.files;
         let Some(found) = files

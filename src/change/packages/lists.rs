@@ -1,7 +1,7 @@
-//! The package lists: downloaded once per run, and replaced if damaged.
+//! The package lists. They are downloaded once per run, and replaced if they are damaged.
 //!
-//! A source that fails is only a warning if nothing that is wanted comes from it. The addresses from
-//! which a transaction would download decide that, after the lists of the other sources were refreshed.
+//! A failed source is only a warning if no required package comes from it. This is decided by the download URLs of the
+//! transaction, after the lists of the other sources were refreshed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ use crate::{
     tools::packages::{Fault, Impact, SourceEntry, SourceFailure, TransactionRequest},
 };
 
-/// Whether the package lists were downloaded in this run, and no repository was added since.
+/// Whether the package lists were downloaded in this run, after the last repository was added.
 #[derive(Debug, Default)]
 pub(in crate::change) struct Lists(AtomicBool);
 
@@ -26,17 +26,17 @@ impl Lists {
     }
 }
 
-/// What a run wants of the package lists: so it is known whether a source that failed is needed.
+/// The packages and repositories that a run needs, to decide if a failed source is needed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WantedPackages {
-    /// All wanted packages.
+    /// All required packages.
     pub packages: Vec<PackageWish>,
-    /// The repositories that the run adds, or uses if the machine has them already.
+    /// The repositories that the run adds, or uses if they are already configured.
     pub repositories: Vec<Repository>,
 }
 
 impl WantedPackages {
-    /// What the desired state needs.
+    /// Returns the packages and repositories of the desired state.
     #[must_use]
     pub fn of(desired: &Desired) -> Self {
         let groups = desired.package_groups().into_iter();
@@ -46,7 +46,7 @@ impl WantedPackages {
         }
     }
 
-    /// Whether a source entry of the machine is one of the wanted repositories.
+    /// Returns `true` if a source entry of the machine is one of the required repositories.
     fn names(&self, entry: &SourceEntry) -> bool {
         entry.is_ours()
             || self.repositories.iter().any(|one| {
@@ -57,8 +57,8 @@ impl WantedPackages {
 }
 
 impl Applier {
-    /// The sources that made a download of the lists fail, if nothing that is wanted comes from any
-    /// of them; `None` if one is needed, if that cannot be known, or if there was another reason.
+    /// Returns the sources that made a download of the lists fail, if no required package comes from them. `None` if one of
+    /// them is needed, if this is unknown, or if there was another error.
     pub(super) async fn unneeded_sources(
         &self,
         output: &str,
@@ -83,7 +83,7 @@ impl Applier {
                 failed.push(entry);
             }
         }
-        // Where the package manager would download from, with the lists that it has now.
+        // Check where the package manager would download from, with the current lists.
         let packages = match self.resolve(&wanted.packages).await {
             Ok(resolved) => self.to_install(&resolved).await?,
             Err(error) if is_not_offered(&error) || has_failed(&error) => return Ok(None),
@@ -99,7 +99,7 @@ impl Applier {
         let estimate = match self.estimate(&request).await {
             Ok(Some(estimate)) => estimate,
             Ok(None) => return Ok(None),
-            // No transaction is possible, whatever it needs.
+            // No transaction is possible, regardless of its packages.
             Err(error) if error.class == Class::PackageManager(Fault::Sources) => {
                 return Err(error);
             }
@@ -111,7 +111,7 @@ impl Applier {
         Ok((!needed).then_some(failures))
     }
 
-    /// New lists are not known before they are downloaded. That the package manager does not read its sources at all is.
+    /// New lists are only known after the download. But a package manager that cannot read its sources at all is detected here.
     pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, Problem> {
         let flaws = self.backend.source_flaws(&*self.host.files)?;
         let worst = flaws.into_iter().find(|flaw| flaw.impact == Impact::All);

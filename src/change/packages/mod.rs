@@ -1,10 +1,9 @@
-//! The one place that changes packages, for every package manager. Each transaction waits for other
-//! package managers with a time limit, is simulated first, is refused if it does what the plan does
-//! not approve, downloads before it changes anything, asks no questions, and is verified
-//! afterwards.
+//! The only module that changes packages, for all package managers. Each transaction waits for other package managers with a
+//! time limit, is simulated first, fails if it would do more than the plan approves, downloads before it changes anything, is
+//! non-interactive, and is verified afterwards.
 //!
-//! [`later`] keeps compilers out of it. [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
-//! [`record`] stores the effects of each command on disk, and [`undo`] undoes them.
+//! [`install`] is the transaction, [`later`] defers compilation, [`approval`] decides which actions are allowed, [`run`] runs
+//! the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
 mod beside;
@@ -47,12 +46,12 @@ use crate::{
     tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},
 };
 
-/// Seconds that the package manager itself waits for its locks. Short, because this program waits
-/// before it starts one: it names the holder, and a signal ends its wait.
+/// Seconds that the package manager itself waits for its locks. Short, because gpu-bootstrap waits before it starts a package
+/// manager, reports the holder, and can be stopped by a signal.
 const LOCK_BACKSTOP: u64 = 10;
 
 impl Applier {
-    /// The settings of every command.
+    /// The settings of all commands.
     fn settings(&self) -> Settings {
         Settings {
             lock_timeout_seconds: self.policy.lock_timeout_seconds.min(LOCK_BACKSTOP),
@@ -61,7 +60,7 @@ impl Applier {
         }
     }
 
-    /// What an interrupted package manager left half done.
+    /// The packages that an interrupted package manager left unconfigured.
     async fn half_done(&self) -> Result<HalfDone, Problem> {
         let database = self.database().await?;
         Ok((self.backend).half_done(&*self.host.files, &database)?)
@@ -73,14 +72,14 @@ impl Applier {
             return Ok(());
         }
         let names = half_done.packages.into_iter().map(|package| package.id);
-        let records = (half_done.interrupted).map(|program| format!("{program}'s own records"));
+        let records = (half_done.interrupted).map(|program| format!("the records of {program}"));
         let names: Vec<String> = names.chain(records).collect();
         let are = match names.len() {
-            1 => "one package is",
+            1 => "1 package is",
             _ => "packages are",
         };
         let names = names.join(", ");
-        let what = format!("start a package transaction: {are} half done: {names}");
+        let what = format!("start a package transaction: {are} incomplete: {names}");
         Err(of_fault(Fault::Interrupted, what))
     }
 
@@ -89,7 +88,7 @@ impl Applier {
         Ok(actions)
     }
 
-    /// Returns also the package manager's own words.
+    /// Also returns the output of the package manager.
     async fn simulate_in_words(
         &self,
         request: &TransactionRequest<'_>,
@@ -100,8 +99,7 @@ impl Applier {
         Ok((actions, answer))
     }
 
-    /// Refuses a transaction that does what the plan does not approve. `removing` are packages that the
-    /// plan replaces.
+    /// Rejects a transaction with actions that the plan does not approve. `removing` are packages that the plan replaces.
     async fn approve(
         &self,
         actions: &[Action],
@@ -111,7 +109,7 @@ impl Applier {
         self.approve_beside(actions, named, removing, &[]).await
     }
 
-    /// The same, where these packages may be upgraded, too.
+    /// The same, but these packages may also be upgraded.
     async fn approve_beside(
         &self,
         actions: &[Action],
@@ -137,9 +135,8 @@ impl Applier {
         refuse(&objections(self.backend, actions, &approved))
     }
 
-    /// What a transaction that replaces packages may move and remove: these, and the parts of the driver
-    /// that this program has installed, which follow them. The holds of this program are no obstacle;
-    /// what somebody else holds stays.
+    /// Returns the packages that a transaction may replace or remove: the replaced packages, and the driver components that
+    /// gpu-bootstrap has installed, which follow them. Our own holds are ignored. Other holds are respected.
     async fn moving(
         &self,
         actions: &[Action],
@@ -182,7 +179,8 @@ impl Applier {
         Err(Problem::blocked(
             Fault::Held.reason(),
             format!(
-                "approve the package transaction: {names} must change with it, and somebody holds {them}"
+                "approve the package transaction: {names} must change with it, but a hold that \
+                 gpu-bootstrap did not set keeps {them}"
             ),
         )
         .advice(format!(
@@ -190,8 +188,7 @@ impl Applier {
         )))
     }
 
-    /// How a person releases the holds of packages. An entry of a list may be a pattern, which only the
-    /// list shows.
+    /// The command that releases the holds of packages. An entry in a list may be a pattern, which only the list contains.
     fn release(&self, packages: &[&Package]) -> Result<String, Problem> {
         let Some(list) = self.backend.hold_list() else {
             let unhold = self.backend.commands().unhold;
@@ -204,14 +201,14 @@ impl Applier {
             .collect();
         let entries: Vec<String> = (holding.iter().map(|entry| format!("`{entry}`"))).collect();
         Ok(format!(
-            "`{}`, which takes {} out of `{}`",
+            "`{}`, which removes {} from `{}`",
             list.release(&holding),
             entries.join(", "),
             list.path()
         ))
     }
 
-    /// Runs a query of the package manager; its errors have classes.
+    /// Runs a query of the package manager. Its errors have classes.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, Problem> {
         let failed = |fault, said: &str, words, source| Problem {
             hint: self.hint_about(fault, said),
@@ -224,8 +221,8 @@ impl Applier {
         }
         let said = without_secrets(&format!("{}\n{}", output.stderr, output.stdout));
         let source = output.failure(query.cmd());
-        // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
-        // to it, so that it does not hide the first error.
+        // Unmet dependencies are listed on standard output. An error of this diagnosis is appended, so that it does not hide
+        // the first error.
         let fault = self.fault_in(&said);
         let stdout = without_secrets(&output.stdout);
         let diagnosis = match fault {
@@ -244,29 +241,29 @@ impl Applier {
     }
 }
 
-/// Refuses a transaction with the [`objections`] to it.
+/// Rejects a transaction with these [`objections`].
 fn refuse(reasons: &[String]) -> Result<(), Problem> {
     if reasons.is_empty() {
         return Ok(());
     }
     let why = format!("it {}", reasons.join("; it "));
     Err(disapproved("transaction-refused", &why).advice(
-        "nothing was changed; name what may happen in `packages.may-remove` or \
-         `packages.may-upgrade`, or bring the machine up to date first",
+        "nothing was changed; add the packages to `packages.may-remove` or `packages.may-upgrade`, \
+         or upgrade the machine first",
     ))
 }
 
-/// Whether no repository offers a version that matches.
+/// Returns `true` if no repository has a matching version.
 fn is_not_offered(error: &Problem) -> bool {
     matches!(error.class, Class::NoVersion(_))
 }
 
-/// Whether the package manager failed.
+/// Returns `true` if the package manager failed.
 fn has_failed(error: &Problem) -> bool {
     matches!(error.class, Class::PackageManager(_))
 }
 
-/// Whether a transaction cannot be resolved as it was requested.
+/// Returns `true` if the dependencies of the requested transaction cannot be resolved.
 fn is_unmet(error: &Problem) -> bool {
     matches!(
         error.class,
@@ -274,7 +271,7 @@ fn is_unmet(error: &Problem) -> bool {
     )
 }
 
-/// An error with the reason and the hint of a fault of package managers.
+/// An error with the reason and the hint of a package manager failure class.
 fn of_fault(fault: Fault, what: String) -> Problem {
     Problem {
         hint: fault.hint().map(str::to_owned),
@@ -282,7 +279,7 @@ fn of_fault(fault: Fault, what: String) -> Problem {
     }
 }
 
-/// The error where the package manager failed.
+/// The error of a failed package manager.
 fn failure(fault: Fault, what: &str, source: ExecError) -> Problem {
     Problem {
         passes: fault.is_transient() || fault.passes(),
@@ -292,15 +289,15 @@ fn failure(fault: Fault, what: &str, source: ExecError) -> Problem {
     }
 }
 
-/// The error where the package manager succeeded, but the result differs from the request.
+/// The error if the package manager succeeded but the result differs from the request.
 fn not_verified(package: &str, found: &str, wanted: &str) -> Problem {
-    let what = format!("verify the installed packages: `{package}` is {found}, {wanted} is wanted");
+    let what =
+        format!("verify the installed packages: `{package}` is {found}, but {wanted} is required");
     Problem::new("package-not-verified", what)
 }
 
-/// Whether actions remove a package or change its version. An interrupted transaction leaves an old
-/// version, or the same one a second time, beside a package that is installed once more: its removal
-/// changes nothing that somebody holds.
+/// Returns `true` if actions remove a package or change its version. An interrupted transaction leaves an old version, or a
+/// second copy of the same version, next to a package that is reinstalled. Removing that copy does not affect a hold.
 fn changes(actions: &[Action], database: &[Package], package: &Package) -> bool {
     let stays = || {
         actions.iter().any(|action| {
@@ -317,7 +314,7 @@ fn changes(actions: &[Action], database: &[Package], package: &Package) -> bool 
     })
 }
 
-/// The names of the wanted packages.
+/// The names of the required packages.
 fn names(wishes: &[PackageWish]) -> Vec<&str> {
     wishes.iter().map(|wish| wish.name.as_str()).collect()
 }

@@ -1,6 +1,6 @@
-//! The record of a package transaction: an inventory is taken before and after each command, and
-//! the effects of the command are on disk before anything else happens. So the work of others never
-//! counts as ours, neither during a wait before another attempt nor after an interruption.
+//! The record of a package transaction. An inventory is taken before and after each command, and the effects of the command are
+//! written to disk before anything else happens. Therefore the work of other programs never counts as ours, neither during a
+//! pause before a retry nor after an interruption.
 
 use std::collections::BTreeSet;
 
@@ -17,19 +17,19 @@ use crate::{
     tools::packages::Action,
 };
 
-/// The folder of records below that of the program's state.
+/// The directory of records, in the state directory.
 const FOLDER: &str = "transactions";
 
-/// The ending of the name of a record.
+/// The file name suffix of a record.
 const ENDING: &str = ".json";
 
-/// The content of a record; it exists from the first command of a transaction on.
+/// The content of a record, which exists from the first command of a transaction.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Transaction {
-    /// Layout of this document.
+    /// The schema version of this document.
     schema: u32,
-    /// The effects of the commands that have ended.
+    /// The effects of the finished commands.
     done: Effects,
     /// The command whose end is not recorded.
     running: Option<Running>,
@@ -40,8 +40,8 @@ struct Transaction {
 #[serde(rename_all = "kebab-case")]
 struct Running {
     before: Inventory,
-    /// The packages that the command may change. Other packages may be installed by others while it
-    /// waits for a lock, or after it was interrupted: these are not its work.
+    /// The packages that the command may change. Other programs may install other packages while it waits for a lock or after
+    /// it was interrupted. These are not ours.
     #[serde(rename = "agreed")]
     approved: BTreeSet<String>,
 }
@@ -49,7 +49,7 @@ struct Running {
 impl Transaction {
     const SCHEMA: u32 = 1;
 
-    /// The effects of the whole transaction up to now.
+    /// The effects of the complete transaction so far.
     async fn effects(self, applier: &Applier) -> Result<Effects, Problem> {
         let Some(Running { before, approved }) = self.running else {
             return Ok(self.done);
@@ -60,8 +60,8 @@ impl Transaction {
 }
 
 impl Applier {
-    /// The undo of a transaction that has not started. No inventory is taken yet: packages that
-    /// another package manager installs until the start would count as ours.
+    /// The undo of a transaction that has not started. No inventory is taken yet, because packages that another package manager
+    /// installs until the start would count as ours.
     pub(in crate::change) fn capture_packages(&self) -> Result<Undo, Problem> {
         Ok(Undo::Packages {
             transaction: self.new_record(ENDING)?,
@@ -69,10 +69,10 @@ impl Applier {
         })
     }
 
-    /// A name that no record with this ending has.
+    /// Returns an unused record name with this suffix.
     pub(super) fn new_record(&self, ending: &str) -> Result<String, Problem> {
         let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
-        // A clock that stands still, or was set back, must not give two transactions one name.
+        // Two transactions must not get the same name if the clock stops or is set back.
         for n in 1_u32.. {
             let name = format!("{now}-{n}");
             if (self.host.files.stat(&self.record_path(&name, ending))?).is_none() {
@@ -85,12 +85,12 @@ impl Applier {
         ))
     }
 
-    /// The file of a record.
+    /// The path of a record.
     pub(super) fn record_path(&self, name: &str, ending: &str) -> Utf8PathBuf {
         self.state.join(FOLDER).join(format!("{name}{ending}"))
     }
 
-    /// One attempt at an approved command, with its record.
+    /// Runs an approved command once and records its effects.
     pub(super) async fn attempt(
         &self,
         undo: &Undo,
@@ -100,7 +100,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let Undo::Packages { transaction, .. } = undo else {
-            return Err(Problem::unreadable(what, "its undo is of another kind"));
+            return Err(Problem::unreadable(what, "the undo has another kind"));
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
@@ -112,22 +112,21 @@ impl Applier {
             (Ok(()), recorded) => recorded,
             (Err(error), Ok(())) => Err(error),
             (Err(error), Err(second)) => {
-                // The first error is returned; the second one must not be lost either.
+                // The first error is returned, and the second one is logged.
                 sink.line(&format!("{second}; the next run will try again"));
                 Err(error)
             }
         }
     }
 
-    /// Records the inventory before a command. From here on changes of the approved packages are
-    /// ours.
+    /// Records the inventory before a command. From now on, changes of the approved packages are ours.
     pub(in crate::change) async fn record_start(
         &self,
         name: &str,
         actions: &[Action],
     ) -> Result<(), Problem> {
         let mut transaction = self.transaction(name)?.unwrap_or_default();
-        // The end of an earlier command may be unknown: then its inventory is the one to keep.
+        // If the end of an earlier command is unknown, keep its inventory.
         let running = match &mut transaction.running {
             Some(running) => running,
             none => none.insert(Running {
@@ -140,7 +139,7 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// Records the inventory before a download that may import keys. It may change no package.
+    /// Records the inventory before a download that may import keys. It must not change packages.
     pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), Problem> {
         match undo {
             Undo::Packages { transaction, .. } => self.record_start(transaction, &[]).await,
@@ -148,7 +147,7 @@ impl Applier {
         }
     }
 
-    /// Records the effects of a command that has ended.
+    /// Records the effects of a finished command.
     async fn record_end(&self, name: &str) -> Result<(), Problem> {
         let done = self.effects_since(name).await?;
         let transaction = Transaction {
@@ -158,9 +157,8 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// The effects of a transaction that was interrupted or failed. If the end of a command is
-    /// unknown, the package manager may have outlived the process that started it: it is waited
-    /// for.
+    /// Returns the effects of an interrupted or failed transaction. If the end of a command is unknown, the package manager may
+    /// still be running, so wait for it.
     pub(in crate::change) async fn effects_of_interrupted(
         &self,
         name: &str,
@@ -192,13 +190,13 @@ impl Applier {
         }
     }
 
-    /// The effects of a transaction up to now; none if it never started.
+    /// The effects of a transaction so far. Empty if it never started.
     async fn effects_since(&self, name: &str) -> Result<Effects, Problem> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         transaction.effects(self).await
     }
 
-    /// The packages that the transactions of this program brought, also those that were interrupted.
+    /// The packages that our transactions have installed, including interrupted ones.
     pub(super) fn brought(&self) -> Result<BTreeSet<String>, Problem> {
         let mut brought = BTreeSet::new();
         for file in self.host.files.list(&self.state.join(FOLDER))? {
@@ -217,11 +215,18 @@ impl Applier {
         Ok(brought)
     }
 
-    /// Removes the record of a transaction of which nothing stands any more.
-    pub(super) fn forget_transaction(&self, name: &str) -> Result<(), Problem> {
-        let path = self.transaction_path(name);
-        if self.host.files.exists(&path)? {
-            self.host.files.remove(&path)?;
+    /// Removes the records of a reverted transaction and of those that were reverted together with it.
+    pub(super) fn forget_transactions(
+        &self,
+        transaction: &str,
+        effects: &Effects,
+    ) -> Result<(), Problem> {
+        let merged = effects.merged.iter().map(String::as_str);
+        for name in merged.chain([transaction]) {
+            let path = self.transaction_path(name);
+            if self.host.files.exists(&path)? {
+                self.host.files.remove(&path)?;
+            }
         }
         Ok(())
     }
@@ -254,8 +259,8 @@ impl Applier {
     }
 }
 
-/// Whether child processes of a failed command may still be running: a killed package manager
-/// leaves its children behind, and they continue.
+/// Returns `true` if child processes of a failed command may still be running. A killed package manager leaves its children,
+/// which continue.
 fn may_still_run(error: &Problem) -> bool {
     matches!(
         error.ended(),

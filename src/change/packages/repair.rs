@@ -1,4 +1,4 @@
-//! Repairs packages that an interrupted package manager left half done.
+//! Repairs packages that an interrupted package manager left unconfigured.
 
 use super::{install::removals, run::Attempts};
 use crate::{
@@ -7,18 +7,18 @@ use crate::{
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
-/// What is done about an interrupted transaction.
+/// The action for an interrupted transaction.
 const COMPLETE: &str = "complete an interrupted transaction";
 
 impl Applier {
-    /// Configures unpacked packages, then completes broken dependencies.
+    /// Configures unpacked packages, then fixes broken dependencies.
     pub(in crate::change) async fn repair(
         &self,
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         self.exclusively(sink, async {
-            self.remove_torn_trees(sink)?;
+            self.remove_torn_trees(sink).await?;
             let Some(configure) = self.backend.configure() else {
                 self.complete(undo, sink).await?;
                 return self.check_consistent().await;
@@ -26,8 +26,7 @@ impl Applier {
             match self.configure(&configure, undo, sink).await {
                 Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
                 Ok(()) => {}
-                // Only missing dependencies can be added; a failed script or build would fail
-                // again.
+                // Only missing dependencies can be added. A failed script or build would fail again.
                 Err(error) if error.class == Class::PackageManager(Fault::Unmet) => {}
                 Err(error) => return Err(error),
             }
@@ -57,17 +56,17 @@ impl Applier {
         .await
     }
 
-    /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
-    /// and an old version that an upgrade has left goes.
+    /// Reinstalls the packages of an interrupted transaction, so that all scripts run and old versions from an upgrade are
+    /// removed.
     async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
         let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
-        // The next transaction, also one of a person, is the last one then.
+        // After this, the next transaction (possibly a manual one) becomes the last transaction.
         self.record_begun().await?;
         let mut attempts = Attempts::new();
         loop {
-            let answer = self.ask("look at the last transaction", &query).await?;
+            let answer = self.ask("query the last transaction", &query).await?;
             let database = self.database().await?;
             let mut packages = self.backend.parse_unfinished(&answer, &database);
             let missing = self.backend.parse_missing(&answer, &database);
@@ -88,7 +87,7 @@ impl Applier {
                     }
                     break;
                 }
-                // A power cut may have torn the lists.
+                // A power loss may have truncated the package lists.
                 Err(error)
                     if error.reason == Fault::NotFound.reason() && !self.lists.are_fresh() =>
                 {
@@ -97,7 +96,7 @@ impl Applier {
                 Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
             }
         }
-        // Nothing of the transaction is left to do, so nothing must show it any more.
+        // The transaction is complete, so remove the evidence of the interruption.
         if let Some(record) = self.backend.locks().first()
             && self.backend.interrupted(&*self.host.files)?.is_some()
         {
@@ -106,8 +105,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Records what an interrupted transaction has begun to install, where only the manager's own record
-    /// of running work shows the interruption: a boot removes that.
+    /// Records the packages of an interrupted transaction if the only evidence is the package manager's file of running work,
+    /// which is lost at the next boot.
     pub(super) async fn record_begun(&self) -> Result<(), Problem> {
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
@@ -115,7 +114,7 @@ impl Applier {
         ) else {
             return Ok(());
         };
-        let answer = self.ask("look at the last transaction", &query).await?;
+        let answer = self.ask("query the last transaction", &query).await?;
         let begun = self
             .backend
             .parse_unfinished(&answer, &self.database().await?);
@@ -131,7 +130,7 @@ impl Applier {
         Ok(self.host.files.write(&path, text.as_bytes(), 0o600)?)
     }
 
-    /// Removes from the record what it says about packages that are not installed any more.
+    /// Removes packages from the record that are no longer installed.
     pub(super) async fn forget_removed(&self) -> Result<(), Problem> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
@@ -183,13 +182,13 @@ impl Applier {
         let is_there = |id: &str| database.iter().any(|one| one.id == id && one.is_there());
         let is_new =
             |action: &Action| matches!(action, Action::Install { name, .. } if !is_there(name));
-        // What is there needs what has not come yet. The manager's own choice may be another than that of the
-        // transaction: the module's other flavour, for example, which conflicts with the wanted one.
+        // The installed packages depend on packages that are not installed yet. The package manager could choose other packages
+        // than the transaction, such as the other module flavor, which conflicts with the required one.
         if actions.iter().any(is_new) && !missing.is_empty() {
             self.install_missing(missing, undo, sink).await?;
             actions = self.simulate(&request).await?;
         }
-        // A package manager may leave out what no repository offers, and succeed.
+        // A package manager may skip packages that no repository has, and still succeed.
         let offered: Vec<String> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
@@ -216,19 +215,19 @@ impl Applier {
             let error = Problem::blocked(
                 Fault::NotFound.reason(),
                 format!(
-                    "complete the interrupted transaction: no repository offers `{package}` any more, \
-                     and its scripts have not all run"
+                    "complete the interrupted transaction: no repository has `{package}`, and some \
+                     of its scripts did not run"
                 ),
             )
             .advice(format!(
-                "nothing was changed; bring this package to a version that is offered with \
-                 {with}, and run `gpu-bootstrap install` again: it completes the other packages, \
-                 which are recorded"
+                "nothing was changed; install an available version of this package with {with}, \
+                 and run `gpu-bootstrap install` again, which completes the other recorded \
+                 packages"
             ));
             return Err(self.name_exclusions(error.of(Class::NoVersion(name)), &[]));
         }
-        // An old version that goes is one of the half installed packages, or was left beside the same
-        // version by a repair that was interrupted, too.
+        // An old version that is removed is a half-installed package, or it was left next to the same version by an interrupted
+        // repair.
         let half_done = self.half_done().await?.packages;
         let comes = |id: &str, version: &str| {
             (actions.iter()).any(|action| {
@@ -254,8 +253,8 @@ impl Applier {
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
-    /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
-    /// file for one that somebody has changed, and keeps it.
+    /// Removes configuration files of these packages that a power loss has truncated, because the package manager would keep an
+    /// empty file as a local modification.
     async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
@@ -271,11 +270,11 @@ impl Applier {
         };
         let Some(query) = query else { return Ok(()) };
         let answer = self
-            .ask("look at the files of an interrupted transaction", &query)
+            .ask("query the files of an interrupted transaction", &query)
             .await?;
         for path in self.backend.parse_configuration(&answer) {
-            // The manager gives each file its packaged time before it gives it its name, so a file that a
-            // power cut has emptied has that time. One that a person has emptied has another.
+            // The package manager sets the packaged mtime before it renames a file, so a file that a power loss has truncated
+            // has this mtime. A file that the administrator has emptied has another one.
             let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {
                 let packaged = format!("|{}|{path}", stat.mtime);
                 stat.kind == FileKind::File
@@ -285,7 +284,8 @@ impl Applier {
             if emptied {
                 self.host.files.remove(&path)?;
                 sink.note(&format!(
-                    "removed `{path}`, which a power cut has emptied; its package brings it again"
+                    "removed `{path}`, which a power loss has truncated. Its package installs it \
+                     again"
                 ));
             }
         }

@@ -1,5 +1,4 @@
-//! Repositories: the key is downloaded, its fingerprint is compared, and only then a file is
-//! written.
+//! Adds repositories. A file is only written after the key was downloaded and its fingerprint verified.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -15,10 +14,10 @@ use crate::{
     },
 };
 
-/// The size limit of a key in bytes; a key has some kilobytes.
+/// The size limit of a key in bytes. A key has a few kilobytes.
 const KEY_LIMIT: u64 = 1 << 20;
 
-/// The text of the keyring with the accepted keys of a downloaded file.
+/// The content of the keyring with the accepted keys of a downloaded file.
 fn keyring(
     repository: &Repository,
     url: &str,
@@ -43,9 +42,10 @@ fn keyring(
         .filter(|key| !key.revoked && key.expires.is_none_or(|at| at > now))
         .collect();
     if valid.is_empty() && first.revoked {
-        let why = format!("its owner has revoked {}", first.fingerprint);
+        let why = format!("{} was revoked by its owner", first.fingerprint);
         return Err(distrusted("key-revoked", repository, &why).advice(
-            "nothing was changed. Ask the repository's vendor which key signs now, and name its fingerprint",
+            "nothing was changed. Ask the repository's vendor for the current signing key, and \
+             configure its fingerprint",
         ));
     }
     if valid.is_empty() {
@@ -57,36 +57,36 @@ fn keyring(
                 |at| at.strftime("%Y-%m-%d").to_string(),
             );
         let why = format!("{} expired on {on}", first.fingerprint);
-        // kubernetes/release issue 3818: the key of end-of-life series may not be extended.
+        // The key of end-of-life series may not be extended (kubernetes/release issue 3818).
         let newer = match url.starts_with("https://pkgs.k8s.io/") {
-            true => "; the file of a newer Kubernetes series has it",
+            true => "; the key file of a newer Kubernetes series contains it",
             false => "",
         };
         return Err(distrusted("key-expired", repository, &why).advice(format!(
-            "check the clock with `timedatectl`; if it is right, set `repositories.{}.key-url` to a file with the \
-             extended key, which has the same fingerprint{newer}",
+            "check the clock with `timedatectl`; if it is correct, set `repositories.{}.key-url` \
+             to a file with the extended key, which has the same fingerprint{newer}",
             repository.name
         )));
     }
     Ok(match (is_whole_file, wants_armour) {
-        // A later look compares the digest again.
+        // Later checks compare the digest again.
         (true, _) => file.bytes.clone(),
         (false, true) => valid.iter().flat_map(|key| key.armoured.bytes()).collect(),
         (false, false) => valid.iter().flat_map(|key| key.binary.clone()).collect(),
     })
 }
 
-/// The digest of a key file as an entry of [`Repository::fingerprints`].
+/// A key file digest as an entry of [`Repository::fingerprints`].
 fn of_file(digest: &str) -> String {
     format!("{KEY_FILE}{digest}")
 }
 
-/// Whether the repository accepts a key file by its digest.
+/// Returns `true` if the repository accepts the digest of this key file.
 fn accepts_file(repository: &Repository, file: &KeyFile) -> bool {
     (file.digest.as_deref()).is_some_and(|digest| accepts(repository, &of_file(digest)))
 }
 
-/// Returns the first source entry that names one of the suites of the repository with another key.
+/// Returns the first source entry with a suite of the repository but another key.
 fn conflict<'e>(
     repository: &Repository,
     keyring: Option<&Utf8Path>,
@@ -137,8 +137,8 @@ impl Applier {
         self.capture_files(paths.into_iter().map(|path| (path, FileAfter::Unknown)))
     }
 
-    /// Reports in advance what would make adding the repository fail: a wrong key, or a conflicting
-    /// entry. A network error does not count: it may pass until the repository is added.
+    /// Detects errors that would prevent adding the repository: a wrong key or a conflicting entry. A network error is ignored,
+    /// because it may be resolved before the repository is added.
     pub(in crate::change) async fn rehearse_repository(
         &self,
         repository: &Repository,
@@ -147,7 +147,7 @@ impl Applier {
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (None, Some(url)) => match self.fetch_keyring(repository, url).await {
-                // A request to stop does not count either; the engine has received it, too.
+                // A stop request is also ignored here, because the engine handles it.
                 Err(error) if error.class != Class::KeyNotFetched && error.reason != STOPPED => {
                     Err(error)
                 }
@@ -164,12 +164,12 @@ impl Applier {
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
-            // Its keyring was looked at, or, for further components of an archive, is part of the distribution.
+            // The keyring was already checked. For additional components of an archive, it is part of the distribution.
             (Some(_), _) | (None, None) => {}
             (None, Some(url)) => {
                 let keyring = self.fetch_keyring(repository, url).await?;
                 if let Some(path) = self.backend.keyring_path(repository) {
-                    // Readable for all: a package manager may verify as an unprivileged user.
+                    // World-readable, because a package manager may verify as an unprivileged user.
                     self.host.files.write(&path, &keyring, 0o644)?;
                 }
             }
@@ -183,20 +183,23 @@ impl Applier {
 
     async fn fetch_keyring(&self, repository: &Repository, url: &str) -> Result<Vec<u8>, Problem> {
         if repository.fingerprints.is_empty() {
-            let why = "no fingerprint says which key to trust";
+            let why = "no fingerprint is configured to verify the key";
             return Err(incomplete(repository, why));
         }
         let name = &repository.name;
-        // The download is retried for minutes; it can be interrupted without loss.
+        // The download is retried for minutes. It can be interrupted without loss.
         let bytes = self
-            .unless_stopped("fetch the key", self.host.http.get(url, KEY_LIMIT))
+            .unless_stopped("download the key", self.host.http.get(url, KEY_LIMIT))
             .await?
             .map_err(|source| Problem {
                 hint: Fault::Network.hint().map(str::to_owned),
                 passes: source.passes(),
-                ..Problem::new("key-fetch", format!("fetch the key of repository `{name}`"))
-                    .caused_by(source)
-                    .of(Class::KeyNotFetched)
+                ..Problem::new(
+                    "key-fetch",
+                    format!("download the key of repository `{name}`"),
+                )
+                .caused_by(source)
+                .of(Class::KeyNotFetched)
             })?;
         let file = openpgp::parse(&bytes).map_err(|source| {
             let what = format!("read the key of repository `{name}` from `{url}`");
@@ -207,8 +210,8 @@ impl Applier {
         keyring(repository, url, &file, wants_armour, now)
     }
 
-    /// Checks a key file of the distribution, or one that the settings name. It is used as it is, if root alone may
-    /// write it: whoever made it decides which further keys are in it.
+    /// Checks key files of the distribution or in the settings. They are used unchanged if only root can write them, so their
+    /// author decides which additional keys they contain.
     fn check_key_files(&self, repository: &Repository) -> Result<(), Problem> {
         let files = &*self.host.files;
         for path in repository.key_files.iter().chain(&repository.keyring) {
@@ -237,7 +240,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Refuses entries that contradict each other: a package manager may then refuse all work.
+    /// Rejects contradictory entries, because a package manager may then stop working completely.
     fn check_conflict(&self, repository: &Repository) -> Result<(), Problem> {
         let (own, _) = self.backend.source(repository);
         let mut entries = self.backend.entries(&*self.host.files)?;
@@ -258,41 +261,41 @@ impl Applier {
         Err(Problem::blocked(
             "repository-conflict",
             format!(
-                "add repository `{}`: `{file}` names the same address {uri} {suite} with another \
-                 Signed-By ({theirs})",
+                "add repository `{}`: `{file}` contains the same URL {uri} {suite} with a \
+                 different Signed-By ({theirs})",
                 repository.name
             ),
         )
-        .advice(format!("remove `{file}`, or the entry in it")))
+        .advice(format!("remove `{file}`, or its entry")))
     }
 
-    /// The configuration files of the repository: source, and priority if it has one.
+    /// The configuration files of the repository: the source, and the priority if it has one.
     fn source_files(&self, repository: &Repository) -> Vec<(Utf8PathBuf, String)> {
         let mut files = vec![self.backend.source(repository)];
         files.extend(self.backend.priority(repository));
         files
     }
 
-    /// A description of the entries that contradict each other, if any.
+    /// A description of contradictory entries, if any.
     pub(super) fn contradictions(&self) -> Result<Option<String>, Problem> {
         let found = contradictions(&self.backend.entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
 }
 
-/// Returns a source file that this program did not write and that already configures the repository as wanted: each
-/// suite with its components, trusted by accepted keys and no others. It is used unchanged. `by_root` says whether
-/// root will obey it: then others may not write the keyring.
+/// Returns a source file that gpu-bootstrap did not write and that already configures the repository as required: each suite
+/// with its components, and only accepted keys. It is used unchanged. With `by_root` root uses the keyring, so it must be
+/// writable only by root.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn configured_elsewhere(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
     repository: &Repository,
     by_root: bool,
 ) -> Result<Option<Utf8PathBuf>, FilesError> {
-    // Without a key URL it belongs to the distribution's archive, which is always configured.
+    // A repository without a key URL belongs to the distribution's archive, which is always configured.
     if repository.key_url.is_none() || repository.keyring.is_some() {
         return Ok(None);
     }
@@ -321,14 +324,14 @@ pub fn configured_elsewhere(
     Ok(found)
 }
 
-/// Whether the keyring of an entry contains accepted keys and no others.
+/// Returns `true` if the keyring of an entry contains only accepted keys.
 fn has_only_accepted_keys(
     files: &dyn ReadFiles,
     repository: &Repository,
     entry: &SourceEntry,
     by_root: bool,
 ) -> Result<bool, FilesError> {
-    // Several keyrings, or a key in the entry itself, are not the path of a file.
+    // Several keyrings, or an inline key, are not a file path.
     let is_path = |path: &&str| path.starts_with('/');
     let Some(path) = entry.signed_by.as_deref().filter(is_path) else {
         return Ok(false);
@@ -342,22 +345,22 @@ fn has_only_accepted_keys(
     Ok(judge(repository, &bytes) == Keyring::Accepted)
 }
 
-/// What a keyring is to a repository.
+/// The state of a keyring for a repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Keyring {
-    /// There is none, or it cannot be parsed.
+    /// The keyring is missing or cannot be parsed.
     #[default]
     Unusable,
-    /// It contains accepted keys and no others.
+    /// All keys are accepted.
     Accepted,
-    /// It contains this key, which is not accepted, or was revoked.
+    /// It contains this key, which is not accepted or was revoked.
     Stranger(String),
 }
 
-/// Judges the keys in a keyring.
+/// Checks the keys in a keyring.
 #[must_use]
 pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
-    // A file that cannot be parsed as keys is not a usable keyring.
+    // A file without valid keys is not a usable keyring.
     let Ok(file) = openpgp::parse(bytes) else {
         return Keyring::Unusable;
     };
@@ -369,7 +372,7 @@ pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
         .map_or(Keyring::Accepted, |key| Keyring::Stranger(key.fingerprint))
 }
 
-/// Whether a key file contains a key that the repository accepts.
+/// Returns `true` if a key file contains a key that the repository accepts.
 #[must_use]
 pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
     openpgp::parse(bytes).is_ok_and(|file| {
@@ -377,13 +380,13 @@ pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
     })
 }
 
-/// Whether the repository accepts a key.
+/// Returns `true` if the repository accepts a key.
 #[must_use]
 pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
     (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
 }
 
-/// The error where the description of a repository is incomplete.
+/// The error for an incomplete repository description.
 fn incomplete(repository: &Repository, why: &str) -> Problem {
     Problem::blocked(
         "repository",
@@ -391,7 +394,7 @@ fn incomplete(repository: &Repository, why: &str) -> Problem {
     )
 }
 
-/// The error of a key that must not sign the repository.
+/// The error for a key that must not sign the repository.
 fn distrusted(reason: &'static str, repository: &Repository, why: &str) -> Problem {
     let name = &repository.name;
     Problem::blocked(
@@ -400,17 +403,16 @@ fn distrusted(reason: &'static str, repository: &Repository, why: &str) -> Probl
     )
 }
 
-/// The error of a file without an accepted key.
+/// The error for a file without an accepted key.
 fn mismatch(repository: &Repository, place: &str, found: &[String]) -> Problem {
     let why = format!(
-        "`{place}` holds {}, and only {} is accepted",
+        "`{place}` contains {}, but only {} is accepted",
         found.join(", "),
         repository.fingerprints.join(" or ")
     );
     distrusted("key-mismatch", repository, &why).advice(
-        "nothing was changed. Ask the repository's vendor, over another way than this \
-         network, which fingerprint is right; a key that changed without notice can be \
-         an attack",
+        "nothing was changed. Ask the repository's vendor for the correct fingerprint, but not \
+         over this network, because an unannounced key change can be an attack",
     )
 }
 
@@ -457,7 +459,7 @@ mod tests {
     const KEY: &str = "https://example.org/key";
 
     #[test]
-    fn only_the_named_and_valid_key_is_kept() {
+    fn only_the_configured_valid_key_is_kept() {
         let kept = |keys: &[Key]| keyring(&repository(), KEY, &file(keys, "d"), false, 100);
         assert_eq!(
             kept(&[key("BB", None), key("AA", Some(101))]).unwrap(),
@@ -484,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_accepted_by_the_digest_of_its_file_where_no_fingerprint_is_known() {
+    fn key_is_accepted_by_file_digest_without_fingerprint() {
         let digest = "ab".repeat(32);
         let by_file = Repository {
             fingerprints: vec![of_file(&digest)],
@@ -498,7 +500,7 @@ mod tests {
             error.to_string().contains(&of_file(&"cd".repeat(32))),
             "{error}"
         );
-        // It is no digest of a file that a repository names by fingerprint.
+        // The digest is not valid for a repository that is configured by fingerprint.
         assert!(keyring(&repository(), KEY, &file(&keys, &digest), false, 100).is_err());
     }
 
@@ -519,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_contradict_each_other_are_named() {
+    fn contradictory_entries_are_listed() {
         let uri = "https://example.org/deb";
         let mut sources = [
             entry(uri, "/", Some("/a.gpg")),
@@ -530,14 +532,14 @@ mod tests {
         assert_eq!(
             contradictions(&sources),
             [
-                "`/a.list` names https://example.org/deb / with /a.gpg",
-                "`/b.list` names https://example.org/deb / with /b.gpg",
+                "`/a.list` contains https://example.org/deb / with /a.gpg",
+                "`/b.list` contains https://example.org/deb / with /b.gpg",
             ]
         );
     }
 
     #[test]
-    fn two_entries_for_one_address_must_agree() {
+    fn entries_for_the_same_url_must_agree() {
         let ours = "/usr/share/keyrings/gpu-bootstrap-toolkit.gpg";
         for (other, conflicts) in [
             (entry("https://example.org/deb", "/", Some(ours)), false),
@@ -564,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_entry_is_used_only_if_it_provides_all_that_is_wanted() {
+    fn existing_entry_is_used_only_if_complete() {
         const KEYS: &[u8] = include_bytes!("../../../tests/keys/two.asc");
         const BOTH: [&str; 2] = [
             "8ebe33251f7e6a8e6c2120dd2de2d3dd7e65b027",
@@ -586,7 +588,7 @@ mod tests {
             (by(true).expect("files"), by(false).expect("files"))
         };
         let found = |text: &str, accepted: &[&str], change| look(text, accepted, change, 0).0;
-        // Somebody else may put another key into the keyring; in a tree of another machine the owner says nothing.
+        // Another user could add a key to the keyring. In the tree of another machine the owner is meaningless.
         let (by_root, in_tree) = look(guide, &BOTH, |_| {}, 1000);
         assert_eq!((by_root, in_tree.is_some()), (None, true));
         assert_eq!(
@@ -594,7 +596,7 @@ mod tests {
             "/etc/apt/sources.list.d/theirs.list"
         );
         for (text, accepted, change) in [
-            // Its keyring contains a key that is not accepted, contains no key, or is missing.
+            // The keyring contains a key that is not accepted, contains no key, or is missing.
             (guide, &BOTH[..1], (|_| {}) as fn(&mut Repository)),
             (guide, &[], |_| {}),
             (&guide.replace("k.asc", "none.asc"), &BOTH, |_| {}),
@@ -607,7 +609,7 @@ mod tests {
                 |_| {},
             ),
             (&guide.replace("/k.asc", "/k.asc,/none.asc"), &BOTH, |_| {}),
-            // A part of the wanted components is missing.
+            // A required component is missing.
             (&guide.replace("deb [", "deb-src ["), &BOTH, |_| {}),
             (guide, &BOTH, |wanted| wanted.suites.push("stable".into())),
             (guide, &BOTH, |wanted| wanted.components.push("main".into())),

@@ -1,5 +1,5 @@
-//! Runs a package manager: progress is read from its output, transient failures are retried, and
-//! other failures get a class and the text that a user needs.
+//! Runs a package manager. Progress is read from its output, transient failures are retried, and other failures get a class and
+//! an explanation.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::{
     tools::packages::{Action, Exclusion, Fault, Impact, SourceFailure},
 };
 
-/// Waiting times between attempts after a transient failure.
+/// Pauses between attempts after a transient failure.
 const BACKOFF: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(20),
     Duration::from_secs(60),
 ];
 
-/// The time limit of all attempts to download the lists that ended with a network error. Beyond it
-/// packets are lost silently, and each further attempt would take as long to fail.
+/// The time limit for all downloads of the lists that fail with a network error. Beyond this limit packets are being dropped,
+/// and each further attempt would take as long.
 const NETWORK_TIME_LIMIT: Duration = Duration::from_secs(180);
 
-/// The number of lines of a compiler's log that an error contains.
+/// The number of compiler log lines in an error.
 const LOG_LINES: usize = 30;
 
 /// The remaining attempts after transient failures.
@@ -39,8 +39,8 @@ impl Attempts {
 }
 
 impl Applier {
-    /// Runs a command whose effect does not depend on the package lists, so that it needs no new
-    /// approval before a retry; transient failures are retried.
+    /// Runs a command whose effect does not depend on the package lists, so it needs no new approval before a retry. Transient
+    /// failures are retried.
     pub(super) async fn run_with_retries(
         &self,
         what: &str,
@@ -54,8 +54,8 @@ impl Applier {
         Ok(())
     }
 
-    /// One attempt at a command that writes files of packages. A manager's own record says afterwards that
-    /// the transaction has ended, and a power cut must not leave that record without the files.
+    /// Runs a command that writes package files once, and syncs. The package manager's own records would otherwise report a
+    /// complete transaction after a power loss, although files are missing.
     pub(super) async fn run_and_sync(
         &self,
         what: &str,
@@ -69,7 +69,7 @@ impl Applier {
         self.synced_after(ran, sink).await
     }
 
-    /// Syncs after a command, also after one that failed; of two errors its own one is returned.
+    /// Syncs after a command, even if it failed. The error of the command takes precedence.
     async fn synced_after(&self, ran: Result<(), Problem>, sink: &dyn Sink) -> Result<(), Problem> {
         match (ran, self.sync_system().await) {
             (Ok(()), synced) => synced,
@@ -81,7 +81,7 @@ impl Applier {
         }
     }
 
-    /// Downloads the package lists; transient failures are retried.
+    /// Downloads the package lists. Transient failures are retried.
     pub(super) async fn fetch_lists(
         &self,
         mut refresh: Cmd,
@@ -110,7 +110,7 @@ impl Applier {
     }
 
     async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
-        const WHAT: &str = "fetch the package lists";
+        const WHAT: &str = "download the package lists";
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
         let torn = self.backend.torn_caches(&*self.host.files, &words)?;
@@ -128,8 +128,8 @@ impl Applier {
         if let Some(unneeded) = self.unneeded_sources(&words).await? {
             for SourceFailure { address, why } in unneeded {
                 sink.line(&format!(
-                    "warning: {address} has no package that is needed here, so its failure is \
-                     ignored: {why}"
+                    "warning: {address} failed, which is ignored because it has no required \
+                     package: {why}"
                 ));
             }
             return Ok(());
@@ -137,7 +137,7 @@ impl Applier {
         let Some(failed) = failed.filter(|_| output.ok()) else {
             return self.check_status(WHAT, refresh, output);
         };
-        // Some versions report a source that failed as a warning, and succeed.
+        // Some versions report a failed source as a warning and succeed.
         let source = ExecError::Failed {
             command: self.backend.short_line(refresh),
             status: output.status,
@@ -146,12 +146,11 @@ impl Applier {
         Err(self.failed(WHAT, source, &words))
     }
 
-    /// Waits after a transient failure, and downloads the lists again if they were stale; a failed
-    /// download of the lists counts as an attempt, too. The machine may have changed meanwhile: the
-    /// caller must approve the next attempt again.
+    /// Waits after a transient failure, and downloads the lists again if they were stale. A failed download of the lists also
+    /// counts as an attempt. The machine may have changed in the meantime, so the caller must approve the next attempt again.
     ///
     /// # Errors
-    /// The error itself if it is permanent, or if no attempt is left; or a request to stop.
+    /// The error itself if it is permanent or if no attempt remains, or a stop request.
     pub(super) async fn wait_before_retry(
         &self,
         attempts: &mut Attempts,
@@ -188,8 +187,8 @@ impl Applier {
         Ok(fault)
     }
 
-    /// One attempt; `stages` is the number of stages that it will print, or 0 if that is unknown,
-    /// see [`crate::tools::packages::Backend::is_stage`].
+    /// Runs a command once. `stages` is the number of stages that it will print, or 0 if unknown, see
+    /// [`crate::tools::packages::Backend::is_stage`].
     pub(super) async fn run_once(
         &self,
         what: &str,
@@ -204,7 +203,7 @@ impl Applier {
         let Some(scripts) = self.backend.failed_scripts(&words) else {
             return Ok(());
         };
-        // The packages count as installed, but what their scripts do was not done.
+        // The packages count as installed, but their scripts were not executed completely.
         if let Some(path) = self.backend.failed_scripts_record() {
             let before = self.host.files.read_text(&path)?.unwrap_or_default();
             let text = format!("{before}{scripts}\n");
@@ -218,7 +217,7 @@ impl Applier {
         Err(self.failed(what, source, &words))
     }
 
-    /// One attempt at a removal: a script that fails after it leaves nothing to repair.
+    /// Runs a removal once. A script that fails after the removal leaves nothing to repair.
     pub(super) async fn run_removal(
         &self,
         what: &str,
@@ -230,12 +229,12 @@ impl Applier {
         let ran = self.check_status(what, cmd, output);
         self.synced_after(ran, sink).await?;
         if let Some(scripts) = self.backend.failed_scripts(&words) {
-            sink.note(&format!("while packages were removed: {scripts}"));
+            sink.note(&format!("during the removal of packages: {scripts}"));
         }
         Ok(())
     }
 
-    /// Runs a command; logins are removed from its output.
+    /// Runs a command and removes credentials from its output.
     async fn run_output(
         &self,
         what: &str,
@@ -256,7 +255,7 @@ impl Applier {
                     size = self.backend.download_size(line).or(size);
                 }
                 if stages > 0 && stream == Stream::Out && self.backend.is_stage(line) {
-                    // A line of a package's script may look like a stage.
+                    // The output of a package script may look like a stage.
                     done = (done + 1).min(stages);
                     match self.backend.download_part(line) {
                         Some(part) => {
@@ -290,7 +289,7 @@ impl Applier {
         Err(self.failed(what, source, &words))
     }
 
-    /// The error of a command, with its class and the text that a user needs.
+    /// The error of a command, with its class and an explanation.
     fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
         let fault = self.fault_in(words);
         let attachment = self.attachment(fault, words);
@@ -301,7 +300,7 @@ impl Applier {
         }
     }
 
-    /// The class of a failure by the output. A filesystem without inodes gives the error number of a full one.
+    /// The failure class of the output. A filesystem without inodes has the same error number as a full one.
     pub(super) fn fault_in(&self, words: &str) -> Fault {
         match self.backend.fault(words) {
             Fault::NoSpace if !self.without_inodes().is_empty() => Fault::Inodes,
@@ -309,8 +308,8 @@ impl Applier {
         }
     }
 
-    /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
-    /// manager to use, are named: its words about a signature or a server often do not.
+    /// The remedy for this failure. Reports an unusable keyring, or a proxy in the package manager's own configuration, because
+    /// its error messages about signatures or servers often do not.
     pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
         if let Some(remedy) = self.backend.remedy(words) {
             return Some(remedy.to_owned());
@@ -320,11 +319,18 @@ impl Applier {
         let found = match fault {
             Fault::Inodes => {
                 let remedies = self.without_inodes();
-                return Some(remedies.join("; ")).filter(|text| !text.is_empty()).or(hint);
+                return Some(remedies.join("; "))
+                    .filter(|text| !text.is_empty())
+                    .or(hint);
             }
             Fault::Network => self.backend.proxies(files).map(|lines| {
                 (lines.into_iter())
-                    .map(|line| format!("{line}, which counts before `packages.proxy`: correct or remove it, if that proxy does not work"))
+                    .map(|line| {
+                        format!(
+                            "{line}, which takes precedence over `packages.proxy`: correct or \
+                             remove it if this proxy does not work"
+                        )
+                    })
                     .collect()
             }),
             Fault::Key => self.backend.source_flaws(files).map(|flaws| {
@@ -346,8 +352,8 @@ impl Applier {
         Some(found.join("; "))
     }
 
-    /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:
-    /// for the package manager such a package does not exist.
+    /// Adds a hint that lists the `exclude` and pin lines that hide the packages, if any. For the package manager a hidden
+    /// package does not exist.
     pub(super) fn name_exclusions(&self, mut error: Problem, wishes: &[&str]) -> Problem {
         let concerned: Vec<String> = match &error.class {
             Class::NoVersion(package) => vec![package.clone()],
@@ -365,7 +371,7 @@ impl Applier {
         let found = match self.backend.exclusions(&*self.host.files) {
             Ok(found) => found,
             Err(second) => {
-                tracing::debug!(%second, "the exclusions of packages cannot be read");
+                tracing::debug!(%second, "the package exclusions cannot be read");
                 Vec::new()
             }
         };
@@ -379,8 +385,8 @@ impl Applier {
         error
     }
 
-    /// Further text that a user needs: the compiler's errors, or the line that names the failure.
-    /// An error of this diagnosis is appended to it, so that it does not hide the first error.
+    /// Additional text for the user: the compiler errors, or the line with the failure. An error of this diagnosis is appended,
+    /// so that it does not hide the first error.
     fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let diagnosis = match fault {
             Fault::Build => match fault.log_named_in(words) {
@@ -403,7 +409,7 @@ impl Applier {
         format!("{words}\n{}", self.sentence(second))
     }
 
-    /// An error on one line, for messages during a run: what failed, and the tool's first reason.
+    /// An error in one line, for messages during a run: the failed action and the first reason of the tool.
     fn sentence(&self, error: &Problem) -> String {
         if has_failed(error)
             && let Some(ExecError::Failed { tail, .. }) = error.ended()
@@ -414,7 +420,7 @@ impl Applier {
         one_line(error).replace('\n', " ")
     }
 
-    /// An error of a command with a short command line, and without logins.
+    /// An error of a command with a short command line and without credentials.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
         let line = || self.backend.short_line(cmd);
         match &mut error {
@@ -446,12 +452,12 @@ impl Applier {
     }
 }
 
-/// What a package manager has said, without logins and passwords.
+/// The output of a package manager without credentials.
 pub(super) fn without_secrets(text: &str) -> String {
     without_logins(&without_secret_lines(text)).into_owned()
 }
 
-/// Whether the text of an error already contains these words.
+/// Returns `true` if an error already contains this text.
 fn already_contains(error: &ExecError, words: &str) -> bool {
     matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
@@ -460,7 +466,7 @@ fn is_network(error: &Problem) -> bool {
     error.class == Class::PackageManager(Fault::Network)
 }
 
-/// How many stages a transaction will print: a new package is unpacked and set up.
+/// The number of stages that a transaction will print. A new package is unpacked and then configured.
 pub(super) fn stages(actions: &[Action]) -> usize {
     actions
         .iter()

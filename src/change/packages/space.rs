@@ -1,5 +1,5 @@
-//! Whether the filesystems have room for a transaction, by the sizes that the package manager's own
-//! simulation names: a disk that is full in the middle leaves packages half installed.
+//! Checks that a transaction fits on the filesystems, using the sizes of the package manager's simulation. A full disk during a
+//! transaction leaves packages half-installed.
 
 use crate::{
     change::{Applier, Problem},
@@ -11,17 +11,17 @@ use crate::{
     },
 };
 
-/// Where nearly all files of packages are: libraries, programs, and (as `/lib` is a link) modules.
+/// Location of nearly all package files: libraries, programs, and modules (because `/lib` is a symlink).
 const FILES: &str = "/usr";
 
-/// Where kernels and their initramfs are.
+/// Location of kernels and initramfs images.
 const BOOT: &str = "/boot";
 
-/// Where a package manager keeps its database, and downloads if it names no folder for them.
+/// Location of the package database, and of downloads if the package manager has no separate directory for them.
 const STATE: &str = "/var";
 
 impl Applier {
-    /// What a transaction downloads and unpacks; `None` if the package manager cannot tell.
+    /// Download and installed size of a transaction. `None` if the package manager does not report them.
     pub(super) async fn estimate(
         &self,
         request: &TransactionRequest<'_>,
@@ -35,12 +35,12 @@ impl Applier {
         Ok(Some(self.backend.parse_estimate(&answer)))
     }
 
-    /// The remedies for the filesystems of packages that have no inodes for further files.
+    /// The remedies for package filesystems without free inodes.
     pub(super) fn without_inodes(&self) -> Vec<String> {
         let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
         let found = mounts::of(&*self.host.files, &[FILES, STATE, BOOT, downloads]);
         let found = found.unwrap_or_else(|second| {
-            tracing::debug!(%second, "the filesystems of packages cannot be read");
+            tracing::debug!(%second, "the package filesystems cannot be read");
             Vec::new()
         });
         (found.iter().filter(|one| one.room.lacks_inodes()))
@@ -48,8 +48,8 @@ impl Applier {
             .collect()
     }
 
-    /// Refuses a transaction that does not fit on the filesystems, before it changes anything. `simulated` is the answer to a
-    /// simulation: a package manager that names sizes there is not asked once more.
+    /// Rejects a transaction that does not fit on the filesystems, before it changes anything. `simulated` is the output of a
+    /// simulation. If it contains the sizes, the package manager is not queried again.
     pub(super) async fn check_space(
         &self,
         request: &TransactionRequest<'_>,
@@ -94,7 +94,7 @@ impl Applier {
             format!("find space for the packages: {}", short.join("; ")),
         )
         .advice(format!(
-            "free some room (old kernels, package cache: `{clean}`) or enlarge the disk; no \
+            "free disk space (old kernels, package cache: `{clean}`) or enlarge the disk; no \
              package was changed"
         )))
     }

@@ -1,5 +1,5 @@
-//! Module streams: one is enabled before its packages are installed, and the one from before is
-//! enabled again when they are gone.
+//! Module streams. A stream is enabled before its packages are installed, and the previous one is enabled again after they are
+//! removed.
 
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
@@ -11,17 +11,16 @@ use crate::{
     tools::packages::Streams,
 };
 
-/// Enables the stream of a module that was enabled before, or none.
+/// Enables the previous stream of a module, or none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreStream {
-    /// The module.
     pub module: String,
     /// The stream that the change enables.
     pub stream: String,
-    /// The stream before.
+    /// The previous stream.
     pub before: Option<String>,
-    /// Whether the file that remembers it existed.
+    /// Whether the file that stores the stream existed.
     pub existed: bool,
 }
 
@@ -60,7 +59,7 @@ impl Applier {
             .await
     }
 
-    /// Enables a stream, or none. A package manager refuses to replace one stream by another.
+    /// Enables a stream, or none. A package manager does not replace one stream by another directly.
     async fn move_stream(
         &self,
         module: &str,
@@ -90,9 +89,8 @@ impl Applier {
         Err(not_verified(module, &found, &wanted))
     }
 
-    /// A run that was killed between its two commands, or whose second one failed, leaves no stream
-    /// enabled: the one before is enabled again at once. Later nobody could tell this from a reset by a
-    /// person.
+    /// If a run was killed between its two commands, or if the second one failed, no stream is enabled. Enable the previous
+    /// stream immediately, because later this could not be distinguished from a manual reset.
     pub(in crate::change) async fn reconcile_stream(
         &self,
         undo: &RestoreStream,
@@ -103,7 +101,7 @@ impl Applier {
             return unchanged();
         };
         let streams = self.streams()?;
-        // A command may have outlived the run.
+        // A command may still be running after its run was killed.
         self.wait_for_locks(sink).await?;
         if *before == undo.stream || streams.enabled(&*self.host.files, module)?.is_some() {
             return unchanged();
@@ -111,12 +109,12 @@ impl Applier {
         self.exclusively(sink, self.move_stream(module, Some(before), sink))
             .await?;
         Ok(Undo::nothing(format!(
-            "stream {before} of module {module} is enabled again"
+            "stream {before} of module {module} was enabled again"
         )))
     }
 
-    /// The file that is there while an undo moves a module from one stream to another. The name of a module
-    /// is the configuration's, so it is not used as a name of a file.
+    /// The marker file that exists while an undo switches a module from one stream to another. The module name comes from the
+    /// configuration, so it is not used in the file name.
     fn stream_marker(&self, module: &str) -> Utf8PathBuf {
         self.state
             .join(format!("stream-{}", sha256(module.as_bytes())))
@@ -132,12 +130,12 @@ impl Applier {
         let files = &self.host.files;
         let now = streams.enabled(&**files, module)?;
         let marker = self.stream_marker(module);
-        // An undo that ended between its two commands has reset the module; without this, a person has.
+        // An interrupted undo has reset the module. Without the marker, it was reset manually.
         let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
         if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             files.remove(&marker)?;
             return Ok(Reverted::nothing(format!(
-                "stream {stream} of module {module} is not enabled by this program"
+                "stream {stream} of module {module} was not enabled by gpu-bootstrap"
             )));
         }
         files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;

@@ -1,5 +1,5 @@
-//! Undoes a package transaction: packages that it installed are removed, and packages that it removed
-//! are installed again. What package scripts made is left to the package manager's purge.
+//! Reverts a package transaction: removes the packages that it installed, and reinstalls the packages that it removed. Files
+//! that package scripts created are left to the package manager's purge.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ use crate::{
 /// The release of the running kernel.
 const RUNNING: &str = "/proc/sys/kernel/osrelease";
 
-/// The name, in the state folder, of a list: files of others that a removal of packages may remove, too.
+/// A list in the state directory: existing files that the removal of packages may also remove.
 const TO_PUT_BACK: &str = "put-back.json";
 
 /// Packages that cannot be removed.
@@ -53,7 +53,10 @@ impl Applier {
         };
         if effects.is_empty() {
             self.name_beside(&effects.beside, sink).await?;
-            return Ok(Reverted::nothing("the transaction changed no package"));
+            self.forget_transactions(transaction, effects)?;
+            return Ok(Reverted::nothing(
+                "the transaction did not change any package",
+            ));
         }
         let (mut endings, all_gone) = self
             .exclusively(sink, async {
@@ -67,15 +70,15 @@ impl Applier {
         self.name_beside(&effects.beside, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         let reverted = Reverted::of(endings);
-        // A package that appears later was installed by somebody else.
+        // A package that appears later was installed by another program.
         if all_gone && !matches!(reverted, Reverted::Left { .. }) {
-            self.forget_transaction(transaction)?;
+            self.forget_transactions(transaction, effects)?;
         }
         Ok(reverted)
     }
 
-    /// Configures unpacked packages, so that the package manager does not refuse to work. Packages that are about to
-    /// be removed may be among them: if they cannot be configured, they can still be removed.
+    /// Configures unpacked packages, because otherwise the package manager may not work. Packages that are about to be removed
+    /// may be among them: if they cannot be configured, they can still be removed.
     async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), Problem> {
         if self.half_done().await?.is_empty() {
             return Ok(());
@@ -88,7 +91,7 @@ impl Applier {
             if error.reason == STOPPED {
                 return Err(error);
             }
-            sink.line(&format!("{error}; the removal goes on without it"));
+            sink.line(&format!("{error}; the removal continues without it"));
         }
         Ok(())
     }
@@ -125,10 +128,10 @@ impl Applier {
             remove.retain(|name| !kernel.contains(name));
             endings.push(Reverted::left(
                 listed(&kernel),
-                "the machine runs this kernel; boot another one before you remove it",
+                "this kernel is running; boot another kernel before you remove it",
             ));
         }
-        // The administrator has marked the package as manually installed since then: that is newer than our change.
+        // The administrator has marked the package as manually installed after our change.
         let asked_for = |name: &String| {
             effects.automatic.contains(name)
                 && inventory.packages.contains_key(name)
@@ -158,15 +161,15 @@ impl Applier {
         let there = self.save_what_was_there(effects)?;
         let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
         let units = self.units_of(&going).await?;
-        // Removals come before purges. `apt-get purge` also purges packages that need the purged ones (`removals` in
-        // tests/packages): packages that are only to be removed would lose their configuration.
+        // Removals come before purges. `apt-get purge` also purges packages that depend on the purged ones (`removals` in
+        // tests/packages), so packages that should only be removed would lose their configuration.
         if !remove.is_empty() {
             let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::done(format!("removed {}", listed(&remove))));
-            // The removal also removed packages that needed these. The package manager no longer knows one of them
-            // that has no configuration.
+            // The removal also removed packages that depend on these. A removed package without configuration is unknown to the
+            // package manager.
             let now = self.inventory_of_packages().await?;
             purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
         }
@@ -187,8 +190,8 @@ impl Applier {
         Ok((endings, kept.names.is_empty()))
     }
 
-    /// Backs up the files that were there before the packages, and lists them on disk: after a kill during the
-    /// removal, the next run would find nothing to back up any more.
+    /// Backs up files that existed before the packages, and lists them on disk. Otherwise, after a kill during the removal, the
+    /// next run could no longer back them up.
     fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, Problem> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
@@ -208,13 +211,13 @@ impl Applier {
         }
         if !saved.is_empty() {
             let text = serde_json::to_vec(&saved)
-                .map_err(|error| Problem::unreadable("list files of others", error))?;
+                .map_err(|error| Problem::unreadable("list existing files", error))?;
             files.write(&list, &text, 0o600)?;
         }
         Ok(saved)
     }
 
-    /// Puts back the files that the removal of packages has removed although they were there before the packages.
+    /// Restores files that existed before the packages but were removed with them.
     fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, Problem> {
         let (files, mut back) = (&self.host.files, Vec::new());
         for file in saved {
@@ -238,13 +241,12 @@ impl Applier {
             return Ok(Vec::new());
         }
         Ok(vec![Reverted::done(format!(
-            "put back files that were there before the packages: {}",
+            "restored files that existed before the packages: {}",
             first_few(&back)
         ))])
     }
 
-    /// Returns the unit files that packages own, sockets first: a socket that still listens would start its service
-    /// again.
+    /// Returns the unit files of packages, sockets first, because an active socket would start its service again.
     async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, Problem> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
@@ -268,8 +270,8 @@ impl Applier {
         Ok(units)
     }
 
-    /// Stops daemons whose packages are gone. If `policy-rc.d` has kept a package's script from stopping one, it
-    /// would run on without its program.
+    /// Stops daemons whose packages were removed. If `policy-rc.d` prevented the package script from stopping a daemon, it
+    /// would continue to run without its program.
     async fn stop_without_program(
         &self,
         units: &[Utf8PathBuf],
@@ -280,7 +282,7 @@ impl Applier {
             let Some(unit) = path.file_name() else {
                 continue;
             };
-            // Somebody else may have a unit of this name.
+            // The administrator may have a unit with this name.
             if self.host.files.exists(path)?
                 || self.host.files.exists(&systemctl::own_file(unit))?
             {
@@ -295,7 +297,7 @@ impl Applier {
             endings.push(match stopped {
                 Ok(_) => Reverted::done(format!("stopped `{unit}`")),
                 Err(error) => Reverted::left(
-                    format!("`{unit}`, which runs without its program"),
+                    format!("`{unit}`, which is running without its program"),
                     one_line(&error),
                 ),
             });
@@ -303,7 +305,7 @@ impl Applier {
         Ok(endings)
     }
 
-    /// Returns those of the packages that are the running kernel: its image, and packages that the image needs.
+    /// Returns the packages that belong to the running kernel: its image, and packages that the image depends on.
     async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, Problem> {
         let release = self
             .host
@@ -334,7 +336,7 @@ impl Applier {
         Ok(stays)
     }
 
-    /// Performs an approved removal; before each retry it is approved again.
+    /// Performs an approved removal. It is approved again before each retry.
     async fn remove_with_retries(
         &self,
         what: &str,
@@ -353,7 +355,7 @@ impl Applier {
         self.forget_removed().await
     }
 
-    /// Simulates a removal and refuses it if it would remove anything but the packages and `along`.
+    /// Simulates a removal and fails if it would remove anything except the packages and `along`.
     async fn approve_removal(
         &self,
         packages: &[String],
@@ -364,7 +366,7 @@ impl Applier {
         Ok(actions)
     }
 
-    /// Returns what a removal would do, and which parts of that are not approved.
+    /// Returns the actions of a removal, and the ones that are not approved.
     async fn judge_removal(
         &self,
         packages: &[String],
@@ -385,13 +387,13 @@ impl Applier {
         Ok((actions, reasons))
     }
 
-    /// Returns the packages that must stay, because packages that were installed later need them.
+    /// Returns the packages that must be kept, because packages that were installed later depend on them.
     pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, Problem> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
-            // Each package is tried alone: its removal would also remove the packages that need it. If there are
-            // none, it may go.
+            // Try each package separately: its removal would also remove the packages that depend on it. If there are none, it
+            // can be removed.
             for name in packages {
                 let alone = self.objection_to_removal(std::slice::from_ref(name), packages);
                 if alone.await?.is_some() {
@@ -402,8 +404,8 @@ impl Applier {
         Ok(Kept { names, why })
     }
 
-    /// Returns the packages that must stay, because the configuration of a daemon still names the toolkit's runtime
-    /// after its undo was tried. Without that program, the daemon starts no container with it.
+    /// Returns the packages that must be kept, because the configuration of a daemon still contains the toolkit's runtime after
+    /// its undo. Without the runtime binary, the daemon could not start containers with the runtime.
     async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, Problem> {
         let mut kept = Kept {
             names: Vec::new(),
@@ -430,17 +432,17 @@ impl Applier {
         if kept.names.is_empty() {
             return Ok(kept);
         }
-        // A package whose removal would remove one of these, too, must stay as well.
+        // A package whose removal would also remove one of these must be kept as well.
         kept.names
             .extend(self.needed_by_others(&others).await?.names);
         kept.why = Some(format!(
-            "the configuration of {} names `{runtime}`, and could not be restored",
+            "the configuration of {} contains `{runtime}`, and could not be restored",
             daemons.join(" and ")
         ));
         Ok(kept)
     }
 
-    /// Returns why the packages cannot be removed without removing anything but `along`.
+    /// Returns the reason the packages cannot be removed without removing more than `along`.
     async fn objection_to_removal(
         &self,
         packages: &[String],
@@ -454,13 +456,13 @@ impl Applier {
                 Ok((!reasons.is_empty())
                     .then(|| format!("their removal {}", reasons.join("; it "))))
             }
-            // A package that must stay needs them.
+            // A package that must be kept depends on them.
             Err(error) if is_unmet(&error) => Ok(Some(error.to_string().replace('\n', " "))),
             Err(error) => Err(error),
         }
     }
 
-    /// Installs again what the transaction removed, in the version from before it.
+    /// Reinstalls the packages that the transaction removed, in their previous version.
     async fn reinstall(
         &self,
         gone: &[PackageWish],
@@ -481,15 +483,13 @@ impl Applier {
         let what = format!("removed packages ({})", first_few(&specs));
         Ok(vec![match self.reinstall_specs(&specs, sink).await {
             Ok(()) => Reverted::done(format!("reinstalled {what}")),
-            // A request to stop is not a failure: the next run tries again.
+            // A stop request is not a failure, because the next run tries again.
             Err(error) if error.reason == STOPPED => return Err(error),
-            Err(error) => {
-                Reverted::left(what, format!("they could not be installed again: {error}"))
-            }
+            Err(error) => Reverted::left(what, format!("they could not be reinstalled: {error}")),
         }])
     }
 
-    /// Makes the package manager forget the keys that it imported for the packages.
+    /// Removes the keys that the package manager imported for the packages.
     async fn forget_keys(
         &self,
         effects: &Effects,
@@ -500,7 +500,7 @@ impl Applier {
         let Some(cmd) = self.backend.forget_keys(&keys).filter(|_| !keys.is_empty()) else {
             return Ok(None);
         };
-        self.tool("make the package manager forget keys", &cmd, sink)
+        self.tool("remove keys from the package manager", &cmd, sink)
             .await?;
         Ok(Some(Reverted::done(format!(
             "removed the keys {}",
@@ -532,8 +532,8 @@ impl Applier {
         ))])
     }
 
-    /// Upgraded packages stay: an older version may not read the data of the newer one, and a
-    /// repository may not offer it any more. So this is reported, with the command to downgrade.
+    /// Upgraded packages are kept, because an older version may not be able to read the data of the newer one, and may no
+    /// longer be available. This is reported with the command for a downgrade.
     async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, Problem> {
         let inventory = self.inventory_of_packages().await?;
         let stays: Vec<(String, String)> = moved
@@ -551,16 +551,16 @@ impl Applier {
             .collect();
         let (what, specs): (Vec<String>, Vec<String>) = stays.into_iter().unzip();
         let why = format!(
-            "`uninstall` does not downgrade packages; if a repository still offers the older \
+            "`uninstall` does not downgrade packages; if a repository still has the older \
              versions, run `{}`",
             self.backend.downgrade_command(&specs)
         );
         Ok((!what.is_empty()).then(|| Reverted::left(what.join(", "), why)))
     }
 
-    /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
+    /// Makes systemd unload removed unit files. A failure is only reported, because the files are removed.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, Problem> {
-        // Without a running systemd there is nothing to forget.
+        // Not needed if systemd is not running.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);
         }
@@ -576,7 +576,10 @@ impl Applier {
                 "failed to {}; run `systemctl daemon-reload`",
                 one_line(&error)
             );
-            Reverted::left("units of removed packages, in systemd's memory", why)
+            Reverted::left(
+                "units of removed packages, which systemd still has loaded",
+                why,
+            )
         }))
     }
 }
@@ -588,7 +591,7 @@ fn listed(packages: &[String]) -> String {
     }
 }
 
-/// Joins the first few entries of a list, and tells how many more there are.
+/// Joins the first entries of a list, and adds the number of remaining entries.
 pub(super) fn first_few(names: &[String]) -> String {
     const FEW: usize = 6;
     let mut text = names
@@ -608,7 +611,7 @@ mod tests {
     use super::first_few;
 
     #[test]
-    fn a_long_list_ends_with_the_number_of_the_others() {
+    fn long_list_ends_with_the_remaining_count() {
         let names: Vec<String> = ('a'..='i').map(String::from).collect();
         for (count, text) in [
             (1, "a"),

@@ -1,6 +1,5 @@
-//! Undoes the part of a package transaction that no setting wants any more. Several steps share a
-//! transaction, so a step that is not wanted any more takes its packages along, and the others keep
-//! theirs.
+//! Reverts the obsolete part of a package transaction. Several steps share a transaction, so a step that is no longer
+//! configured only removes its own packages.
 
 use std::collections::BTreeSet;
 
@@ -14,25 +13,24 @@ use crate::{
     tools::packages::Mark,
 };
 
-/// What is left when a change was withdrawn.
+/// The remainder of a reduced change.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Withdrawn {
-    /// What was done.
+    /// The result.
     pub reverted: Reverted,
-    /// How the rest of the change is undone later.
+    /// The undo of the remaining change.
     pub rest: Undo,
 }
 
 impl Applier {
-    /// Removes the packages that a transaction installed, except for the `wanted` ones and all that
-    /// packages need which stay. `holds` are packages that this program holds: their holds are released
-    /// first, because a held package cannot be removed, and set again on those that stay, also after a
-    /// failure.
+    /// Removes the packages that a transaction installed, except for the `wanted` ones and the dependencies of packages that
+    /// are kept. `holds` are packages that gpu-bootstrap holds. Their holds are released first, because a held package cannot
+    /// be removed, and set again on packages that are kept, even after a failure.
     ///
-    /// Accounts and paths below `/etc` do not name their package. They go with the last package.
+    /// Accounts and paths in `/etc` cannot be assigned to a package. They are handled with the last package.
     ///
     /// # Errors
-    /// When the removal failed; the change is still in effect then.
+    /// If the removal fails. The change remains applied.
     pub async fn withdraw(
         &self,
         undo: &Undo,
@@ -59,7 +57,7 @@ impl Applier {
             .into_iter()
             .filter(|name| candidates.contains(name) && holds.contains(name))
             .collect();
-        // What goes is only known once the holds are released.
+        // The packages to remove are only known after the holds are released.
         let withdrawn = async {
             if !held.is_empty() {
                 self.unhold(&held, sink).await?;
@@ -68,7 +66,7 @@ impl Applier {
                 .await
         };
         let withdrawn = withdrawn.await;
-        // The packages are gone all the same, and what failed first is what must be told.
+        // Only a note, because the packages are removed anyway and the first error takes precedence.
         if let Err(error) = self.hold_again(&held, sink).await {
             sink.note(&format!(
                 "failed to {}; the next `install` holds them again",
@@ -80,7 +78,7 @@ impl Applier {
         Ok(withdrawn)
     }
 
-    /// Holds those of the packages that are still there, as they were held before.
+    /// Sets the holds again for packages that still exist.
     async fn hold_again(&self, names: &[String], sink: &dyn Sink) -> Result<(), Problem> {
         if names.is_empty() {
             return Ok(());
@@ -97,7 +95,7 @@ impl Applier {
             .await
     }
 
-    /// Removes those of the candidates that no package needs which stays.
+    /// Removes the candidates that no other package depends on.
     async fn withdraw_packages(
         &self,
         transaction: &str,
@@ -119,7 +117,7 @@ impl Applier {
         let is_whole = stays(effects, &going).is_empty();
         let (part, mut rest) = split(effects, &going);
         let reverted = if going.is_empty() {
-            Reverted::nothing("others need its packages")
+            Reverted::nothing("other packages depend on its packages")
         } else if is_whole {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
@@ -132,7 +130,7 @@ impl Applier {
         if is_whole && !matches!(reverted, Reverted::Left { .. }) {
             rest = Effects::default();
         }
-        // What could not be removed after all is still ours.
+        // Packages that could not be removed are still ours.
         let now = self.inventory().await?;
         let is_there =
             |name: &&String| now.packages.contains_key(*name) || now.configured.contains(*name);
@@ -157,19 +155,19 @@ fn nothing() -> Undo {
     Undo::nothing("it was undone")
 }
 
-/// The packages of a transaction that stay.
+/// The packages of a transaction that are kept.
 fn stays<'e>(effects: &'e Effects, going: &BTreeSet<String>) -> BTreeSet<&'e String> {
     (effects.appeared.iter().chain(&effects.refilled))
         .filter(|name| !going.contains(*name))
         .collect()
 }
 
-/// The effects on the packages that go, and all others.
+/// Splits the effects into those on removed packages and all others.
 fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
     let part = Effects {
         appeared: effects.appeared.intersection(going).cloned().collect(),
         refilled: effects.refilled.intersection(going).cloned().collect(),
-        // If somebody has asked for one since, it stays.
+        // A package that was requested manually since is kept.
         automatic: effects.automatic.intersection(going).cloned().collect(),
         there: effects.there.clone(),
         ..Effects::default()
@@ -188,7 +186,7 @@ mod tests {
     use crate::change::packages::Unowned;
 
     #[test]
-    fn what_appeared_beside_them_stays_recorded_until_the_last_package_goes() {
+    fn unowned_files_stay_recorded_until_the_last_package() {
         let set = |names: &[&str]| -> BTreeSet<String> {
             names.iter().map(|name| (*name).to_owned()).collect()
         };

@@ -1,6 +1,6 @@
-//! The container probe: this program runs in a container that holds only the program and its
-//! libraries, computes on the GPUs that it sees, and prints how far that works. No registry is needed.
-//! In an image of the administrator's choice both are mounted.
+//! The container probe: gpu-bootstrap runs in a container that only contains the program and its libraries, computes on the
+//! visible GPUs, and prints the result. This needs no registry. If the administrator configured an image, both are mounted into
+//! it.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-/// The reason where the command of a container fails.
+/// The reason if a container command fails.
 const FAILED: &str = "container-failed";
 
-/// Runs the probe to its end, in a container or on the host. Only a folder below `state` stays. The
-/// result is in words.
+/// Runs the probe to completion, in a container or on the host. Only a directory below `state` remains. Returns a description
+/// of the result.
 ///
 /// # Errors
-/// When a container cannot be run, or does not see what it should.
+/// If a container cannot be run, or has no access to the expected devices.
 pub(super) async fn run(
     host: &Host,
     state: &Utf8Path,
@@ -48,7 +48,7 @@ pub(super) async fn run(
     };
     let Some(client) = runtime.runtime().containers() else {
         let title = runtime.runtime().facts().title;
-        let what = format!("run a container in {title}, which runs pods only");
+        let what = format!("run a container in {title}, which only runs pods");
         return Err(Problem::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
     };
     let image = (image.as_ref()).map(|image| client.image_name(image));
@@ -66,7 +66,10 @@ pub(super) async fn run(
     judge(&view, *gpus, driver, uuids)?;
     let result = match &view.probe {
         Some(probe) => host::in_words(probe),
-        None => format!("{} GPUs seen, none of them asked to compute", view.gpus()),
+        None => format!(
+            "{} GPUs seen, but none was requested to compute",
+            view.gpus()
+        ),
     };
     Ok(match image {
         Some(image) => format!("{result} in the image `{image}`"),
@@ -74,13 +77,13 @@ pub(super) async fn run(
     })
 }
 
-/// Removes the container of a probe that was broken off.
+/// Removes the container of an interrupted probe.
 ///
 /// # Errors
-/// When the runtime refuses.
+/// If the runtime returns an error.
 pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), Problem> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
-        // Its processes end with this one.
+        // Its processes exit together with the parent.
         return Ok(());
     };
     let Some(client) = runtime.runtime().containers() else {
@@ -97,8 +100,8 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
     job.clear().await.map_err(failed)
 }
 
-/// Whether a container has the libraries and the devices of the host, and computes on them. Where NVML
-/// has told no UUIDs, what the container sees must do.
+/// Checks that a container has the libraries and the devices of the host, and that it computes on them. If NVML returned no
+/// UUIDs, the visible devices are sufficient.
 fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> Result<(), Problem> {
     if let (Some(probe), false) = (&view.probe, uuids.is_empty()) {
         host::passed(probe, "container", "container-cannot-compute")?;
@@ -112,14 +115,14 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
         return Err(Problem::new(
             "container-sees-no-gpu",
             format!(
-                "the container fails at the layer device nodes: it sees {} GPUs and {libraries}, \
-                 expected {gpus} GPUs and {} of {driver}",
+                "the container fails at the layer device nodes: {} GPUs and {libraries} are \
+                 visible, expected {gpus} GPUs and {} of {driver}",
                 view.gpus(),
                 LIBRARIES.join(", ")
             ),
         )
         .advice(
-            "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
+            "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and check \
              `/etc/nvidia-container-runtime/config.toml`",
         ));
     }
@@ -127,7 +130,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
         return Ok(());
     }
     let Some(probe) = &view.probe else {
-        let what = "the container printed no result of the probe";
+        let what = "the probe in the container printed no result";
         return Err(Problem::new("container-cannot-compute", what).advice(SEE_CHECK));
     };
     let devices = probe.devices.iter();
@@ -139,18 +142,19 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
     Err(Problem::new(
         "container-has-other-gpus",
         format!(
-            "the container fails at the layer NVML: only it has {}; only the host has {}",
+            "the container fails at the layer NVML: {} only visible in the container; {} only \
+             visible on the host",
             only(&inside, &outside),
             only(&outside, &inside)
         ),
     )
     .advice(
-        "make the CDI specification anew (`nvidia-ctk cdi generate`), and check \
-         `NVIDIA_VISIBLE_DEVICES` of the image",
+        "regenerate the CDI specification (`nvidia-ctk cdi generate`), and check \
+         `NVIDIA_VISIBLE_DEVICES` in the image",
     ))
 }
 
-/// The last line of the output is what the container sees.
+/// Parses the last line of the output.
 fn view(ran: &ContainerResult) -> Result<ContainerView, Problem> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn all_gpus_and_both_libraries_of_the_driver() {
+    fn container_needs_all_gpus_and_both_libraries() {
         let mut view = ContainerView {
             devices: vec!["nvidia0".into(), "nvidia1".into(), "nvidiactl".into()],
             libraries: vec![
@@ -210,13 +214,13 @@ mod tests {
         assert_eq!(error.reason(), "container-sees-no-gpu");
         assert_eq!(
             error.to_string(),
-            "the container fails at the layer device nodes: it sees 2 GPUs and no driver libraries, \
-             expected 2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
+            "the container fails at the layer device nodes: 2 GPUs and no driver libraries are \
+             visible, expected 2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
         );
     }
 
     #[test]
-    fn the_devices_of_the_host_must_compute_in_the_container() {
+    fn host_devices_must_compute_in_the_container() {
         let device = |uuid: &str| ProbedDevice {
             uuid: uuid.into(),
             index: 0,
@@ -248,27 +252,28 @@ mod tests {
         let (why, _) = said(&good, &["GPU-a", "GPU-c"]).expect_err("other devices");
         assert_eq!(
             why,
-            "the container fails at the layer NVML: only it has MIG-b; only the host has GPU-c"
+            "the container fails at the layer NVML: MIG-b only visible in the container; GPU-c \
+             only visible on the host"
         );
         let mut layers = LayerResults::default();
         layers.fail(LayerFault::new(
             ProbeLayer::Cuda,
             "`cuInit` returned 803",
-            "make the specification anew",
+            "regenerate the specification",
         ));
         let (why, hint) = said(&probed(layers), &["GPU-a"]).expect_err("a layer fails");
         assert_eq!(
             why,
             "the container fails at the layer CUDA: `cuInit` returned 803"
         );
-        assert_eq!(hint, "make the specification anew");
-        // NVML has told no UUIDs: what the container sees must do.
+        assert_eq!(hint, "regenerate the specification");
+        // If NVML returned no UUIDs, the visible devices are sufficient.
         assert_eq!(said(&unprobed, &[]), Ok(()));
         let (why, _) = said(&unprobed, &["GPU-a"]).expect_err("nothing computed");
-        assert_eq!(why, "the container printed no result of the probe");
+        assert_eq!(why, "the probe in the container printed no result");
     }
 
-    /// A machine on which this program can be packed.
+    /// A machine on which the gpu-bootstrap binary can be packed.
     fn machine() -> (Host, Fakes) {
         let (host, fakes) = fake::host();
         fakes.files.put(
@@ -285,7 +290,7 @@ mod tests {
         "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
 
     #[tokio::test]
-    async fn the_image_is_made_run_and_removed() {
+    async fn probe_image_is_created_run_and_removed() {
         let (host, fakes) = machine();
         fakes.exec.on("tar", |_, _| ok(""));
         fakes
@@ -309,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_without_libraries_needs_no_loader() {
+    async fn static_binary_needs_no_loader() {
         let (host, fakes) = machine();
         fakes.files.put(
             "/proc/self/maps",
@@ -327,11 +332,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leftovers_of_an_interrupted_probe_in_containerd_are_removed_first() {
+    async fn interrupted_containerd_probe_is_removed_first() {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "containers" if cmd.args[2] == "list" => ok("other\ngpu-bootstrap-probe\n"),
-            // It had ended by itself.
+            // Its task has already exited.
             "tasks" => failed(1, "ctr: no running task found"),
             "run" => ok(SEEN),
             _ => ok(""),
@@ -382,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn its_own_container_and_an_image_get_the_gpus_by_the_specification() {
+    async fn podman_container_gets_gpus_from_the_specification() {
         for (image, own) in [
             (
                 None,
@@ -401,7 +406,7 @@ mod tests {
                     "run" => ok(SEEN),
                     _ => ok(""),
                 });
-            // A program without libraries needs no loader.
+            // A static binary needs no loader.
             fakes.files.put(
                 "/proc/self/maps",
                 "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",

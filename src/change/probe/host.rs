@@ -1,5 +1,4 @@
-//! The probe on the host: CUDA computes on every device that NVML lists. The layers below are those of
-//! `validation.devices`, which comes first.
+//! The host probe: CUDA computes on every device in NVML. `validation.devices`, which runs first, validates the layers below.
 
 use std::time::Duration;
 
@@ -10,11 +9,11 @@ use crate::{
     tools::probe::{self, LayerFault, LayerResults, ProbeDocument, ProbeLayer},
 };
 
-/// The time limit of a whole probe: NVML and CUDA each have limits of their own, which are longer
-/// together. A container has as much time and some seconds to start (`validation.timeout`).
+/// The time limit of a complete probe. NVML and CUDA have separate limits, whose sum is larger. A container has the same time
+/// plus some seconds to start (`validation.timeout`).
 pub const WHOLE: Duration = Duration::from_secs(50);
 
-/// Runs the probe. The result is in words.
+/// Runs the probe and returns a description of the result.
 ///
 /// # Errors
 /// The first layer that fails.
@@ -29,7 +28,7 @@ pub(super) async fn run(host: &Host) -> Result<String, Problem> {
         _ => {
             layers.fail(LayerFault::new(
                 ProbeLayer::Nvml,
-                "NVML does not list the GPUs any more",
+                "NVML no longer lists the GPUs",
                 SEE_CHECK,
             ));
             layers.document()
@@ -39,7 +38,7 @@ pub(super) async fn run(host: &Host) -> Result<String, Problem> {
     Ok(in_words(&document))
 }
 
-/// Asks CUDA, if the layers below work and NVML lists devices.
+/// Runs CUDA, if the layers below work and NVML lists devices.
 pub async fn compute(
     gpu: &dyn Gpu,
     mut layers: LayerResults,
@@ -53,8 +52,8 @@ pub async fn compute(
         if listed.is_empty() {
             layers.fail(LayerFault::new(
                 ProbeLayer::Cuda,
-                "there is no device on which a program can compute: GPUs in MIG mode have no MIG device",
-                "make MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or end MIG mode",
+                "no device can run programs: GPUs in MIG mode have no MIG device",
+                "create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or disable MIG mode",
             ));
         } else {
             let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
@@ -73,7 +72,7 @@ pub async fn compute(
     document
 }
 
-/// Fails with the first layer that failed in this place.
+/// Returns an error with the first failed layer.
 pub(super) fn passed(
     document: &ProbeDocument,
     place: &str,
@@ -86,7 +85,7 @@ pub(super) fn passed(
     Err(Problem::new(reason, what).advice(document.remedy.as_deref().unwrap_or(SEE_CHECK)))
 }
 
-/// The result of a probe that passed, in words.
+/// The description of a successful probe.
 pub(super) fn in_words(document: &ProbeDocument) -> String {
     let cuda = (document.cuda_version.as_ref())
         .map_or_else(String::new, |version| format!(" with CUDA {version}"));

@@ -1,4 +1,4 @@
-//! A container that is run to its end, with the client of each runtime.
+//! Runs a container to completion, with the client of each runtime.
 
 use std::time::Duration;
 
@@ -13,32 +13,32 @@ use crate::{
     tools::tar,
 };
 
-/// The image that is made for the probe, and removed after it, where a folder is not enough as the root filesystem.
+/// The image that is created for the probe and removed afterwards, if the runtime does not accept a directory as root
+/// filesystem.
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
-/// The name of its container.
+/// The container name.
 const CONTAINER: &str = "gpu-bootstrap-probe";
-/// A container to run.
 pub(super) struct ContainerRun<'j> {
     pub(super) host: &'j Host,
     pub(super) sink: &'j dyn Sink,
     pub(super) runtime: RuntimeKind,
-    /// Its client.
+    /// The client of the runtime.
     pub(super) client: &'static dyn Containers,
-    /// The name of the image for the runtime's client; `None` is an own one.
+    /// The image name for the client. `None` for the minimal image.
     pub(super) image: Option<&'j str>,
 }
 
-/// A container that has run.
+/// The result of a container.
 pub(super) struct ContainerResult {
     pub(super) output: Output,
     pub(super) cmd: Cmd,
 }
 
 impl ContainerRun<'_> {
-    /// Runs the program of `root` in the container to its end, for at most `limit`.
+    /// Runs the program in `root` in the container to completion, for at most `limit`.
     ///
     /// # Errors
-    /// When a command fails.
+    /// If a command fails.
     pub(super) async fn run(
         &self,
         root: &Root,
@@ -64,16 +64,16 @@ impl ContainerRun<'_> {
             self.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
             self.quiet(import).await?;
         }
-        // The container of an interrupted probe still has the name.
+        // The container of an interrupted probe still uses the name.
         match self.remove_container().await {
-            // Older ones call it an error that there is none.
+            // Older clients return an error if it does not exist.
             Err(ExecError::Failed { .. }) if self.client.may_miss() => {}
             removed => removed?,
         }
         let ran = (self.host.exec)
             .run(&cmd, &mut |_, line| self.sink.line(line))
             .await;
-        // Only its client was ended: it still runs, and keeps its GPUs.
+        // Only the client was killed. The container still runs and uses its GPUs.
         if matches!(ran, Err(ExecError::Deadline { .. }))
             && let Err(error) = self.remove_container().await
         {
@@ -85,19 +85,19 @@ impl ContainerRun<'_> {
             Some(_) => self.quiet(&self.client.remove_image(IMAGE)).await,
             None => Ok(()),
         };
-        // The result of the container comes first.
+        // An error of the container takes precedence.
         let output = ran?;
         removed?;
         Ok(ContainerResult { output, cmd })
     }
 
-    /// Removes the container of a probe that was broken off, and the own image.
+    /// Removes the container of an interrupted probe, and the minimal image.
     ///
     /// # Errors
-    /// When the runtime refuses.
+    /// If the runtime returns an error.
     pub(super) async fn clear(&self) -> Result<(), ExecError> {
         self.remove_container().await?;
-        // It may have been broken off before the image was made.
+        // The probe may have been interrupted before the image was created.
         let made = self.image.is_none()
             && makes_image(self.client)
             && has_image(self.host.reader(), self.runtime, IMAGE).await? == Some(true);
@@ -107,7 +107,7 @@ impl ContainerRun<'_> {
         }
     }
 
-    /// Ends and removes the container.
+    /// Kills and removes the container.
     async fn remove_container(&self) -> Result<(), ExecError> {
         let line = |text: &str| self.sink.line(text);
         (self.client)
@@ -115,13 +115,13 @@ impl ContainerRun<'_> {
             .await
     }
 
-    /// Runs a command whose output is only passed to the sink.
+    /// Runs a command and passes its output to the sink.
     async fn quiet(&self, cmd: &Cmd) -> Result<(), ExecError> {
         runtimes::quiet(self.host, cmd, &|text: &str| self.sink.line(text)).await
     }
 }
 
-/// Whether a container needs an image of its own.
+/// Returns `true` if the probe container needs an image.
 pub(super) fn makes_image(client: &dyn Containers) -> bool {
     client.import(Utf8Path::new(""), IMAGE).is_some()
 }

@@ -1,5 +1,4 @@
-//! Probes as changes: captured, run, and recorded after success. A probe is a run that proves
-//! function.
+//! Probes as changes: captured, run, and recorded if they succeed. A probe is a validation run.
 
 mod container;
 pub mod host;
@@ -16,27 +15,27 @@ pub use record::ProofRecord;
 use super::{Applier, Change, FileAfter, Probe, Problem, Sink, Undo};
 use crate::tools::probe::ProbeDocument;
 
-/// What to do where nothing better is known.
+/// The remedy if no specific one is known.
 const SEE_CHECK: &str =
-    "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)";
+    "run `gpu-bootstrap check`, which reports the faulty layer (driver, CDI or runtime)";
 
-/// The kernel's name for this boot.
+/// The kernel's boot id.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// For which command a probe runs.
+/// The command that runs a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proving {
-    /// `install`, which records what it changes: a missing image is pulled.
+    /// `install`, which records its changes: a missing image is pulled.
     Install,
-    /// `check`, which leaves nothing but the record.
+    /// `check`, which only writes the validation record.
     Check,
 }
 
 impl Applier {
-    /// Runs the probe of a change outside of a run, for `check`; other changes are left alone.
+    /// Runs the probe of a change for `check`, outside a run. Other changes are ignored.
     ///
     /// # Errors
-    /// Why the proof failed.
+    /// The validation error.
     pub async fn prove(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
         let Change::RunProbe {
             probe,
@@ -51,10 +50,10 @@ impl Applier {
             .await
     }
 
-    /// Removes the container of a proof that was broken off, and what was made for it.
+    /// Removes the container of an interrupted validation, and its files.
     ///
     /// # Errors
-    /// When the runtime refuses.
+    /// If the runtime returns an error.
     pub async fn clear_proof(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
@@ -68,9 +67,9 @@ impl Applier {
         record: &Utf8Path,
     ) -> Result<Undo, Problem> {
         let record = if self.host.files.exists(record)? {
-            Undo::nothing("the record goes with the first validation")
+            Undo::nothing("the record is removed with the first validation")
         } else {
-            // `check --prove` writes it, too.
+            // The record is also written by `check --prove`.
             self.capture_files([(record.to_owned(), FileAfter::Any)])?
         };
         let (runtime, image) = match probe {
@@ -79,7 +78,7 @@ impl Applier {
         };
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
-            // The probe builds and removes the image; this undo is for an interrupted probe.
+            // The probe creates and removes the image. This undo is for an interrupted probe.
             (None, runtime) if (runtime.runtime().containers()).is_some_and(job::makes_image) => {
                 Undo::RemoveImage {
                     runtime: *runtime,
@@ -93,8 +92,7 @@ impl Applier {
         })
     }
 
-    /// The undo of a successful probe: its image is already removed, and a later query for it could
-    /// fail for other reasons.
+    /// The undo of a successful probe. Its image is already removed, and a later query for it could fail for other reasons.
     pub(super) fn undo_of_successful_probe(undo: Undo) -> Undo {
         match undo {
             Undo::Several { undos } => Undo::Several {
@@ -132,9 +130,9 @@ impl Applier {
         {
             let what = format!("{} does not have the image `{image}`", runtime.name());
             return Err(Problem::new("image-missing", what)
-                .advice("run `gpu-bootstrap install`, which pulls it: `check` does not"));
+                .advice("run `gpu-bootstrap install`, which pulls it; `check` does not"));
         }
-        // From here on nothing is proven: a proof that fails must not leave the former one.
+        // Remove the previous record first, so that a failed validation does not keep it.
         self.host.files.remove(record)?;
         if let (Some((runtime, image, limit)), Proving::Install) = (image, proving) {
             self.pull_image(runtime, image, limit, sink).await?;
@@ -143,10 +141,10 @@ impl Applier {
         self.write_record(record, inputs, result)
     }
 
-    /// Records what a probe on the host has computed, which `check` runs in any case.
+    /// Records the result of a host probe, which `check` runs in any case.
     ///
     /// # Errors
-    /// When the record could not be written.
+    /// If the record could not be written.
     pub fn record_host(&self, change: &Change, document: &ProbeDocument) -> Result<(), Problem> {
         let Change::RunProbe { record, inputs, .. } = change else {
             return Ok(());

@@ -1,38 +1,37 @@
-//! The record of a proof: what it depends on, the boot in which it was made, and its result.
+//! The validation record: the inputs of a validation, its boot, and its result.
 //!
-//! A record counts for its inputs and for its boot, because a boot can lose a GPU, a link or the
-//! fabric: the next `install` proves again, and so does the resumed run. But a healthy node that was
-//! rebooted has not drifted: `check` warns, and `plan` ends with 0, because `validation.devices` looks
-//! at the GPUs anyway. No unit proves at each boot: it would compete with the work of the node for the
-//! GPUs.
+//! A record is valid for its inputs and its boot, because a boot can lose a GPU, a link or the fabric. The next `install` and a
+//! resumed run therefore validate again. But a healthy node that was rebooted has not drifted: `check` warns, and `plan` exits
+//! with 0, because `validation.devices` inspects the GPUs anyway. No unit validates at each boot, because it would compete with
+//! the workload for the GPUs.
 
-/// Begins the line of a device.
+/// Prefix of a device line.
 const DEVICE: &str = "device=";
-/// Begins the line with the boot.
+/// Prefix of the boot line.
 const BOOT: &str = "boot=";
-/// Begins the line with the time.
+/// Prefix of the time line.
 const AT: &str = "proven-at=";
-/// Begins the line with the result in words.
+/// Prefix of the result line.
 const RESULT: &str = "result=";
 
-/// The record of a proof. Each line is `name=value`.
+/// A validation record. Each line is `name=value`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProofRecord {
-    /// What it depends on, one per line.
+    /// The inputs, one per line.
     pub inputs: String,
-    /// The boot in which it was made, by the kernel's boot id; older versions have not recorded it.
+    /// The boot id of the validation. Older versions did not record it.
     pub boot: Option<String>,
-    /// When.
+    /// The time of the validation.
     pub at: Option<String>,
-    /// The result, in words.
+    /// The description of the result.
     pub result: Option<String>,
 }
 
 impl ProofRecord {
-    /// Begins the input line of the image that settings name.
+    /// Prefix of the input line with the configured image.
     pub const IMAGE: &str = "image=";
 
-    /// Reads a record. A line that is of no other kind is an input.
+    /// Parses a record. Lines without a known prefix are inputs.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut record = Self::default();
@@ -65,8 +64,8 @@ impl ProofRecord {
         text
     }
 
-    /// Whether it depends on the same. What NVML does not tell now is no difference: another step names
-    /// that.
+    /// Returns `true` if the record has the same inputs. Devices are ignored if NVML reports none now, which is an error of
+    /// another step.
     #[must_use]
     pub fn is_of(&self, inputs: &str, uuids_known: bool) -> bool {
         let lines = |text: &str| -> Vec<String> {
@@ -79,7 +78,7 @@ impl ProofRecord {
         lines(&self.inputs) == lines(inputs)
     }
 
-    /// Whether it was made in this image.
+    /// Returns `true` if the validation used this image.
     #[must_use]
     pub fn is_with_image(&self, image: &str) -> bool {
         self.inputs
@@ -87,8 +86,7 @@ impl ProofRecord {
             .any(|line| line.strip_prefix(Self::IMAGE) == Some(image))
     }
 
-    /// Whether it was made in this boot. Where the boot is not known, as in a mounted image, nothing can
-    /// be said against it.
+    /// Returns `true` if the validation was done in this boot, or if the boot is unknown, such as in a mounted image.
     #[must_use]
     pub fn is_of_boot(&self, boot: Option<&str>) -> bool {
         boot.is_none() || self.boot.as_deref() == boot
@@ -100,7 +98,7 @@ mod tests {
     use super::ProofRecord;
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn record_round_trips() {
         let record = ProofRecord {
             inputs: "driver=580\ndevice=GPU-a\n".into(),
             boot: Some("b1".into()),
@@ -117,17 +115,17 @@ mod tests {
     }
 
     #[test]
-    fn a_record_ends_with_its_boot() {
+    fn record_is_only_valid_in_its_boot() {
         let record = ProofRecord::parse("driver=580\nboot=b1\n");
         assert!(record.is_of_boot(Some("b1")) && !record.is_of_boot(Some("b2")));
         assert!(record.is_of_boot(None));
-        // One of an older version.
+        // A record of an older version.
         assert!(!ProofRecord::parse("driver=580\n").is_of_boot(Some("b1")));
     }
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_and_what_was_read_stays(
+        fn any_text_is_parsed_and_round_trips(
             text in "((boot=|proven-at=|result=|device=)?[a-z= ]{0,6}\n){0,8}",
         ) {
             let record = ProofRecord::parse(&text);

@@ -1,4 +1,4 @@
-//! The root filesystem of the probe's container: this program with the libraries that it runs with.
+//! The root filesystem of the probe container: the gpu-bootstrap binary and its libraries.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -9,31 +9,31 @@ use crate::{
     tools::container_view::{self, Mapped},
 };
 
-/// The path of the program in it.
+/// The path of the binary in the container.
 const PROGRAM: &str = "/gpu-bootstrap";
-/// The folder of its libraries, which no distribution and no toolkit uses.
+/// The directory of its libraries, which no distribution and no toolkit uses.
 const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
-/// Parts of the C library that the driver's libraries are linked with, and this program perhaps not: in
-/// newer versions they are empty, and must be there all the same.
+/// Components of the C library that the driver libraries are linked with, but gpu-bootstrap may not be. They are empty in newer
+/// versions, but must still exist.
 const OF_LIBC: [&str; 4] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
-/// The C library beside which they are.
+/// The C library in the same directory.
 const LIBC: &str = "libc.so.6";
-/// The hidden subcommand that prints what the container sees.
+/// The hidden subcommand that prints the visible devices and libraries.
 const SUBCOMMAND: &str = "container-probe";
 
-/// A root filesystem with nothing but this program, as it runs now: an upgrade may have replaced its
-/// file, or a library, since it started.
+/// A root filesystem that only contains the running gpu-bootstrap. An upgrade may have replaced its file or a library since it
+/// started.
 pub(super) struct Root {
     pub(super) folder: Utf8PathBuf,
-    /// Path of the dynamic loader in it; `None` if the program needs none.
+    /// Path of the dynamic loader in it. `None` for a static binary.
     loader: Option<String>,
 }
 
 impl Root {
-    /// Packs this program with its libraries.
+    /// Packs the binary with its libraries.
     ///
     /// # Errors
-    /// When it cannot be read, or a file cannot be written.
+    /// If a file cannot be read or written.
     pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, Problem> {
         let maps = host
             .files
@@ -42,12 +42,12 @@ impl Root {
             .ok_or_else(|| unknown("`/proc/self/maps` is missing"))?;
         let objects = container_view::mapped_objects(&maps);
         let [_, libraries @ ..] = &objects[..] else {
-            return Err(unknown("`/proc/self/maps` names no program"));
+            return Err(unknown("`/proc/self/maps` contains no program"));
         };
-        // `check --prove` may be the first that writes there.
+        // `check --prove` may be the first command that writes there.
         (host.files.create_folder(state, 0o700)).map_err(unprepared)?;
         let folder = state.join("probe").join("rootfs");
-        // The hooks of the container toolkit write the loader's cache in `etc`.
+        // The hooks of the container toolkit write the loader cache in `etc`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
             (host.files.create_folder(&folder.join(place), 0o755)).map_err(unprepared)?;
         }
@@ -96,8 +96,7 @@ impl Root {
         }
     }
 
-    /// What a container with an image of its own gets: the place on the host, and the one in the
-    /// container.
+    /// The mounts for a container with another image: the path on the host, and the path in the container.
     pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
         let libraries = self.loader.iter().map(|_| LIBRARY_FOLDER);
         ([PROGRAM].into_iter().chain(libraries))
@@ -106,7 +105,7 @@ impl Root {
     }
 }
 
-/// The parts of the C library that are not mapped, where they would be.
+/// The expected paths of the C library components that are not mapped.
 fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
     let paths: Vec<&Utf8Path> = libraries
         .iter()
@@ -125,7 +124,7 @@ const NOT_PREPARED: &str = "validation-not-prepared";
 fn unprepared(error: FilesError) -> Problem {
     let hint = match error.disk() {
         Some(_) => error.hint(),
-        None => Some("free space below `/var/lib`, then run again".to_owned()),
+        None => Some("free disk space in `/var/lib`, then run it again".to_owned()),
     };
     Problem {
         hint,
@@ -138,11 +137,11 @@ fn unprepared(error: FilesError) -> Problem {
 }
 
 fn unknown(why: &str) -> Problem {
-    let what = format!("find the libraries of this program: {why}");
-    Problem::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run again")
+    let what = format!("find the libraries of gpu-bootstrap: {why}");
+    Problem::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run it again")
 }
 
-/// The library as this process has mapped it.
+/// The library content that this process has mapped.
 fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, Problem> {
     let Mapped {
         path,
@@ -158,9 +157,9 @@ fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, Problem> {
         Ok(None) => "it is missing".to_owned(),
         Err(error) => one_line(&error),
     };
-    let what = format!("read `{link}`, the running copy of `{path}`, which was replaced: {why}");
+    let what = format!("read `{link}`, the running copy of the replaced file `{path}`: {why}");
     Err(Problem::new(NOT_PREPARED, what)
-        .advice("run `gpu-bootstrap install` again: it starts with the new library"))
+        .advice("run `gpu-bootstrap install` again, which then uses the new library"))
 }
 
 #[cfg(test)]
@@ -169,7 +168,7 @@ mod tests {
     use crate::host::fake;
 
     #[test]
-    fn libraries_that_an_upgrade_replaced_are_packed_as_they_run() {
+    fn replaced_libraries_are_packed_as_they_run() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -183,7 +182,7 @@ mod tests {
         let Err(error) = prepare() else {
             panic!("the running copies cannot be read");
         };
-        assert!(error.to_string().contains("which was replaced"), "{error}");
+        assert!(error.to_string().contains("the replaced file"), "{error}");
         fakes.files.put("/proc/self/map_files/3-4", "running");
         fakes.files.put("/proc/self/map_files/5-6", "running");
         let root = prepare().expect("a root filesystem");
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_finds_the_parts_of_the_c_library_that_this_program_does_not_use() {
+    fn unused_c_library_parts_are_packed() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",

@@ -1,4 +1,4 @@
-//! The node gets its labels, and loses its startup taints.
+//! Tests that a node gets its labels and loses its startup taints.
 
 use std::sync::Mutex;
 
@@ -30,7 +30,8 @@ fn admission(labels: &[(&str, &str)]) -> Change {
     }
 }
 
-/// A node that has the labels which it is given, or those before; its kubectl counts how often it was asked, and becomes Ready with the third answer.
+/// A node whose labels are the requested ones (if `keeps`) or the previous ones. Its kubectl counts the queries, and the node
+/// becomes Ready after `ready_after` queries.
 fn node(ready_after: usize, keeps: bool) -> TestMachine {
     let machine = TestMachine::new();
     let files = &machine.fakes.files;
@@ -63,7 +64,7 @@ fn node(ready_after: usize, keeps: bool) -> TestMachine {
 }
 
 #[tokio::test]
-async fn a_node_is_admitted_once_it_is_ready() {
+async fn node_is_admitted_when_it_is_ready() {
     let machine = node(3, true);
     let undo = machine
         .apply(&admission(&[("team", "research"), ("new", "yes")]))
@@ -98,7 +99,7 @@ async fn a_node_is_admitted_once_it_is_ready() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_get_ready_keeps_its_startup_taints() {
+async fn unready_node_keeps_its_startup_taints() {
     let machine = node(usize::MAX, true);
     let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
     assert_eq!(error.reason(), "node-not-ready");
@@ -110,9 +111,9 @@ async fn a_node_that_does_not_get_ready_keeps_its_startup_taints() {
     );
 }
 
-/// kubectl runs what a kubeconfig names, and would run it as root.
+/// kubectl executes commands from a kubeconfig, as root.
 #[tokio::test]
-async fn a_kubeconfig_that_others_may_replace_is_not_used() {
+async fn kubeconfig_writable_by_other_users_is_not_used() {
     let spoilt: [fn(&FakeFiles); 3] = [
         |files| files.own(ACCESS, 65534, 0),
         |files| files.own("/etc/gpu-bootstrap", 65534, 0),
@@ -128,9 +129,9 @@ async fn a_kubeconfig_that_others_may_replace_is_not_used() {
     }
 }
 
-/// The API server is away for some seconds when the node has just joined, and once more when it is to be told the labels.
+/// The API server is unavailable for some seconds after the node has joined, and again when the labels are set.
 #[tokio::test]
-async fn an_api_server_that_is_away_for_a_moment_is_waited_for() {
+async fn brief_api_server_outage_is_waited_for() {
     for stays_away in [false, true] {
         let machine = node(0, false);
         let refused = "The connection to the server 10.0.0.1:6443 was refused";
@@ -147,7 +148,7 @@ async fn an_api_server_that_is_away_for_a_moment_is_waited_for() {
         });
         let admitted = machine.apply(&admission(&[("team", "research")])).await;
         if stays_away {
-            let error = admitted.expect_err("nobody answers");
+            let error = admitted.expect_err("the API server does not respond");
             assert_eq!(error.reason(), "node-not-ready");
             assert!(error.to_string().contains(refused), "{error}");
             continue;
@@ -160,13 +161,13 @@ async fn an_api_server_that_is_away_for_a_moment_is_waited_for() {
 }
 
 #[tokio::test]
-async fn labels_of_somebody_else_and_of_another_machine_stay() {
+async fn labels_of_other_owners_and_machines_are_kept() {
     let machine = node(0, false);
     let undo = machine
         .apply(&admission(&[("team", "research"), ("new", "yes")]))
         .await
         .expect("Ready");
-    // The cluster says that `team` has its value before, and that there is no `new`.
+    // In the cluster, `team` has its previous value and `new` does not exist.
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
     machine
@@ -177,12 +178,12 @@ async fn labels_of_somebody_else_and_of_another_machine_stay() {
     assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
     let lines = machine.fakes.exec.lines();
     let labels = lines.iter().filter(|line| line.contains(" label ")).count();
-    assert_eq!(labels, 1, "only those of the change itself: {lines:?}");
+    assert_eq!(labels, 1, "only the labels of the change itself: {lines:?}");
 }
 
-/// The kubelet of a clone has written its own id into the node.
+/// The kubelet of a clone has written its own id into the node object.
 #[tokio::test]
-async fn a_clone_takes_no_labels_off_the_node_of_the_machine_that_joined() {
+async fn clone_does_not_remove_labels_of_original() {
     let machine = node(0, false);
     let files = &machine.fakes.files;
     let id = files.text(PRODUCT_UUID);
@@ -194,6 +195,6 @@ async fn a_clone_takes_no_labels_off_the_node_of_the_machine_that_joined() {
     files.put(PRODUCT_UUID, id);
     let reverted = machine.revert(&undo).await;
     let is_left =
-        matches!(&reverted, Reverted::Left { why, .. } if why.contains("if it is a clone"));
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("If it is a clone"));
     assert!(is_left, "{reverted:?}");
 }

@@ -1,4 +1,4 @@
-//! The agent of k3s when the container toolkit goes: it has found its runtime when it started.
+//! Tests the k3s agent when the container toolkit is removed. The agent detected the nvidia runtime at startup.
 
 use super::{
     archive::{Archive, Kind, Offered},
@@ -16,13 +16,13 @@ const CONFIG: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
 const RUNTIME: &str = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
 
 with_each_manager! {
-    an_agent_that_has_found_the_toolkit_starts_again_when_it_goes
-    an_agent_whose_containers_would_end_is_left_and_named
-    a_template_that_names_the_runtime_is_left_and_named
+    agent_is_restarted_when_the_toolkit_is_removed
+    agent_whose_containers_would_stop_is_not_restarted
+    template_with_the_runtime_is_kept_and_reported
 }
 
-/// A machine with the toolkit and an agent that writes its configuration at each start, but for what a template says.
-/// Returns the undo of the toolkit's installation, too.
+/// A machine with the toolkit and an agent that generates its configuration at each start, unless a template overrides it. Also
+/// returns the undo of the toolkit's installation.
 async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachine, Undo) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
@@ -73,9 +73,9 @@ fn restarts(machine: &TestMachine) -> usize {
         .count()
 }
 
-async fn an_agent_that_has_found_the_toolkit_starts_again_when_it_goes(kind: Kind) {
+async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
     let (machine, undo) = machine(kind, "process", false).await;
-    // Ours that started it again after the toolkit came has nothing to do while the program is there.
+    // Our own restart after the toolkit installation has no effect while the runtime exists.
     let ours = Undo::Afterwards {
         then: vec![Afterwards::RestartUnit {
             unit: "k3s-agent.service".into(),
@@ -94,7 +94,7 @@ async fn an_agent_that_has_found_the_toolkit_starts_again_when_it_goes(kind: Kin
     assert_eq!(restarts(&machine), 1);
 }
 
-async fn an_agent_whose_containers_would_end_is_left_and_named(kind: Kind) {
+async fn agent_whose_containers_would_stop_is_not_restarted(kind: Kind) {
     let (machine, undo) = machine(kind, "control-group", false).await;
     let reverted = machine.revert(&undo).await;
     let Reverted::Left { what, why } = &reverted else {
@@ -111,11 +111,11 @@ async fn an_agent_whose_containers_would_end_is_left_and_named(kind: Kind) {
     assert_eq!(restarts(&machine), 0);
 }
 
-async fn a_template_that_names_the_runtime_is_left_and_named(kind: Kind) {
+async fn template_with_the_runtime_is_kept_and_reported(kind: Kind) {
     let (machine, undo) = machine(kind, "process", true).await;
     let reverted = machine.revert(&undo).await;
     assert!(
-        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template names it")),
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template contains it")),
         "{reverted:?}"
     );
     assert_eq!(restarts(&machine), 1);

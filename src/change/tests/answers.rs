@@ -1,6 +1,6 @@
-//! The archive in memory answers as real package managers do, as far as it imitates them: see
-//! `tests/packages/contract.rs`. It has one version of each package and no lists. That real dnf refuses what conflicts
-//! with an installed package, and that dpkg keeps the configuration of a package that makes room, it does not know.
+//! The archive in memory behaves like real package managers where it imitates them, see `tests/packages/contract.rs`. It has
+//! one version of each package and no lists. It does not model that real dnf rejects conflicts with an installed package, and
+//! that dpkg keeps the configuration of a package that is replaced.
 
 #[path = "../../../tests/packages/contract.rs"]
 mod contract;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{host::Host, tools::packages::Manager};
 
-/// What it imitates.
+/// The imitated scenarios.
 const SCENARIOS: [&str; 2] = ["a first installation", "removals"];
 const STEPS: [&str; 5] = ["then", "download", "mark", "perform", "simulate"];
 
@@ -55,11 +55,11 @@ fn knows(scenario: &Scenario, step: &str) -> bool {
 }
 
 #[tokio::test]
-async fn it_answers_as_apt() {
+async fn archive_behaves_like_apt() {
     contract::compare(Manager::Apt, || Imitation::new(Kind::Apt), knows).await;
 }
 
 #[tokio::test]
-async fn it_answers_as_dnf() {
+async fn archive_behaves_like_dnf() {
     contract::compare(Manager::Dnf, || Imitation::new(Kind::Dnf), knows).await;
 }

@@ -1,6 +1,5 @@
-//! A package manager in memory: a small archive, dependencies, conffiles, and package scripts that
-//! leave files behind, as real ones do. It imitates apt, dnf or [`super::tiny`], so that the same tests
-//! run against each.
+//! A package manager in memory: a small archive, dependencies, conffiles, and package scripts that leave files, like real ones.
+//! It imitates apt, dnf or [`super::tiny`], so that the same tests run with each of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,9 +23,9 @@ pub(super) struct Offered {
     pub depends: &'static [&'static str],
     pub conflicts: &'static [&'static str],
     pub conffile: Option<&'static str>,
-    /// What its script does and its removal does not undo.
+    /// The effects of its script, which its removal does not undo.
     pub script: fn(&FakeFiles),
-    /// A path that it owns and that is not written: a link may lead to it.
+    /// A path that it owns but that is not written. A symlink may point to it.
     pub owns: &'static str,
 }
 
@@ -49,11 +48,11 @@ pub(super) struct Installed {
     pub held: bool,
     pub auto: bool,
     pub half: bool,
-    /// Only its configuration is left.
+    /// Only its configuration remains.
     pub gone: bool,
 }
 
-/// The action of a command.
+/// The operation of a command.
 pub(super) enum Verb {
     Refresh,
     Download,
@@ -61,13 +60,13 @@ pub(super) enum Verb {
     Put { no_remove: bool, moves: bool },
 }
 
-/// How a real installation is interrupted.
+/// An interruption of an installation.
 pub(super) struct Break {
-    /// The number of packages that are unpacked before it.
+    /// The number of packages that are unpacked before the interruption.
     pub unpacked: usize,
     pub says: &'static str,
     pub status: Status,
-    /// What other programs do at that moment.
+    /// Changes of other programs at that time.
     pub meanwhile: fn(&FakeFiles),
 }
 
@@ -82,27 +81,27 @@ impl Break {
     }
 }
 
-/// The archive and the database. The database's files are written again after each change.
+/// The archive and the database. The database files are written after each change.
 #[derive(Clone, Default)]
 pub(super) struct Archive {
     pub kind: Kind,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
-    /// The error output of the next commands that would change something.
+    /// The error output of the next modifying commands.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
     /// Interruptions of the next real installations, in reverse order.
     pub breaks: Arc<Mutex<Vec<Break>>>,
-    /// Packages that are offered as soon as packages are downloaded.
+    /// Packages that become available when packages are downloaded.
     pub moves: Arc<Mutex<Vec<(&'static str, Offered)>>>,
-    /// The size of each package's file.
+    /// The file size of each package.
     pub size: Arc<Mutex<u64>>,
-    /// The address of the repository of a package, if it is not the distribution's.
+    /// The repository URL of a package, if it is not the distribution's.
     pub hosts: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
-    /// Packages whose script fails in the next transaction, and the package manager does not.
+    /// Packages whose script fails in the next transaction, although the package manager succeeds.
     pub failing: Arc<Mutex<Vec<&'static str>>>,
     /// Whether a download imports the key of its repository.
     pub imports: Arc<Mutex<bool>>,
-    /// Packages that are offered after the next download of the lists.
+    /// Packages that become available with the next download of the lists.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
 
@@ -238,8 +237,7 @@ impl Archive {
         self.act(verb, &names, simulated, files)
     }
 
-    /// Each named package is one download of `size` bytes, from its host, and takes five times as
-    /// much.
+    /// Each named package is a download of `size` bytes from its host, and needs five times as much space.
     fn estimate(&self, cmd: &Cmd) -> Output {
         let (size, hosts) = (*self.size.lock().unwrap(), self.hosts.lock().unwrap());
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
@@ -332,7 +330,7 @@ impl Archive {
         }
     }
 
-    /// Those of the named packages that are held.
+    /// The named packages that are held.
     fn held_ones(&self, specs: &[String]) -> Vec<String> {
         let installed = self.installed.lock().unwrap();
         (specs.iter())
@@ -377,7 +375,7 @@ impl Archive {
                 && old.version == offered.version
                 && !old.half
             {
-                // dnf leaves its mark, too.
+                // dnf also keeps its mark.
                 old.auto &= auto || self.kind == Kind::Dnf;
                 continue;
             }
@@ -431,10 +429,10 @@ impl Archive {
         ok(text)
     }
 
-    /// Writes the files of a package, and runs its script.
+    /// Writes the files of a package and runs its script.
     fn unpack(&self, name: &str, offered: &Offered, files: &FakeFiles) {
         (offered.script)(files);
-        // A file that is there is the administrator's.
+        // An existing file belongs to the administrator.
         if let Some(path) = offered.conffile
             && files.stat(path.into()).unwrap().is_none()
         {
@@ -453,7 +451,7 @@ impl Archive {
         if let (Kind::Apt, Some(name)) = (self.kind, gone.iter().find(|name| !is_known(name))) {
             return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
         }
-        // Packages that need one of them are removed, too.
+        // Packages that depend on one of them are also removed.
         loop {
             let more: Vec<String> = installed
                 .iter()
@@ -476,7 +474,7 @@ impl Archive {
             let Some(mut package) = installed.remove(name) else {
                 continue;
             };
-            // dnf's locks keep versions, not packages.
+            // dnf locks versions instead of packages.
             if package.held && self.kind != Kind::Dnf {
                 return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }
@@ -492,7 +490,7 @@ impl Archive {
             if simulated {
                 continue;
             }
-            // Those that need the named packages are purged with them.
+            // Packages that depend on the named packages are purged with them.
             if self.kind == Kind::Dnf || purge {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
                     files.take(path);
@@ -565,7 +563,7 @@ impl Archive {
     }
 }
 
-/// Appends a line to a file, as package scripts add accounts.
+/// Appends a line to a file, like a package script that adds an account.
 pub(super) fn append(files: &FakeFiles, path: &str, line: &str) {
     let before = files.read_text(path.into()).unwrap().unwrap_or_default();
     files.put(path, before + line + "\n");

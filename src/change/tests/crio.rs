@@ -1,4 +1,4 @@
-//! CRI-O's configuration as a transaction. Its program is simulated after its documentation.
+//! Tests the CRI-O configuration. Its binary is simulated according to its documentation.
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,7 @@ use crate::{
 const PACKAGED: &str = "/etc/crio/crio.conf.d/10-crio.conf";
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
-/// A machine with a running CRI-O, which takes up its files; it may refuse the nvidia runtime.
+/// A machine with a running CRI-O, which reads its files and may reject the nvidia runtime.
 fn machine(refuses: bool) -> TestMachine {
     let machine = TestMachine::new();
     machine.units.put("crio.service", "enabled", "active");
@@ -45,7 +45,7 @@ fn machine(refuses: bool) -> TestMachine {
     machine
 }
 
-/// What CRI-O says without the keys of this program.
+/// The CRI-O output without our keys.
 fn packaged(files: &FakeFiles) -> Output {
     ok(files.read_text(PACKAGED.into()).unwrap().unwrap())
 }
@@ -65,7 +65,7 @@ fn verbs(machine: &TestMachine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn its_files_are_taken_up_and_taken_back() {
+async fn configuration_is_loaded_and_reverted() {
     let machine = machine(false);
     machine.apply_and_undo(&change()).await;
     assert_eq!(
@@ -78,7 +78,7 @@ async fn its_files_are_taken_up_and_taken_back() {
 }
 
 #[tokio::test]
-async fn what_its_program_refuses_never_reaches_the_daemon() {
+async fn rejected_configuration_does_not_reach_the_daemon() {
     let machine = machine(true);
     let before = machine.snapshot();
     let error = machine.apply(&change()).await.unwrap_err();
@@ -95,12 +95,12 @@ async fn what_its_program_refuses_never_reaches_the_daemon() {
 }
 
 #[tokio::test]
-async fn an_undo_that_is_stopped_while_the_daemon_starts_is_done_by_the_next_run() {
+async fn stopped_undo_is_completed_by_the_next_run() {
     let machine = machine(false);
     let before = machine.snapshot();
     let undo = machine.apply(&change()).await.unwrap();
     let ours = machine.snapshot();
-    // The daemon answers neither without the keys nor with them.
+    // The daemon does not respond, with or without the keys.
     machine
         .fakes
         .exec

@@ -1,4 +1,4 @@
-//! The archive in memory as dnf and rpm show it.
+//! Presents the archive in memory as dnf and rpm.
 
 use super::archive::{Archive, Installed, Verb};
 use crate::{
@@ -11,18 +11,18 @@ use crate::{
 };
 
 pub(super) const OWNED: &str = "/var/lib/rpm/owned";
-/// While this file is there, no module stream can be enabled.
+/// While this file exists, no module stream can be enabled.
 pub(super) const NO_METADATA: &str = "/var/lib/rpm/no-metadata";
-/// Files of packages with flags, sizes and times.
+/// Package files with flags, sizes and times.
 pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
 
-/// What shows that a transaction was interrupted.
+/// The evidence of an interrupted transaction.
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
 const KEYS: &str = "/var/lib/rpm/keys";
 const LOCK_LIST: &str = "/etc/dnf/plugins/versionlock.list";
 const LOCK_PLUGIN: &str = "/etc/dnf/plugins/versionlock.conf";
 
-/// A row of the table of a transaction, with the title of its section.
+/// A row of a transaction table, with the title of its section.
 pub(super) fn row(name: &str, from: Option<&str>, to: Option<&str>) -> String {
     let (title, version, repository) = match (from, to) {
         (None, Some(to)) => ("Installing", to, "archive"),
@@ -32,7 +32,7 @@ pub(super) fn row(name: &str, from: Option<&str>, to: Option<&str>) -> String {
     format!("{title}:\n {name}  x86_64  {version}  {repository}  1.0 k\n")
 }
 
-/// The output of a failure, by its class.
+/// The output of a failure class.
 pub(super) fn words(fault: Fault, what: &str) -> String {
     let sign = match fault {
         Fault::Locked => "RPMDB already locked by 812",
@@ -48,7 +48,7 @@ pub(super) fn words(fault: Fault, what: &str) -> String {
 }
 
 impl Archive {
-    /// Locks of packages that a test holds are in the list; others stay there.
+    /// Adds locks of packages that a test holds to the list, and keeps other entries.
     pub(super) fn write_for_dnf(&self, files: &FakeFiles) {
         let installed = self.installed.lock().unwrap();
         let mut list = text(files, LOCK_LIST).unwrap_or_default();
@@ -67,7 +67,7 @@ impl Archive {
         }
     }
 
-    /// A package with its version, as the archive's own specification `NAME=VERSION`.
+    /// A package with its version, in the archive's format `NAME=VERSION`.
     fn spec(&self, written: &str) -> String {
         let bare = written.strip_suffix(".x86_64").unwrap_or(written);
         let archive = self.archive.lock().unwrap();
@@ -207,7 +207,7 @@ impl Archive {
         ok(lines.collect::<String>())
     }
 
-    /// The last transaction was interrupted if a package is half done.
+    /// The last transaction was interrupted if a package is unconfigured.
     fn history(&self) -> Output {
         let installed = self.installed.lock().unwrap();
         let half: String = (installed.iter())
@@ -225,7 +225,7 @@ impl Archive {
     fn reinstall(&self, specs: &[String], simulated: bool, files: &FakeFiles) -> Output {
         let mut text = String::new();
         for spec in specs {
-            // What no repository offers is left out, and the rest is done.
+            // Skip packages that no repository has, and process the rest.
             let Some((name, version)) = spec.split_once('=') else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Packages that work only beside the driver of exactly their version.
+//! Tests packages that only work with a driver of exactly the same version.
 
 use super::{
     archive::{Archive, Kind, Offered},
@@ -9,10 +9,10 @@ use super::{
 use crate::{change::Change, error::Report, exit::Exit};
 
 with_each_manager! {
-    what_works_only_beside_one_driver_gets_the_version_of_that_driver
+    companion_package_gets_the_driver_version
 }
 
-async fn what_works_only_beside_one_driver_gets_the_version_of_that_driver(kind: Kind) {
+async fn companion_package_gets_the_driver_version(kind: Kind) {
     let fabric_of = |version: &'static str| {
         let mut machine = TestMachine::with(kind);
         machine.applier.policy.guard.exact = vec!["nvidia-fabricmanager".into()];
@@ -21,7 +21,7 @@ async fn what_works_only_beside_one_driver_gets_the_version_of_that_driver(kind:
         archive.offer("nvidia-fabricmanager", Offered::new(version, &[]));
         (machine, archive)
     };
-    // Whatever the wish for it says.
+    // Regardless of the version in the request.
     let both = Change::InstallPackages {
         packages: vec![
             wish("nvidia-driver-cuda", Some("580.*")),
@@ -32,7 +32,7 @@ async fn what_works_only_beside_one_driver_gets_the_version_of_that_driver(kind:
     };
     let (machine, _) = fabric_of("580.178.04-1");
     machine.apply(&both).await.unwrap();
-    // The other one is of the same branch, and newer or older.
+    // The other version has the same branch, but is newer or older.
     for other in ["580.173.02-1", "580.180.01-1"] {
         let (machine, _) = fabric_of(other);
         let before = machine.snapshot();

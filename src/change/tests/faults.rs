@@ -1,4 +1,4 @@
-//! What is reported when something fails, and which waits end when a stop is requested.
+//! Tests the error reports, and the waits that a stop request ends.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn offering(name: &'static str) -> (TestMachine, Archive) {
 }
 
 #[tokio::test]
-async fn the_output_of_apt_never_shows_the_proxy_password() {
+async fn apt_output_never_shows_the_proxy_password() {
     let machine = TestMachine::new();
     let mut policy = policy();
     policy.proxy = Some(Secret::new("http://joe:s3cret@proxy:3128"));
@@ -64,7 +64,7 @@ async fn the_output_of_apt_never_shows_the_proxy_password() {
     });
     machine.fakes.files.put("/var/lib/dpkg/status", "");
     for (change, told) in [
-        (Change::RefreshRepositories, "printed nothing"),
+        (Change::RefreshRepositories, "without output"),
         (install("a"), "simulate"),
     ] {
         let undo = applier.capture(&change).await.unwrap();
@@ -85,9 +85,9 @@ async fn the_output_of_apt_never_shows_the_proxy_password() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_diagnosis_does_not_hide_the_first_error() {
+async fn diagnosis_error_does_not_hide_the_first_error() {
     let (machine, apt) = offering("a");
-    // The sources cannot be read to find out which of them contradict each other.
+    // The sources cannot be read to find the contradictory ones.
     machine
         .fakes
         .files
@@ -116,7 +116,7 @@ async fn an_error_of_the_diagnosis_does_not_hide_the_first_error() {
 }
 
 #[tokio::test]
-async fn a_failed_refresh_of_the_lists_has_its_own_error() {
+async fn failed_list_refresh_has_its_own_error() {
     let (machine, apt) = offering("a");
     // The errors occur in reverse order.
     *apt.faults.lock().unwrap() = vec![
@@ -129,7 +129,7 @@ async fn a_failed_refresh_of_the_lists_has_its_own_error() {
 }
 
 #[tokio::test]
-async fn a_failure_names_the_package_managers_own_command() {
+async fn error_hint_contains_the_package_manager_command() {
     let (machine, apt) = offering("a");
     for (says, hint) in [
         ("E: Unable to locate package a", "`apt-cache policy NAME`"),
@@ -139,7 +139,7 @@ async fn a_failure_names_the_package_managers_own_command() {
         ),
         (
             "E: You don't have enough free space in /var.",
-            "free space on",
+            "free disk space on",
         ),
     ] {
         *apt.faults.lock().unwrap() = vec![says];
@@ -150,7 +150,7 @@ async fn a_failure_names_the_package_managers_own_command() {
 }
 
 #[tokio::test]
-async fn an_undo_stopped_during_a_wait_reports_the_stop() {
+async fn stopped_undo_reports_the_stop() {
     let (machine, apt) = offering("a");
     apt.have("a", "1");
     apt.write(&machine.fakes.files);
@@ -171,7 +171,7 @@ async fn an_undo_stopped_during_a_wait_reports_the_stop() {
 }
 
 #[tokio::test]
-async fn a_stop_ends_the_retries_of_a_registry() {
+async fn stop_ends_the_retries_of_a_registry() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -198,7 +198,7 @@ async fn a_stop_ends_the_retries_of_a_registry() {
     assert!(machine.fakes.clock.slept().is_empty());
 }
 
-/// A server that accepts connections and never answers.
+/// A server that accepts connections but never responds.
 struct Hangs;
 
 #[async_trait]
@@ -213,7 +213,7 @@ impl Http for Hangs {
 }
 
 #[tokio::test]
-async fn a_stop_ends_the_download_of_a_key() {
+async fn stop_ends_the_download_of_a_key() {
     let machine = TestMachine::new();
     let mut host = machine.host.clone();
     host.http = Arc::new(Hangs);
@@ -240,13 +240,13 @@ async fn a_stop_ends_the_download_of_a_key() {
         stop.cancel();
     });
     assert_eq!(ended.unwrap_err().reason(), STOPPED);
-    // A rehearsal does not fail: its caller has received the stop, too.
+    // The dry run does not fail, because its caller has also received the stop request.
     applier.rehearse(&change).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_machine_that_changes_after_the_simulation_loses_no_package() {
-    // Between the simulation and the real transaction the package gets a new conflict.
+async fn change_after_the_simulation_removes_no_package() {
+    // The package gets a new conflict between the simulation and the transaction.
     let (machine, apt) = offering("a");
     apt.have("podman", "4");
     apt.write(&machine.fakes.files);
@@ -256,7 +256,7 @@ async fn a_machine_that_changes_after_the_simulation_loses_no_package() {
     };
     *apt.moves.lock().unwrap() = vec![("a", moved)];
     let error = machine.apply(&install("a")).await.unwrap_err();
-    // apt refused it, and the new transaction is not approved.
+    // apt rejected it, and the new transaction is not approved.
     assert!(machine.sink.text().contains("remove is disabled"));
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("would remove podman"), "{error}");

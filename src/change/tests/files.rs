@@ -1,4 +1,4 @@
-//! Files, repositories, and tools that write files.
+//! Tests files, repositories, and tools that write files.
 
 use camino::Utf8PathBuf;
 use nix::errno::Errno;
@@ -27,7 +27,7 @@ fn write(path: &str, content: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_new_file_is_removed_with_its_directories() {
+async fn new_file_is_removed_with_its_directories() {
     let machine = TestMachine::new();
     let (_, reverted) = machine
         .apply_and_undo(&write("/etc/a/b/c.conf", "new\n"))
@@ -36,7 +36,7 @@ async fn a_new_file_is_removed_with_its_directories() {
 }
 
 #[tokio::test]
-async fn a_file_comes_back_with_mode_and_owner() {
+async fn file_is_restored_with_mode_and_owner() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -49,7 +49,7 @@ async fn a_file_comes_back_with_mode_and_owner() {
 }
 
 #[tokio::test]
-async fn a_changed_file_keeps_its_owner() {
+async fn changed_file_keeps_its_owner() {
     let machine = TestMachine::new();
     let path = "/etc/docker/daemon.json";
     machine.fakes.files.put(path, "{}\n");
@@ -60,7 +60,7 @@ async fn a_changed_file_keeps_its_owner() {
 }
 
 #[tokio::test]
-async fn a_link_comes_back_as_a_link() {
+async fn symlink_is_restored_as_symlink() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/usr/lib/real", "x");
     machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
@@ -68,7 +68,7 @@ async fn a_link_comes_back_as_a_link() {
 }
 
 #[tokio::test]
-async fn later_changes_of_a_file_by_others_stay() {
+async fn later_changes_by_other_programs_are_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -87,7 +87,7 @@ async fn later_changes_of_a_file_by_others_stay() {
 }
 
 #[tokio::test]
-async fn undo_is_right_if_interrupted_before_or_after_the_write() {
+async fn interrupted_write_is_undone_correctly() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let before = machine.snapshot();
@@ -113,7 +113,7 @@ async fn undo_is_right_if_interrupted_before_or_after_the_write() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
+async fn file_that_was_never_written_is_not_ours() {
     let machine = TestMachine::new();
     let before = machine.snapshot();
     let change = write("/etc/new/a", "ours");
@@ -128,7 +128,7 @@ async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_changed_since_it_was_read_is_not_written() {
+async fn file_modified_since_reading_is_not_written() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/fstab", "/swap none swap\n");
     let mut change = write("/etc/fstab", "");
@@ -151,7 +151,7 @@ async fn a_file_that_was_changed_since_it_was_read_is_not_written() {
 }
 
 #[tokio::test]
-async fn the_temporary_file_of_a_killed_writer_is_removed() {
+async fn temporary_file_of_a_killed_writer_is_removed() {
     let theirs = [
         "/etc/.a.bak",
         "/etc/.a.1-x.gpu-bootstrap-new",
@@ -163,7 +163,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
         machine.fakes.files.put(path, "");
     }
     let before = machine.snapshot();
-    // Killed before the change ended.
+    // Killed before the change was complete.
     let undo = machine
         .applier
         .capture(&write("/etc/a", "ours"))
@@ -176,7 +176,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
         .await
         .unwrap();
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // Killed while it was undone.
+    // Killed during the undo.
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
     machine.fakes.files.put(&left, "");
     machine.revert(&undo).await;
@@ -184,7 +184,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
 }
 
 #[tokio::test]
-async fn a_missing_backup_is_reported_and_the_file_stays() {
+async fn missing_backup_is_reported_and_file_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -199,7 +199,7 @@ async fn a_missing_backup_is_reported_and_the_file_stays() {
 }
 
 #[tokio::test]
-async fn a_tool_may_write_only_the_files_that_it_names() {
+async fn tool_may_only_write_the_listed_files() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("nvidia-ctk", |_, files| {
         files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
@@ -224,9 +224,9 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
     assert!(matches!(machine.revert(&undo).await, Reverted::Left { .. }));
 }
 
-/// Root would write a file that the user chose, and the undo would change its owner.
+/// Otherwise root would write a file that the user chose, and the undo would change its owner.
 #[tokio::test]
-async fn a_symlink_through_a_directory_of_another_user_is_not_followed() {
+async fn symlink_through_foreign_directory_is_rejected() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -247,8 +247,73 @@ async fn a_symlink_through_a_directory_of_another_user_is_not_followed() {
     }
 }
 
+/// The directories in which changes write files.
+const DIRECTORIES: [&str; 20] = [
+    "/etc/apt/apt.conf.d",
+    "/etc/apt/preferences.d",
+    "/etc/apt/sources.list.d",
+    "/etc/cdi",
+    "/etc/containerd",
+    "/etc/dkms",
+    "/etc/dnf",
+    "/etc/docker",
+    "/etc/eks/nodeadm.d",
+    "/etc/modprobe.d",
+    "/etc/modules-load.d",
+    "/etc/needrestart/conf.d",
+    "/etc/rancher/k3s",
+    "/etc/sysctl.d",
+    "/etc/systemd/system",
+    "/etc/udev/rules.d",
+    "/etc/yum.repos.d",
+    "/usr/share/keyrings",
+    "/var/lib/kubelet",
+    "/run/gpu-bootstrap",
+];
+
 #[tokio::test]
-async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
+async fn a_directory_that_a_user_can_redirect_is_not_written() {
+    for directory in DIRECTORIES {
+        for (owner, is_refused) in [(1000, true), (0, false)] {
+            let machine = TestMachine::new();
+            let files = &machine.fakes.files;
+            files.put_folder("/srv/ada/files", 0o755);
+            files.own("/srv/ada", owner, owner);
+            files.put_link(directory, "/srv/ada/files");
+            let path = format!("{directory}/gpu-bootstrap");
+            let written = machine.apply(&Change::write(path, "ours\n")).await;
+            assert_eq!(written.is_err(), is_refused, "{directory}: {written:?}");
+            if let Err(error) = written {
+                assert!(one_line(&error).contains("/srv/ada"), "{error}");
+            }
+            let is_there = files.exists("/srv/ada/files/gpu-bootstrap".into());
+            assert_eq!(is_there.unwrap(), !is_refused, "{directory}");
+        }
+    }
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    machine.fakes.http.serve(URL, KEYS);
+    files.put_folder("/srv/ada", 0o755);
+    files.own("/srv/ada", 1000, 1000);
+    files.put_link("/etc/apt/preferences.d", "/srv/ada");
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
+    assert!(one_line(&error).contains("/srv/ada"), "{error}");
+}
+
+/// A user's symlink in place of a file is replaced.
+#[tokio::test]
+async fn a_symlink_in_place_of_a_file_is_not_written_through() {
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    files.put("/root/victim", "theirs\n");
+    files.put_link("/etc/modprobe.d/gpu-bootstrap.conf", "/root/victim");
+    let change = Change::write("/etc/modprobe.d/gpu-bootstrap.conf", "ours\n");
+    machine.apply_and_undo(&change).await;
+    assert_eq!(files.text("/root/victim"), "theirs\n");
+}
+
+#[tokio::test]
+async fn tool_output_is_synced_before_change_completes() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/tool/there", "");
     machine.fakes.exec.on("tool", |_, files| {
@@ -268,7 +333,7 @@ async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
 }
 
 #[tokio::test]
-async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
+async fn file_truncated_by_an_interrupted_tool_is_restored() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -295,7 +360,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         machine.revert(&undo).await;
         assert!(diff(&before, &machine.snapshot()).is_empty());
     }
-    // Through a link.
+    // Through a symlink.
     let machine = TestMachine::new();
     machine.fakes.files.put("/srv/daemon.json", "{}");
     (machine.fakes.files).put_link("/etc/docker/daemon.json", "/srv/daemon.json");
@@ -308,7 +373,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         .await
         .unwrap();
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // A file with content may be somebody's work.
+    // A file with content may belong to the administrator.
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/docker/daemon.json", "{}");
     let undo = machine.applier.capture(&change).await.unwrap();
@@ -325,7 +390,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
 }
 
 #[tokio::test]
-async fn the_diff_is_shown_first() {
+async fn diff_is_shown_in_the_preview() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "one\ntwo\n");
     let text = machine
@@ -374,7 +439,7 @@ fn add(fingerprint: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_repository_is_added_only_with_the_pinned_key() {
+async fn repository_is_only_added_with_the_pinned_key() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
@@ -404,7 +469,7 @@ async fn a_repository_is_added_only_with_the_pinned_key() {
 }
 
 #[tokio::test]
-async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
+async fn wrong_key_is_rejected_with_both_fingerprints() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     let before = machine.snapshot();
@@ -419,7 +484,7 @@ async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
 }
 
 #[tokio::test]
-async fn garbage_and_expired_keys_are_refused() {
+async fn malformed_and_expired_keys_are_rejected() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, "<html>404</html>");
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
@@ -446,7 +511,7 @@ async fn garbage_and_expired_keys_are_refused() {
 }
 
 #[tokio::test]
-async fn a_digest_binds_the_key_that_is_written() {
+async fn digest_binds_the_key_that_is_written() {
     use crate::{
         change::packages::repository::{Keyring, judge},
         tools::openpgp::{forged, parse},
@@ -461,13 +526,13 @@ async fn a_digest_binds_the_key_that_is_written() {
     let Change::AddRepository { repository } = &change else {
         unreachable!();
     };
-    // A line in the body that begins with `Version` makes it another file.
+    // A body line that starts with `Version` makes it a different file.
     machine.fakes.http.serve(URL, forged.clone());
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "key-mismatch", "{error}");
     assert_eq!(written(), None);
     assert!(matches!(judge(repository, &forged), Keyring::Stranger(_)));
-    // A header `Version:` does not, and is not written.
+    // A `Version:` header does not, and is not written.
     let version = String::from_utf8(benign.clone()).unwrap();
     let version = version.replacen("BLOCK-----\n", "BLOCK-----\nVersion: 1\n", 1);
     machine.fakes.http.serve(URL, version);
@@ -476,7 +541,7 @@ async fn a_digest_binds_the_key_that_is_written() {
     assert_eq!(judge(repository, &benign), Keyring::Accepted);
     machine.revert(&undo).await;
 
-    // The key behind one that is accepted by its fingerprint is not written.
+    // An additional key after one with an accepted fingerprint is not written.
     let keys = parse(KEYS).unwrap().keys;
     let both = format!("{}{}", keys[0].armoured, keys[1].armoured);
     let mut change = change.clone();
@@ -494,7 +559,7 @@ async fn a_digest_binds_the_key_that_is_written() {
 }
 
 #[tokio::test]
-async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed() {
+async fn key_file_writable_by_other_users_is_rejected() {
     for (is_keyring, path) in [(true, "/srv/keys/site.gpg"), (false, "/etc/pki/vendor")] {
         let machine = TestMachine::new();
         machine.fakes.files.put(path, KEYS);
@@ -514,7 +579,7 @@ async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed(
         let said = crate::error::one_line(&error);
         assert!(
             said.contains(&format!(
-                "others than root may change `{folder}` (owner 1000"
+                "`{folder}` is writable by non-root users (owner 1000"
             )),
             "{said}"
         );
@@ -525,7 +590,7 @@ async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed(
 }
 
 #[tokio::test]
-async fn a_contradicting_source_is_named() {
+async fn contradictory_source_is_reported() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     machine.fakes.files.put(
@@ -539,7 +604,7 @@ async fn a_contradicting_source_is_named() {
 }
 
 #[tokio::test]
-async fn files_that_apt_ignores_do_not_count_as_sources() {
+async fn files_ignored_by_apt_are_not_sources() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     for name in ["old.list.save", "a source.list", "retired/old.list"] {
@@ -578,7 +643,7 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
 }
 
 #[tokio::test]
-async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
+async fn selinux_labels_of_written_files_are_restored() {
     let machine = TestMachine::new();
     (machine.fakes.exec).on("restorecon", |_, _| crate::host::fake::ok(""));
     let change = Change::WriteFile {
@@ -603,7 +668,7 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
         "{lines:?}"
     );
     assert_eq!(machine.fakes.files.text("/sys/fs/selinux/enforce"), "1");
-    // A failure is told, and nothing else.
+    // A failure is only reported.
     (machine.fakes.exec).on("restorecon", |_, _| {
         crate::host::fake::failed(1, "no policy")
     });
@@ -615,9 +680,9 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
     );
 }
 
-/// The table of filesystems, from which this program has taken the swap area.
+/// The filesystem table, from which we removed the swap area.
 #[tokio::test]
-async fn lines_that_others_have_added_since_stay() {
+async fn lines_added_later_are_kept() {
     const TABLE: &str = "/etc/fstab";
     let before = "/dev/vda1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n# end\n/dev/vdb /a ext4 x 0 2\n";
     let ours = before.replace("/swap.img none swap sw 0 0\n", "");
@@ -638,7 +703,7 @@ async fn lines_that_others_have_added_since_stay() {
     assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
     assert_eq!(machine.fakes.files.text(TABLE), expected);
 
-    // Where both have touched the same lines, a person decides, and is told how nothing of others is lost.
+    // If the same lines were modified, the administrator decides. The message explains how to keep other changes.
     machine.fakes.files.put(
         TABLE,
         "/dev/vda1 / xfs defaults 0 1\n/swap2 none swap sw 0 0\n# end\n",
@@ -647,7 +712,7 @@ async fn lines_that_others_have_added_since_stay() {
     let told = format!("{left:?}");
     assert!(matches!(left, Reverted::Left { .. }), "{told}");
     assert!(
-        told.contains("diff -u ") && told.contains("put that back in"),
+        told.contains("diff -u ") && told.contains("add them to it"),
         "{told}"
     );
 }

@@ -1,4 +1,4 @@
-//! Holds, while others work on the same packages: what is released later is exactly what was held.
+//! Tests holds while other programs change the same packages: exactly the holds that were set are released.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::{
 };
 
 with_each_manager! {
-    what_others_changed_before_the_hold_is_in_its_undo
-    a_hold_that_was_not_set_leaves_nothing_to_release
-    a_hold_whose_command_outlived_the_run_is_released
-    a_hold_of_somebody_does_not_stop_a_repair
+    undo_covers_changes_before_the_hold
+    hold_that_was_not_set_is_not_released
+    hold_that_finished_after_the_run_is_released
+    foreign_hold_does_not_block_a_repair
 }
 
 const LIST: &str = "/etc/dnf/plugins/versionlock.list";
@@ -46,9 +46,8 @@ fn names(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// An automatic updater has the lock between the capture and the hold, and an administrator holds one of
-/// the packages.
-async fn what_others_changed_before_the_hold_is_in_its_undo(kind: Kind) {
+/// An automatic updater takes the lock between the capture and the hold, and an administrator holds one of the packages.
+async fn undo_covers_changes_before_the_hold(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
     let captured = machine.applier.capture(&hold).await.unwrap();
     archive.have("docker.io", "28.5.2");
@@ -72,7 +71,7 @@ async fn what_others_changed_before_the_hold_is_in_its_undo(kind: Kind) {
         held(&machine).await,
         names(&["docker-extra", "docker.io", "runc"])
     );
-    // A run that was killed before its journal had this finds out the same.
+    // A run that was killed before its journal contained the undo computes the same.
     let restarted = machine.restarted();
     let found = restarted.reconcile(&captured, &machine.sink).await.unwrap();
     assert_eq!(found, undo);
@@ -80,14 +79,14 @@ async fn what_others_changed_before_the_hold_is_in_its_undo(kind: Kind) {
     assert_eq!(held(&machine).await, names(&["runc"]));
 }
 
-async fn a_hold_that_was_not_set_leaves_nothing_to_release(kind: Kind) {
+async fn hold_that_was_not_set_is_not_released(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
     let undo = machine.applier.capture(&hold).await.unwrap();
     hold_lock(&machine.fakes.files);
     let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
     assert_eq!(applied.await.unwrap_err().reason(), "package-lock-timeout");
     release_lock(&machine.fakes.files);
-    // An administrator holds them then.
+    // Then an administrator holds them.
     set(&machine, &archive, "docker.io", true);
     let exact = machine.applier.reconcile(&undo, &machine.sink).await;
     assert!(exact.unwrap().is_nothing());
@@ -96,12 +95,12 @@ async fn a_hold_that_was_not_set_leaves_nothing_to_release(kind: Kind) {
     assert_eq!(held(&machine).await, names(&["docker.io"]));
 }
 
-async fn a_hold_whose_command_outlived_the_run_is_released(kind: Kind) {
+async fn hold_that_finished_after_the_run_is_released(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
     let undo = machine.applier.capture(&hold).await.unwrap();
     let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
     applied.await.unwrap();
-    // The run was killed, the next one looks, and only then does the command end.
+    // The run was killed, and the command finishes only after the next run has checked.
     machine.fakes.files.take(LIST);
     for name in ["docker.io", "runc"] {
         set(&machine, &archive, name, false);
@@ -114,8 +113,8 @@ async fn a_hold_whose_command_outlived_the_run_is_released(kind: Kind) {
     assert!(held(&machine).await.is_empty());
 }
 
-/// What is installed once more, or configured, keeps its version.
-async fn a_hold_of_somebody_does_not_stop_a_repair(kind: Kind) {
+/// Reinstalled or configured packages keep their version.
+async fn foreign_hold_does_not_block_a_repair(kind: Kind) {
     let (machine, archive, _) = prepared(kind).await;
     (archive
         .installed

@@ -1,4 +1,4 @@
-//! The machine joins, fails to, and leaves.
+//! Tests joining a cluster, failing to join, and leaving.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,16 +21,16 @@ pub(super) const TOKEN: &str = "abcdef.0123456789abcdef";
 const TOKEN_FILE: &str = "/etc/gpu-bootstrap/join-token";
 pub(super) const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
-/// A kubelet's kubeconfig.
+/// A kubelet kubeconfig.
 pub(super) const KUBECONFIG: &str =
     "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
-/// One of another cluster.
+/// The kubeconfig of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
-/// The identity of the machine, which its kubelet reports.
+/// The machine id that the kubelet reports.
 pub(super) const PRODUCT_UUID: &str = "/sys/class/dmi/id/product_uuid";
 pub(super) const UUID: &str = "EC2E1916-9099-7CAF-FD21-012345ABCDEF";
 pub(super) const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
-/// A certificate authority, made with `openssl req -x509 -subj /CN=kubernetes`.
+/// A CA certificate, created with `openssl req -x509 -subj /CN=kubernetes`.
 const AUTHORITY: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBgDCCASegAwIBAgIUI59va9JJnyUdEcRTv6U4aG3WBbIwCgYIKoZIzj0EAwIw\n\
@@ -72,7 +72,7 @@ fn by_kubeadm() -> Change {
     })
 }
 
-/// A machine with a token whose kubeadm answers so. `reset` does what it does.
+/// A machine with a token, whose kubeadm runs `joins`. `reset` works like the real one.
 pub(super) fn machine(
     joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
 ) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
@@ -98,7 +98,7 @@ pub(super) fn machine(
 }
 
 #[tokio::test]
-async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() {
+async fn kubeadm_gets_temporary_token_file_and_can_leave() {
     let (machine, configurations) = machine(|files| {
         files.put_folder("/etc/kubernetes/pki", 0o755);
         files.put(KUBELET_CONF, KUBECONFIG);
@@ -109,7 +109,7 @@ async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() 
     let undo = machine.apply(&by_kubeadm()).await.expect("joined");
     let configurations = configurations.lock().unwrap().clone();
     assert!(configurations.len() == 1 && configurations[0].contains(TOKEN));
-    // Also one that was written after the run had read its settings.
+    // Including a token that was written after the run had read its settings.
     assert!(machine.applier.secrets.are_in(TOKEN));
     assert!(
         machine
@@ -120,7 +120,7 @@ async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() 
             .all(|line| !line.contains(TOKEN))
     );
     let left = machine.revert(&undo).await;
-    // Nobody may delete the node without a kubeconfig for that.
+    // Without a kubeconfig for it, the node object cannot be deleted.
     assert!(
         matches!(&left, Reverted::Left { what, .. } if what.contains("kubectl delete node gpu-1")),
         "{left:?}"
@@ -134,7 +134,7 @@ async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() 
 }
 
 #[tokio::test]
-async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
+async fn each_join_failure_has_a_reason() {
     for (said, reason, passes) in [
         (
             "error: could not find a JWS signature in the cluster-info ConfigMap for token ID \"abcdef\"",
@@ -162,7 +162,7 @@ async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
             true,
         ),
         ("error: x is forbidden: User y", "join-not-allowed", true),
-        // The signature of `cluster-info` has shown that the token is right.
+        // The signature of `cluster-info` has validated the token.
         ("error: x: Unauthorized", "join-not-allowed", true),
         (
             "error: tls: failed to verify certificate: x509: certificate has expired or is not yet valid",
@@ -210,9 +210,9 @@ async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
     }
 }
 
-/// The certificate authority of somebody else is not thrown away.
+/// A CA certificate that we did not create is kept.
 #[tokio::test]
-async fn what_was_there_before_stays_after_a_failure() {
+async fn existing_files_are_kept_after_a_failure() {
     for ignored in [false, true] {
         let (machine, _) = machine(|_| failed(1, "error: x"));
         machine.fakes.files.put(CA, "mine");
@@ -233,7 +233,7 @@ async fn what_was_there_before_stays_after_a_failure() {
         if !ignored {
             assert_eq!(error.reason(), "join-begun");
             assert!(
-                error.to_string().contains(&format!("`{CA}` is there")),
+                error.to_string().contains(&format!("`{CA}` is left")),
                 "{error}"
             );
         }
@@ -241,7 +241,7 @@ async fn what_was_there_before_stays_after_a_failure() {
 }
 
 #[tokio::test]
-async fn a_join_that_was_cut_off_is_cleared_away_first_and_one_of_somebody_else_is_not() {
+async fn only_our_own_interrupted_join_is_reset() {
     for ours in [true, false] {
         let (machine, configurations) = machine(|files| {
             files.put(KUBELET_CONF, KUBECONFIG);
@@ -270,9 +270,9 @@ async fn a_join_that_was_cut_off_is_cleared_away_first_and_one_of_somebody_else_
     }
 }
 
-/// The program was killed while kubeadm ran.
+/// gpu-bootstrap was killed while kubeadm was running.
 #[tokio::test]
-async fn the_token_of_a_join_that_was_cut_off_does_not_stay() {
+async fn token_of_an_interrupted_join_is_removed() {
     for has_joined in [true, false] {
         let (machine, _) = machine(|_| ok(""));
         let undo = machine.applier.capture(&by_kubeadm()).await.unwrap();
@@ -285,14 +285,14 @@ async fn the_token_of_a_join_that_was_cut_off_does_not_stay() {
         assert_eq!(exact.expect("exact").is_nothing(), !has_joined);
         let exists = |path: &str| machine.host.files.exists(path.into()).unwrap();
         assert!(!exists(CONFIGURATION));
-        // What is left of an attempt that has not joined is still this program's.
+        // The rest of an attempt that has not joined is still ours.
         assert_eq!(exists(JOINING), !has_joined);
     }
 }
 
 /// `kubeadm reset` would delete its certificates and its database.
 #[tokio::test]
-async fn a_control_plane_is_never_reset() {
+async fn control_plane_is_never_reset() {
     for mark in [
         "/etc/kubernetes/manifests/etcd.yaml",
         "/etc/kubernetes/pki/ca.key",
@@ -320,7 +320,7 @@ async fn a_control_plane_is_never_reset() {
     }
 }
 
-/// A machine with a kubectl that answers so to `drain`; it knows each node.
+/// Sets up a kubectl with this result of `drain`, for which every node exists.
 pub(super) fn with_access(
     machine: &TestMachine,
     drain: impl Fn() -> Output + Send + Sync + 'static,
@@ -350,9 +350,9 @@ pub(super) fn kubectl(machine: &TestMachine, verb: &str) -> bool {
     (lines.iter()).any(|line| line.starts_with("/usr/bin/kubectl") && line.contains(verb))
 }
 
-/// Another machine may have this name in the cluster.
+/// Another machine in the cluster may have this name.
 #[tokio::test]
-async fn a_join_that_failed_deletes_nobodys_node() {
+async fn failed_join_deletes_no_node() {
     let (machine, _) = machine(|_| {
         failed(
             1,
@@ -374,9 +374,9 @@ async fn a_join_that_failed_deletes_nobodys_node() {
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
 }
 
-/// A name alone is no reason: this machine is a clone of the node's, or the kubeconfig leads elsewhere by now.
+/// A matching name is not sufficient: this machine may be a clone, or the kubeconfig may now point to another cluster.
 #[tokio::test]
-async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
+async fn node_of_another_machine_is_not_deleted() {
     let authority = |pem: &str| {
         use base64::{Engine, engine::general_purpose::STANDARD};
         let data = STANDARD.encode(pem);
@@ -391,14 +391,19 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
             "BBBB-2\n",
             known,
             AUTHORITY,
-            "has the id AAAA-1, and this one has BBBB-2",
+            "has the machine ID AAAA-1, but this machine has BBBB-2",
         ),
-        ("AAAA-1\n", "{}", AUTHORITY, "does not know the id"),
+        (
+            "AAAA-1\n",
+            "{}",
+            AUTHORITY,
+            "the machine ID of the node is unknown",
+        ),
         (
             "\n",
             r#"{"systemUUID": ""}"#,
             AUTHORITY,
-            "does not know the id",
+            "the machine ID of the node is unknown",
         ),
         ("AAAA-1\n", known, NODE_CERTIFICATE, "certificate authority"),
     ] {
@@ -422,14 +427,14 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
         assert_eq!(kubectl(&machine, " drain "), deletes, "{left:?}");
         assert_eq!(kubectl(&machine, " delete "), deletes, "{left:?}");
         assert!(format!("{left:?}").contains(why), "{left:?}");
-        // The machine itself forgets the cluster all the same.
+        // The machine itself still leaves the cluster.
         assert!(!machine.host.files.exists(KUBELET_CONF.into()).unwrap());
     }
 }
 
-/// The kubelet of a clone writes the clone's id into the node, so the cluster says that it is this machine's.
+/// The kubelet of a clone writes the clone's id to the node object, so in the cluster the node seems to be this machine.
 #[tokio::test]
-async fn a_clone_does_not_delete_the_node_of_the_machine_that_joined() {
+async fn clone_does_not_delete_the_original_node() {
     let (machine, _) = machine(|files| {
         files.put(KUBELET_CONF, KUBECONFIG);
         ok("")
@@ -444,17 +449,17 @@ async fn a_clone_does_not_delete_the_node_of_the_machine_that_joined() {
     });
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("if it is a clone")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("If it is a clone")),
         "{left:?}"
     );
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
-    // It forgets the cluster all the same.
+    // It still leaves the cluster.
     assert!(!machine.host.files.exists(KUBELET_CONF.into()).unwrap());
 }
 
-/// kubectl runs what a kubeconfig names, and would run it as root.
+/// kubectl executes commands from a kubeconfig, as root.
 #[tokio::test]
-async fn a_kubeconfig_that_others_may_replace_deletes_no_node() {
+async fn kubeconfig_writable_by_other_users_deletes_no_node() {
     let (machine, _) = machine(|files| {
         files.put(KUBELET_CONF, KUBECONFIG);
         ok("")
@@ -471,7 +476,7 @@ async fn a_kubeconfig_that_others_may_replace_deletes_no_node() {
 }
 
 #[tokio::test]
-async fn a_machine_that_has_joined_another_cluster_since_stays_there() {
+async fn machine_in_another_cluster_stays_there() {
     let (machine, _) = machine(|files| {
         files.put(KUBELET_CONF, KUBECONFIG);
         ok("")
@@ -489,7 +494,7 @@ async fn a_machine_that_has_joined_another_cluster_since_stays_there() {
 }
 
 #[tokio::test]
-async fn pods_that_may_not_be_evicted_keep_the_machine_in_its_cluster() {
+async fn pods_that_cannot_be_evicted_prevent_leaving() {
     for may_drain in [false, true] {
         let (machine, _) = machine(|files| {
             files.put(KUBELET_CONF, KUBECONFIG);
@@ -512,10 +517,10 @@ async fn pods_that_may_not_be_evicted_keep_the_machine_in_its_cluster() {
 }
 
 #[tokio::test]
-async fn a_token_that_others_may_read_or_that_is_none_is_refused() {
+async fn readable_or_invalid_token_file_is_rejected() {
     for (content, mode, part) in [
         (TOKEN, 0o644, "others than root"),
-        ("kubeadm join", 0o600, "no bootstrap token"),
+        ("kubeadm join", 0o600, "not a bootstrap token"),
     ] {
         let (machine, _) = machine(|_| ok(""));
         machine.fakes.files.put_mode(TOKEN_FILE, content, mode);
@@ -530,7 +535,7 @@ async fn a_token_that_others_may_read_or_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn an_agent_that_does_not_join_is_stopped() {
+async fn agent_that_does_not_join_is_stopped() {
     let agent = join(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File(TOKEN_FILE.into()),
@@ -539,7 +544,7 @@ async fn an_agent_that_does_not_join_is_stopped() {
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
-    // The agent writes it before its kubelet runs.
+    // The agent writes it before its kubelet is running.
     let kubeconfig = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig";
     let error = machine.apply(&agent).await.expect_err("it has not joined");
     assert_eq!(error.reason(), "join-timeout");
@@ -568,9 +573,9 @@ fn by_k3s() -> Change {
     })
 }
 
-/// Somebody asks to stop while it waits for a server that does not answer.
+/// A stop is requested while the agent waits for a server that does not respond.
 #[tokio::test]
-async fn an_agent_that_nobody_waits_for_any_more_is_stopped() {
+async fn agent_is_stopped_when_the_wait_is_cancelled() {
     let machine = TestMachine::new();
     machine
         .units
@@ -594,7 +599,7 @@ async fn an_agent_that_nobody_waits_for_any_more_is_stopped() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_run_was_killed_is_stopped_by_the_next_one() {
+async fn agent_of_killed_run_is_stopped() {
     let machine = TestMachine::new();
     let undo = machine.applier.capture(&by_k3s()).await.unwrap();
     machine
@@ -605,9 +610,9 @@ async fn an_agent_whose_run_was_killed_is_stopped_by_the_next_one() {
     assert_eq!(machine.units.all()["k3s-agent.service"].1, "inactive");
 }
 
-/// Its unit starts at the next boot, and our configuration has a server.
+/// The unit starts at the next boot, and our configuration contains a server.
 #[tokio::test]
-async fn a_machine_that_an_agent_joins_later_is_not_called_restored() {
+async fn later_join_is_not_reported_as_restored() {
     let machine = TestMachine::new();
     machine
         .units
@@ -635,7 +640,7 @@ async fn a_machine_that_an_agent_joins_later_is_not_called_restored() {
 }
 
 #[tokio::test]
-async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fails() {
+async fn nodeadm_joins_only_while_it_may() {
     const MAY_JOIN: &str = "/var/lib/gpu-bootstrap/may-join";
     let machine = TestMachine::new();
     machine
@@ -655,7 +660,7 @@ async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fa
     let undo = machine.apply(&join(JoinMethod::Eks)).await;
     let undo = undo.expect("it joins");
     assert_eq!(machine.fakes.files.text(MAY_JOIN), "i-0123\n");
-    // Nobody may delete the node, and it does not join again.
+    // The node object cannot be deleted, and the machine does not join again.
     let left = machine.revert(&undo).await;
     assert!(
         matches!(&left, Reverted::Left { what, .. } if what.contains("kubectl delete node")),
@@ -667,7 +672,7 @@ async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fa
     machine.units.put("kubelet.service", "enabled", "active");
     let undo = machine.apply(&join(JoinMethod::Eks)).await;
     undo.expect("it joins");
-    // A power cut: the kubelet does not run at the next boot.
+    // After a power loss the kubelet is not running at the next boot.
     machine.units.put("kubelet.service", "enabled", "inactive");
     let begun = machine.applier.capture(&join(JoinMethod::Eks)).await;
     let begun = begun.expect("an undo");
@@ -689,10 +694,9 @@ async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fa
     }
 }
 
-/// Killed while `nodeadm` works, which would start the kubelet at its end.
+/// Killed while `nodeadm` is running, which would start the kubelet at the end.
 #[tokio::test]
-async fn nodeadm_does_not_go_on_after_a_join_that_was_cut_off_and_a_stop_that_fails_keeps_nobody_from_the_next()
- {
+async fn interrupted_nodeadm_join_is_stopped_despite_errors() {
     let machine = TestMachine::new();
     let (files, units) = (&machine.fakes.files, &machine.units);
     files.put("/var/lib/gpu-bootstrap/may-join", "i-0123\n");

@@ -1,4 +1,4 @@
-//! Commands of the administrator's that join and leave.
+//! Tests the administrator's commands that join and leave a cluster.
 
 use super::{
     join::{KUBECONFIG, PRODUCT_UUID, TOKEN, join, kubectl, machine, with_access},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_command_gets_its_secrets_as_environment() {
+async fn command_gets_its_secrets_as_environment() {
     let environment = "/etc/gpu-bootstrap/join.env";
     let joined = "/etc/joined";
     let command = join(JoinMethod::Command {
@@ -47,7 +47,7 @@ async fn a_command_gets_its_secrets_as_environment() {
 
 /// It would run as root.
 #[tokio::test]
-async fn a_command_that_others_may_replace_is_not_started() {
+async fn command_writable_by_other_users_is_not_started() {
     let command = join(JoinMethod::Command {
         command: vec!["/opt/site/join".to_owned()],
         environment_file: None,
@@ -66,7 +66,7 @@ async fn a_command_that_others_may_replace_is_not_started() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
+async fn failed_command_is_reported_with_output_and_remedy() {
     let command = join(JoinMethod::Command {
         command: vec!["/usr/local/sbin/join".to_owned()],
         environment_file: None,
@@ -85,11 +85,14 @@ async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
     let told = crate::error::one_line(&error);
     assert!(told.contains(said), "{told}");
     let hint = error.hint().expect("what to do");
-    assert!(hint.contains("mend what your command says"), "{hint}");
+    assert!(
+        hint.contains("fix the error that your command reports"),
+        "{hint}"
+    );
 }
 
 #[tokio::test]
-async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment() {
+async fn leave_command_gets_its_secrets_as_environment() {
     const JOINED: &str = "/etc/joined";
     const LEAVE: &str = "/usr/local/sbin/leave";
     let environment = "/etc/gpu-bootstrap/join.env";
@@ -116,7 +119,7 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
     );
     let files = &machine.fakes.files;
     files.put(LEAVE, "");
-    // A command that fails, or that does not do its work, leaves the membership to people.
+    // If the command fails or does not leave the cluster, the administrator must finish it.
     for (answer, told) in [(failed(3, "no quorum"), "no quorum"), (ok(""), JOINED)] {
         exec.on(LEAVE, move |_, _| answer.clone());
         let left = machine.revert(&undo).await;
@@ -125,7 +128,7 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
             "{left:?}"
         );
     }
-    // One that has removed the file and failed then is run again; without its secrets it does not run.
+    // A command that removed the file before it failed runs again. Without its secrets it does not run.
     exec.on(LEAVE, |_, files| {
         files.take(JOINED);
         failed(1, "cut off")
@@ -142,7 +145,7 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
         "{left:?}"
     );
     files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
-    // Nor does it run as what others can make of it, or on a clone: the node is that of another machine.
+    // It does not run if other users can modify it, or on a clone, because the node belongs to another machine.
     files.own(LEAVE, 1000, 1000);
     let left = machine.revert(&undo).await;
     assert!(
@@ -171,9 +174,9 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
     assert!(lines.iter().all(|line| !line.contains(TOKEN)), "{lines:?}");
 }
 
-/// As `nodeadm` of hybrid nodes, which writes its kubeconfig before it starts the kubelet.
+/// Like `nodeadm` of hybrid nodes, which writes its kubeconfig before it starts the kubelet.
 #[tokio::test]
-async fn a_command_that_failed_after_its_early_kubeconfig_deletes_nobodys_node() {
+async fn failed_command_with_early_kubeconfig_deletes_no_node() {
     let (machine, _) = machine(|_| ok(""));
     let Change::JoinCluster { join: access } = with_access(&machine, || ok("")) else {
         unreachable!("a join");
@@ -211,7 +214,7 @@ async fn a_command_that_failed_after_its_early_kubeconfig_deletes_nobodys_node()
     );
     machine.revert(&exact).await;
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
-    // One whose kubelet runs is a node, and goes with it.
+    // If its kubelet is running, it is a node, which is deleted with it.
     machine.units.put("kubelet.service", "enabled", "active");
     let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
     machine.revert(&exact).await;

@@ -1,4 +1,4 @@
-//! Kernel parameters and swap.
+//! Tests kernel parameters and swap.
 
 use std::collections::BTreeMap;
 
@@ -25,15 +25,15 @@ fn forward() -> Change {
     }
 }
 
-/// Somebody has installed Docker or libvirt since, which want the same value.
+/// Docker or libvirt, which set the same value, was installed later.
 #[tokio::test]
-async fn forwarding_stays_on_under_containers_of_others() {
+async fn forwarding_is_kept_for_other_containers() {
     for (bridge, port, docker, stays) in [
         ("virbr0", None, "inactive", true),
         ("docker0", None, "active", true),
         ("docker0", Some("veth1"), "inactive", true),
         ("docker0", None, "inactive", false),
-        // A node that has left has no pods any more.
+        // A node that has left its cluster has no pods.
         ("cni0", None, "active", false),
         ("cni0", Some("veth1"), "active", true),
     ] {
@@ -61,7 +61,7 @@ async fn forwarding_stays_on_under_containers_of_others() {
             let told = format!("{bridge} {port:?} {docker}: {reverted:?}");
             assert_eq!(matches!(reverted, Reverted::Left { .. }), stays, "{told}");
             assert_eq!(
-                told.contains(&format!("the bridges {bridge}")),
+                told.contains(&format!("these bridges exist: {bridge}")),
                 stays,
                 "{told}"
             );
@@ -74,7 +74,7 @@ async fn forwarding_stays_on_under_containers_of_others() {
 }
 
 #[tokio::test]
-async fn a_value_that_somebody_else_has_set_since_stays() {
+async fn value_changed_by_another_program_is_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put(FORWARD, "0\n");
     with_sysctl(&machine);
@@ -86,7 +86,7 @@ async fn a_value_that_somebody_else_has_set_since_stays() {
 }
 
 #[tokio::test]
-async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
+async fn uninstall_restores_sysctls_and_swap() {
     let machine = TestMachine::new();
     let files = &machine.fakes.files;
     files.put("/proc/sys/net/ipv4/ip_forward", "0\n");
@@ -115,7 +115,7 @@ async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
         Change::SetSysctls {
             values: BTreeMap::from([
                 ("net.ipv4.ip_forward".to_owned(), "1".to_owned()),
-                // The parameter of a module that is not there yet.
+                // The parameter of a module that is not loaded yet.
                 (
                     "net.bridge.bridge-nf-call-iptables".to_owned(),
                     "1".to_owned(),

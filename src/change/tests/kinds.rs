@@ -9,7 +9,7 @@ use crate::{
     tools::packages::{Backend, Manager},
 };
 
-/// The package manager whose commands and output it imitates.
+/// The package manager whose commands and output are imitated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// A failure; the tests write it as apt prints it.
+    /// A failure. The tests write it in apt's format.
     pub(super) fn failed(self, status: i32, words: &str) -> Output {
         match self {
             Self::Apt => failed(status, words),

@@ -1,4 +1,4 @@
-//! A machine in memory with an applier, and a sink that records.
+//! A machine in memory with an applier and a recording sink.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
 
 pub(super) const STATE: &str = "/var/lib/gpu-bootstrap";
 
-/// Records what it receives.
+/// Records all messages.
 #[derive(Default)]
 pub(super) struct RecordingSink(pub Mutex<Vec<String>>);
 
@@ -42,7 +42,7 @@ impl RecordingSink {
     }
 }
 
-/// A probe that one GPU passes.
+/// A probe that succeeds with one GPU.
 pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
     Probe::ContainerSeesGpus {
         runtime,
@@ -55,7 +55,7 @@ pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&st
     }
 }
 
-/// Sets the entry of the nvidia runtime in a file of a daemon.
+/// Sets the nvidia runtime entry in a file of a daemon.
 pub(super) fn configure(kind: Daemon, path: &str, key: &[&str], entry: Value) -> Change {
     Change::ConfigureRuntime {
         settings: RuntimeSettings {
@@ -133,7 +133,7 @@ impl TestMachine {
         }
     }
 
-    /// The same machine after a restart of the program.
+    /// The same machine after a restart of gpu-bootstrap.
     pub(super) fn restarted(&self) -> Applier {
         applier(self.kind, &self.host)
     }
@@ -144,12 +144,16 @@ impl TestMachine {
 
     pub(super) async fn apply(&self, change: &Change) -> Result<Undo, Problem> {
         let undo = self.applier.capture(change).await?;
-        // The undo is the one that the journal would store.
+        // Use the undo as it would be stored in the journal.
         let text = serde_json::to_string(&undo).unwrap();
         assert_eq!(serde_json::from_str::<Undo>(&text).unwrap(), undo);
         let applied = self.applier.apply(change, undo, &self.sink).await;
         let is_safe = applied.is_err() || !self.fakes.files.is_unsynced();
-        assert!(is_safe, "a power cut takes `{}` away", change.summary());
+        assert!(
+            is_safe,
+            "a power loss would remove the effect of `{}`",
+            change.summary()
+        );
         applied
     }
 
@@ -157,12 +161,12 @@ impl TestMachine {
         let reverted = self.applier.revert(undo, &self.sink).await.unwrap();
         assert!(
             !self.fakes.files.is_unsynced(),
-            "a power cut brings it back"
+            "a power loss would bring the change back"
         );
         reverted
     }
 
-    /// Applies, checks that something changed, undoes, and checks that nothing is left.
+    /// Applies a change, checks that it had an effect, undoes it, and checks that nothing remains.
     pub(super) async fn apply_and_undo(&self, change: &Change) -> (Undo, Reverted) {
         let (before, units) = (self.snapshot(), self.units.all());
         let undo = self.apply(change).await.unwrap();

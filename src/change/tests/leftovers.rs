@@ -1,4 +1,5 @@
-//! What is removed with packages and what stays: what others made, asked for or still use.
+//! Tests which files are removed with packages and which are kept: those created by other programs, requested by the
+//! administrator, or still in use.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use crate::{
     host::{ReadFiles, fake::Mutation},
 };
 
-// rpm removes a package with its configuration, or leaves a copy that it does not remember.
+// rpm removes a package together with its configuration, or leaves a copy that it does not track.
 mod where_configuration_stays {
     use super::{Kind, configuration_of_an_earlier_installation_stays as stays};
 
@@ -29,19 +30,19 @@ mod where_configuration_stays {
 }
 
 with_each_manager! {
-    what_appears_beside_packages_is_left_and_named
-    what_appears_during_a_failed_attempt_is_nobodys
-    a_package_that_somebody_asked_for_since_stays_with_what_it_needs
-    an_unchanged_mark_keeps_no_package
-    packages_of_which_others_need_some_are_removed_but_for_these
-    marks_are_restored_only_on_packages_that_are_still_manual
-    a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off
+    unowned_files_are_kept_and_reported
+    files_from_a_failed_attempt_are_not_ours
+    manually_requested_package_is_kept_with_dependencies
+    unchanged_mark_keeps_no_package
+    only_packages_needed_by_others_are_kept
+    marks_are_only_restored_on_manual_packages
+    existing_file_is_restored_after_interrupted_removal
 }
 
 /// Docker's script, and at the same time a script of the administrator.
 fn beside(machine: &TestMachine, apt: &Archive) {
     let mut archive = apt.archive.lock().unwrap();
-    let docker = archive.get_mut("docker.io").expect("it is offered");
+    let docker = archive.get_mut("docker.io").expect("it is available");
     docker.script = |files| {
         append(files, "/etc/group", "docker:x:113:");
         append(
@@ -60,7 +61,7 @@ fn beside(machine: &TestMachine, apt: &Archive) {
     machine.fakes.files.put_folder("/etc/systemd/system", 0o755);
 }
 
-async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
+async fn unowned_files_are_kept_and_reported(kind: Kind) {
     let (machine, apt) = docker(kind);
     beside(&machine, &apt);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -80,12 +81,12 @@ async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
     assert!(files.text("/etc/passwd").contains("joe"));
     assert!(files.text("/etc/group").contains("site"));
     assert!(
-        noted.contains("stays: user `dock`, user `joe`, group `docker`, group `site`"),
+        noted.contains("installed: user `dock`, user `joe`, group `docker`, group `site`"),
         "{noted}"
     );
 }
 
-async fn what_appears_during_a_failed_attempt_is_nobodys(kind: Kind) {
+async fn files_from_a_failed_attempt_are_not_ours(kind: Kind) {
     let (machine, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![super::archive::Break {
         meanwhile: |files| files.put("/etc/site.conf", "theirs"),
@@ -107,7 +108,7 @@ async fn what_appears_during_a_failed_attempt_is_nobodys(kind: Kind) {
     assert_eq!(machine.fakes.files.text("/etc/site.conf"), "theirs");
 }
 
-/// `runc` came because `docker.io` needs it; `docker.io` because `stack` does.
+/// `runc` is a dependency of `docker.io`, and `docker.io` of `stack`.
 async fn stack(kind: Kind) -> (TestMachine, Archive, Undo) {
     let (machine, apt) = docker(kind);
     apt.offer("stack", Offered::new("1", &["docker.io"]));
@@ -128,7 +129,7 @@ fn there(apt: &Archive) -> Vec<String> {
         .collect()
 }
 
-async fn a_package_that_somebody_asked_for_since_stays_with_what_it_needs(kind: Kind) {
+async fn manually_requested_package_is_kept_with_dependencies(kind: Kind) {
     let (machine, apt, undo) = stack(kind).await;
     mark_manual(&machine, &apt, "docker.io");
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
@@ -141,9 +142,9 @@ async fn a_package_that_somebody_asked_for_since_stays_with_what_it_needs(kind: 
     assert_eq!(there(&apt), ["docker.io", "runc"]);
 }
 
-async fn an_unchanged_mark_keeps_no_package(kind: Kind) {
+async fn unchanged_mark_keeps_no_package(kind: Kind) {
     let (machine, apt, undo) = stack(kind).await;
-    // `stack` was asked for by us, and nobody can tell whether also by others.
+    // `stack` was requested by us, so it is unknown if it was also requested by the administrator.
     mark_manual(&machine, &apt, "stack");
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
@@ -178,12 +179,12 @@ async fn configuration_of_an_earlier_installation_stays(kind: Kind) {
     assert!(installed["docker.io"].gone && !installed.contains_key("runc"));
 }
 
-async fn a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off(kind: Kind) {
+async fn existing_file_is_restored_after_interrupted_removal(kind: Kind) {
     let (machine, apt) = docker(kind);
     let files = &machine.fakes.files;
     files.put("/etc/default/docker", "theirs\n");
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    // The process dies after the removal, before the file is back: its path is found by the list alone.
+    // The process dies after the removal, before the file is restored. Only the list contains its path.
     let (packages, tree) = (apt.installed.clone(), files.clone());
     files.before_mutations(move |_, mutation| {
         let removed = !packages.lock().unwrap().contains_key("docker.io");
@@ -202,10 +203,10 @@ async fn a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off(kind:
     assert_eq!(files.text("/etc/default/docker"), "theirs\n");
 }
 
-async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind) {
+async fn only_packages_needed_by_others_are_kept(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.offer("stack", Offered::new("1", &["docker.io"]));
-    // One package of each kind would be removed: `docker.io` had configuration before.
+    // One package of each kind would be removed, because `docker.io` had configuration before.
     apt.have("docker.io", "19");
     apt.installed
         .lock()
@@ -221,7 +222,7 @@ async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("some stay");
     };
-    // Only with rpm are they of one kind.
+    // Only with rpm they are of one kind.
     let names = match kind {
         Kind::Dnf => "docker.io, runc",
         Kind::Apt | Kind::Tiny => "runc, docker.io",
@@ -229,7 +230,7 @@ async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind
     assert!(what.contains(&format!("2 packages ({names})")), "{what}");
     assert!(why.contains("would remove theirs"), "{why}");
     assert_eq!(there(&apt), ["docker.io", "runc", "theirs"]);
-    // When the other package is gone, the next undo completes.
+    // When the other package is removed, the next undo completes.
     apt.installed.lock().unwrap().remove("theirs");
     apt.write(&machine.fakes.files);
     let again = machine.revert(&undo).await;
@@ -237,7 +238,7 @@ async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind
     assert!(there(&apt).is_empty());
 }
 
-async fn marks_are_restored_only_on_packages_that_are_still_manual(kind: Kind) {
+async fn marks_are_only_restored_on_manual_packages(kind: Kind) {
     let (machine, apt) = docker(kind);
     for name in ["runc", "lost", "kept"] {
         apt.offer(name, Offered::new("1.1.5", &[]));
@@ -261,7 +262,7 @@ async fn marks_are_restored_only_on_packages_that_are_still_manual(kind: Kind) {
     assert!(marked[0].ends_with(" runc"), "{marked:?}");
 }
 
-/// Installs these packages in another version than the present one.
+/// Installs these packages in a version other than the installed one.
 fn install_new(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: (names.iter())

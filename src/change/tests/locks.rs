@@ -10,7 +10,7 @@ const LOCKS: [&str; 3] = [
     tiny::LOCK,
 ];
 
-/// Another package manager starts to work.
+/// Simulates another package manager that starts.
 pub(super) fn hold_lock(files: &FakeFiles) {
     let mut lines = String::new();
     for lock in LOCKS {
@@ -28,7 +28,7 @@ pub(super) fn hold_lock(files: &FakeFiles) {
     );
 }
 
-/// It has finished.
+/// Simulates its end.
 pub(super) fn release_lock(files: &FakeFiles) {
     for path in [
         "/proc/locks",

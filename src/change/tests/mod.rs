@@ -1,5 +1,4 @@
-//! Each verb on a machine in memory: applied, undone, and the machine compared with its state
-//! before.
+//! Tests each change kind on a machine in memory: applies and reverts it, and compares the machine with its previous state.
 
 mod admission;
 mod agents;
@@ -32,7 +31,7 @@ mod tiny;
 mod tokens;
 mod withdrawn;
 
-/// Runs each of these tests against each package manager, including the smallest one.
+/// Runs each of these tests with each package manager, including the smallest one.
 macro_rules! with_each_manager {
     ($($test:ident)*) => {
         mod with_apt {

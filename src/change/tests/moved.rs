@@ -1,4 +1,4 @@
-//! A transaction that replaces packages: each gets another version or goes, over the holds of this program.
+//! Tests transactions that replace packages: each package gets another version or is removed, despite our own holds.
 
 use super::{
     archive::{Archive, Kind, Offered},
@@ -14,15 +14,15 @@ use crate::{
 };
 
 with_each_manager! {
-    what_is_replaced_gets_another_version_or_goes
-    what_is_not_to_be_replaced_stays_at_its_version
-    the_undo_names_the_version_before
-    parts_of_the_driver_that_it_has_installed_may_follow
-    what_somebody_else_holds_blocks_the_move_that_it_must_follow
-    what_is_wanted_is_not_removed_by_what_it_follows
+    replaced_packages_change_version_or_are_removed
+    other_packages_keep_their_version
+    undo_contains_the_previous_version
+    our_driver_components_may_follow
+    foreign_hold_blocks_the_driver_change
+    required_package_is_not_removed
 }
 
-/// A driver with a library of its own name, both held; the archive has the next one.
+/// A driver and its library, both held. The archive has the next version.
 pub(super) async fn driver(kind: Kind) -> (TestMachine, Archive) {
     let mut machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
@@ -43,7 +43,7 @@ pub(super) async fn driver(kind: Kind) -> (TestMachine, Archive) {
     (machine, archive)
 }
 
-/// The same, and the next driver excludes the library of the old one.
+/// The same, but the next driver conflicts with the library of the old one.
 async fn excluding(kind: Kind) -> (TestMachine, Archive) {
     let (machine, archive) = driver(kind).await;
     archive.offer(
@@ -73,7 +73,7 @@ fn installed(archive: &Archive) -> Vec<String> {
         .collect()
 }
 
-async fn what_is_replaced_gets_another_version_or_goes(kind: Kind) {
+async fn replaced_packages_change_version_or_are_removed(kind: Kind) {
     let (machine, archive) = driver(kind).await;
     let change = install("580.*", &["driver", "library-1"]);
     let plan = machine.applier.preview(&change).await.unwrap().unwrap();
@@ -86,19 +86,19 @@ async fn what_is_replaced_gets_another_version_or_goes(kind: Kind) {
     }
     machine.apply(&change).await.unwrap();
     assert_eq!(installed(&archive), ["driver 580.1", "library-2 580.1"]);
-    // Nothing is left to do.
+    // There is nothing left to do.
     assert_eq!(machine.applier.preview(&change).await.unwrap().unwrap(), "");
-    // An older version is as good, if the plan replaces the newer one.
+    // An older version is also accepted if the plan replaces the newer one.
     archive.offer("driver", Offered::new("535.1", &["library-1"]));
     let back = install("535.*", &["driver", "library-2"]);
     machine.apply(&back).await.unwrap();
     assert_eq!(installed(&archive), ["driver 535.1", "library-1 535.1"]);
 }
 
-async fn what_is_not_to_be_replaced_stays_at_its_version(kind: Kind) {
+async fn other_packages_keep_their_version(kind: Kind) {
     let (machine, _) = driver(kind).await;
     let before = machine.snapshot();
-    // The hold of somebody, and a version that nobody asked to change.
+    // A hold that we did not set, and a version change that was not requested.
     let error = machine.apply(&install("580.*", &[])).await.unwrap_err();
     assert_eq!(error.reason(), "transaction-refused");
     assert!(
@@ -108,7 +108,7 @@ async fn what_is_not_to_be_replaced_stays_at_its_version(kind: Kind) {
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
-async fn the_undo_names_the_version_before(kind: Kind) {
+async fn undo_contains_the_previous_version(kind: Kind) {
     let (machine, _) = driver(kind).await;
     let undo = machine
         .apply(&install("580.*", &["driver", "library-1"]))
@@ -126,12 +126,12 @@ async fn the_undo_names_the_version_before(kind: Kind) {
     assert!(effects.appeared.contains("library-2"));
 }
 
-/// The module of the other flavour is removed by the package manager itself, with what needs it alone.
-async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
+/// The module of the other flavor is removed by the package manager itself, with dependencies that only it needs.
+async fn our_driver_components_may_follow(kind: Kind) {
     let (machine, archive) = excluding(kind).await;
     machine.apply(&install("580.*", &["driver"])).await.unwrap();
     assert_eq!(installed(&archive), ["driver 580.1"]);
-    // What is no part of a driver does not follow.
+    // Packages that are not driver components do not follow.
     let (machine, archive) = driver(kind).await;
     archive.have("podman", "4");
     archive.write(&machine.fakes.files);
@@ -152,8 +152,8 @@ async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
     );
 }
 
-/// The library follows the driver, and a person has held it.
-async fn what_somebody_else_holds_blocks_the_move_that_it_must_follow(kind: Kind) {
+/// The library follows the driver, but the administrator has held it.
+async fn foreign_hold_blocks_the_driver_change(kind: Kind) {
     let (mut machine, _) = excluding(kind).await;
     machine.applier = machine.restarted().holding(["driver".to_owned()]);
     let before = machine.snapshot();
@@ -173,8 +173,8 @@ async fn what_somebody_else_holds_blocks_the_move_that_it_must_follow(kind: Kind
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
-/// Both are wanted, and the archive's new driver excludes the library.
-async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
+/// Both are required, but the archive's new driver conflicts with the library.
+async fn required_package_is_not_removed(kind: Kind) {
     let (machine, _) = excluding(kind).await;
     let before = machine.snapshot();
     let change = Change::InstallPackages {
@@ -187,7 +187,7 @@ async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
     assert!(
         error
             .to_string()
-            .contains("library-1 535.1, which is wanted"),
+            .contains("library-1 535.1, which is required"),
         "{error}"
     );
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());

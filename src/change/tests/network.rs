@@ -1,4 +1,4 @@
-//! How long the download of package lists is retried, by the kind of network error.
+//! Tests how long the download of package lists is retried for each kind of network error.
 
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use crate::{change::Change, error::Report, host::fake::failed};
 
 const SILENT: &str = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
 
-/// Downloads lists that always fail, each attempt after some seconds; returns the number of
-/// attempts and the reason of the error.
+/// Downloads lists that always fail, after some seconds each. Returns the number of attempts and the reason of the error.
 async fn attempts(seconds: u64, words: &'static str) -> (usize, &'static str) {
     attempts_after(None, seconds, words).await
 }
@@ -38,19 +37,19 @@ async fn attempts_after(
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_retried_longer_than_a_silent_one() {
+async fn refused_connection_is_retried_longer_than_a_timeout() {
     let refused = "E: Failed to fetch http://x/InRelease  Could not connect to x (1.2.3.4), \
                    connection refused";
     assert_eq!(attempts(1, refused).await, (4, "network"));
     assert_eq!(attempts(150, SILENT).await, (2, "network"));
-    // A mirror in the middle of its sync does answer.
+    // A mirror that is being synced does respond.
     let stale = "E: Failed to fetch http://x/Packages  File has unexpected size (1 != 2). Mirror \
                  sync in progress?";
     assert_eq!(attempts(150, stale).await, (4, "repository-stale"));
 }
 
 #[tokio::test]
-async fn only_the_time_of_the_connection_itself_counts_for_giving_up() {
+async fn only_connection_time_counts_for_giving_up() {
     // One slow attempt does not predict the next one.
     assert_eq!(attempts(200, SILENT).await, (2, "network"));
     // The wait for another package manager does not count as a network error.
@@ -62,7 +61,7 @@ async fn only_the_time_of_the_connection_itself_counts_for_giving_up() {
 }
 
 #[tokio::test]
-async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
+async fn truncated_lists_are_downloaded_again() {
     let machine = TestMachine::new();
     Archive::on(&machine);
     let lists = "/var/lib/apt/lists";
@@ -97,9 +96,10 @@ async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
     );
 }
 
-/// Its words name the server alone, and a proxy of the package manager's own settings counts before `packages.proxy`.
+/// The error only mentions the server, but a proxy in the package manager's own configuration takes precedence over
+/// `packages.proxy`.
 #[tokio::test]
-async fn a_proxy_of_somebody_is_named_where_the_network_fails() {
+async fn configured_proxy_is_reported_for_network_errors() {
     let machine = TestMachine::new();
     let apt = Archive::on(&machine);
     let settings = "/etc/apt/apt.conf.d/90proxy";

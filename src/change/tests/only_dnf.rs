@@ -1,4 +1,4 @@
-//! What only dnf has: module streams, keys of rpm, and scripts that fail without a word in the status.
+//! Tests features that only dnf has: module streams, rpm keys, and scripts that fail without an error status.
 
 use std::sync::{
     Arc,
@@ -30,7 +30,7 @@ fn stream(stream: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_stream_is_enabled_and_the_one_before_comes_back() {
+async fn stream_is_enabled_and_the_previous_one_restored() {
     let (machine, _) = docker(Kind::Dnf);
     machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
     let (_, reverted) = machine.apply_and_undo(&stream("580-open")).await;
@@ -43,7 +43,7 @@ async fn a_stream_is_enabled_and_the_one_before_comes_back() {
 }
 
 #[tokio::test]
-async fn a_stream_that_somebody_else_enabled_since_stays() {
+async fn stream_enabled_later_by_another_program_is_kept() {
     let (machine, _) = docker(Kind::Dnf);
     let undo = machine.apply(&stream("580-open")).await.unwrap();
     let theirs = "[nvidia-driver]\nname=nvidia-driver\nstream=615-open\nprofiles=\nstate=enabled\n";
@@ -55,7 +55,7 @@ async fn a_stream_that_somebody_else_enabled_since_stays() {
 }
 
 #[tokio::test]
-async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable() {
+async fn previous_stream_is_restored_after_a_kill() {
     let (machine, _) = docker(Kind::Dnf);
     machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
@@ -63,7 +63,7 @@ async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable
     let before = machine.fakes.files.text(path);
     let interrupted = machine.applier.capture(&stream("595-open")).await.unwrap();
     machine.fakes.files.put(path, RESET);
-    // The next run looks first.
+    // The next run reconciles first.
     let restarted = machine.restarted();
     let interrupted = restarted.reconcile(&interrupted, &machine.sink).await;
     let interrupted = interrupted.unwrap();
@@ -75,7 +75,7 @@ async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable
 }
 
 #[tokio::test]
-async fn an_undo_that_failed_between_reset_and_enable_is_finished_by_the_next_one() {
+async fn failed_stream_undo_is_completed_by_the_next() {
     let (machine, _) = docker(Kind::Dnf);
     machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
@@ -102,7 +102,7 @@ async fn an_undo_that_failed_between_reset_and_enable_is_finished_by_the_next_on
     restarted.revert(&undo, &machine.sink).await.unwrap();
     assert_eq!(machine.fakes.files.text(path), before);
     assert_eq!(markers(), 0);
-    // From now on a reset is a person's.
+    // From now on, a reset was done manually.
     machine.fakes.files.put(path, RESET);
     let reverted = restarted.revert(&undo, &machine.sink).await.unwrap();
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
@@ -110,7 +110,7 @@ async fn an_undo_that_failed_between_reset_and_enable_is_finished_by_the_next_on
 }
 
 #[tokio::test]
-async fn a_module_that_somebody_has_reset_since_stays_reset() {
+async fn manually_reset_module_stays_reset() {
     let (machine, _) = docker(Kind::Dnf);
     machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
@@ -123,7 +123,7 @@ async fn a_module_that_somebody_has_reset_since_stays_reset() {
 }
 
 #[tokio::test]
-async fn a_lock_file_that_a_power_cut_tore_does_not_stop_the_repair() {
+async fn truncated_lock_file_does_not_block_the_repair() {
     let (machine, _) = docker(Kind::Dnf);
     let record = "/var/lib/dnf/rpmdb_lock.pid";
     machine.fakes.files.put(record, "\0\0\0");
@@ -133,7 +133,7 @@ async fn a_lock_file_that_a_power_cut_tore_does_not_stop_the_repair() {
         .put("/var/cache/dnf/metadata_lock.pid", "x");
     let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
-    // dnf takes an empty file as its own, and refuses one without a number.
+    // dnf treats an empty file as its own, and rejects a file without a number.
     assert_eq!(machine.fakes.files.text(record), "");
     machine.apply(&Change::RepairPackages).await.unwrap();
     assert!(!machine.fakes.files.exists(record.into()).unwrap());
@@ -141,7 +141,7 @@ async fn a_lock_file_that_a_power_cut_tore_does_not_stop_the_repair() {
 }
 
 #[tokio::test]
-async fn the_undo_of_a_hold_removes_exactly_the_entries_that_it_added() {
+async fn undo_of_a_hold_removes_exactly_its_entries() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     let (machine, apt) = docker(Kind::Dnf);
     let files = &machine.fakes.files;
@@ -151,7 +151,7 @@ async fn the_undo_of_a_hold_removes_exactly_the_entries_that_it_added() {
         .apply(&Change::HoldPackages { patterns })
         .await
         .unwrap();
-    // Somebody has upgraded one of them since, and locked it again.
+    // One of them was upgraded and locked again by the administrator.
     apt.have("docker.io", "28.5.2");
     apt.write(files);
     let list = files.text(LIST) + "docker.io-0:28.5.2.*\n";
@@ -164,9 +164,9 @@ async fn the_undo_of_a_hold_removes_exactly_the_entries_that_it_added() {
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
 }
 
-/// Also a list that is a link into a directory of the site's configuration.
+/// Including a list that is a symlink into a site configuration directory.
 #[tokio::test]
-async fn the_list_of_an_administrator_keeps_mode_owner_and_last_line() {
+async fn existing_hold_list_keeps_mode_and_owner() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     for (theirs, path) in rows! {
         "# site\nbash-0:5.1.8-9.el9.*", LIST;
@@ -203,7 +203,7 @@ async fn the_list_of_an_administrator_keeps_mode_owner_and_last_line() {
 }
 
 #[tokio::test]
-async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_again() {
+async fn version_missing_on_the_mirror_blocks_the_repair() {
     let (machine, apt) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     for name in ["docker.io", "runc"] {
@@ -214,15 +214,15 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
     let before = apt.installed.lock().unwrap().len();
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("no repository offers `runc-"), "{text}");
+    assert!(text.contains("no repository has `runc-"), "{text}");
     let hint = error.hint().unwrap();
     assert!(hint.starts_with("nothing was changed"), "{hint}");
     assert!(hint.contains("`dnf distro-sync runc`"), "{hint}");
     {
         let mut there = apt.installed.lock().unwrap();
         assert!(there.len() == before && there["docker.io"].half);
-        // A person follows it. After this transaction neither dnf's history nor its lock shows what the
-        // interrupted one had begun.
+        // The administrator follows the hint. After this transaction neither the dnf history nor its lock contains the
+        // interrupted transaction.
         there.values_mut().for_each(|package| package.half = false);
         there.get_mut("runc").unwrap().version = "1.1.4".to_owned();
     }
@@ -234,7 +234,7 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
 }
 
 #[tokio::test]
-async fn what_an_undo_has_removed_is_not_half_done_when_it_is_installed_again() {
+async fn package_removed_by_undo_is_not_incomplete_later() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);
@@ -243,14 +243,14 @@ async fn what_an_undo_has_removed_is_not_half_done_when_it_is_installed_again() 
     assert_eq!(applied.await.unwrap_err().reason(), "package-script");
     let undo = machine.applier.reconcile(&undo, &machine.sink).await;
     machine.revert(&undo.unwrap()).await;
-    // A person installs the same version, or this program does.
+    // The administrator or gpu-bootstrap installs the same version.
     machine.apply(&change).await.unwrap();
     let plan = machine.restarted().preview(&Change::RepairPackages).await;
     assert_eq!(plan.unwrap().as_deref(), Some(""));
 }
 
 #[tokio::test]
-async fn a_package_that_others_removed_is_not_half_done_when_it_is_installed_again() {
+async fn manually_removed_package_is_not_incomplete_later() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);
@@ -263,7 +263,7 @@ async fn a_package_that_others_removed_is_not_half_done_when_it_is_installed_aga
 }
 
 #[tokio::test]
-async fn a_removal_that_would_take_more_along_since_the_plan_is_refused() {
+async fn additional_removal_since_the_plan_is_rejected() {
     let (machine, archive) = moved::driver(Kind::Dnf).await;
     let (own, downloaded) = (archive.clone(), Arc::new(AtomicBool::new(false)));
     machine.fakes.exec.on("dnf", move |cmd, files| {
@@ -273,7 +273,7 @@ async fn a_removal_that_would_take_more_along_since_the_plan_is_refused() {
             downloaded.store(true, Ordering::SeqCst);
         }
         if has("--assumeno") && has("shell") && downloaded.load(Ordering::SeqCst) {
-            // Somebody has installed a package since that needs one of those that go.
+            // A package that depends on a removed one was installed in the meantime.
             let more = row("bash", Some("5.2"), None);
             output.stdout = format!("Dependencies resolved.\n{more}\n{}", output.stdout);
         }
@@ -287,7 +287,7 @@ async fn a_removal_that_would_take_more_along_since_the_plan_is_refused() {
 }
 
 #[tokio::test]
-async fn what_was_to_go_and_is_still_there_is_an_error() {
+async fn package_that_was_not_removed_is_an_error() {
     let (machine, archive) = moved::driver(Kind::Dnf).await;
     let own = archive.clone();
     machine.fakes.exec.on("dnf", move |cmd, files| {
@@ -318,7 +318,7 @@ async fn what_was_to_go_and_is_still_there_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_cache_that_a_power_cut_tore_is_made_again() {
+async fn truncated_cache_is_regenerated() {
     const TORN: &str = "/var/cache/dnf/gpu-bootstrap-nvidia.solv";
     let (machine, archive) = docker(Kind::Dnf);
     machine.fakes.files.put(TORN, "SOLV");
@@ -339,7 +339,7 @@ async fn a_cache_that_a_power_cut_tore_is_made_again() {
 }
 
 #[tokio::test]
-async fn an_interruption_is_known_after_a_boot_has_removed_its_sign() {
+async fn interruption_is_detected_after_a_boot() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.breaks.lock().unwrap() = vec![Break {
         status: Status::Signalled(9),
@@ -361,7 +361,7 @@ async fn an_interruption_is_known_after_a_boot_has_removed_its_sign() {
 }
 
 #[tokio::test]
-async fn a_repair_that_was_interrupted_may_remove_what_it_has_doubled() {
+async fn interrupted_repair_may_remove_duplicates() {
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
@@ -370,7 +370,7 @@ async fn a_repair_that_was_interrupted_may_remove_what_it_has_doubled() {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let mut output = archive.dnf(cmd, files);
         if has("--assumeno") && has("reinstall") {
-            // rpm's database has the same version twice.
+            // The rpm database contains the same version twice.
             let twice = row("runc", Some("1.1.5"), None);
             output.stdout = format!("Dependencies resolved.\n{twice}\n{}", output.stdout);
         }
@@ -380,7 +380,7 @@ async fn a_repair_that_was_interrupted_may_remove_what_it_has_doubled() {
 }
 
 #[tokio::test]
-async fn a_pattern_of_somebody_does_not_stop_a_repair_and_is_named_where_it_stops_a_move() {
+async fn foreign_pattern_blocks_upgrade_but_not_repair() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -398,7 +398,7 @@ async fn a_pattern_of_somebody_does_not_stop_a_repair_and_is_named_where_it_stop
         output
     });
     machine.apply(&Change::RepairPackages).await.unwrap();
-    // A new version of it is another matter.
+    // A new version of the package is blocked.
     let (mut machine, _) = moved::driver(Kind::Dnf).await;
     machine.applier = machine.restarted();
     machine.fakes.files.put(LIST, "driver*\nlib*\n");
@@ -412,7 +412,7 @@ async fn a_pattern_of_somebody_does_not_stop_a_repair_and_is_named_where_it_stop
 }
 
 #[tokio::test]
-async fn configuration_that_a_power_cut_has_emptied_comes_again_with_a_repair() {
+async fn truncated_configuration_is_restored_by_a_repair() {
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
@@ -421,7 +421,7 @@ async fn configuration_that_a_power_cut_has_emptied_comes_again_with_a_repair() 
     let mut rows = Vec::new();
     for (flags, size, path, content) in [
         ("cn", 12, "/etc/runc/emptied", ""),
-        ("c", 12, "/etc/runc/changed", "by somebody"),
+        ("c", 12, "/etc/runc/changed", "by the administrator"),
         ("c", 12, "/etc/runc/emptied-on-purpose", ""),
         ("c", 0, "/etc/runc/empty", ""),
         ("", 9, "/usr/bin/runc", ""),
@@ -448,7 +448,7 @@ async fn configuration_that_a_power_cut_has_emptied_comes_again_with_a_repair() 
 }
 
 #[tokio::test]
-async fn a_manager_without_streams_says_so() {
+async fn package_manager_without_streams_is_reported() {
     let machine = TestMachine::new();
     let error = machine
         .applier
@@ -459,7 +459,7 @@ async fn a_manager_without_streams_says_so() {
 }
 
 #[tokio::test]
-async fn a_script_that_failed_is_an_error_until_it_has_run() {
+async fn failed_script_is_an_error_until_repaired() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);
@@ -471,12 +471,12 @@ async fn a_script_that_failed_is_an_error_until_it_has_run() {
             .contains("%post(docker.io-20.10.24.x86_64)"),
         "{error}"
     );
-    // The package counts as installed, and a second run does not take that for the truth.
+    // The package counts as installed, but a second run does not rely on that.
     let error = machine.restarted().preview(&Change::RepairPackages).await;
     assert_eq!(error.unwrap().as_deref(), Some("~ docker.io"));
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
-    // It fails again, and then it does not.
+    // It fails again, and then succeeds.
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     assert_eq!(error.reason(), "package-script");
@@ -485,7 +485,7 @@ async fn a_script_that_failed_is_an_error_until_it_has_run() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_imported_for_packages_goes_with_the_last_of_them() {
+async fn imported_key_is_removed_with_the_last_package() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.imports.lock().unwrap() = true;
     let keys = || {
@@ -510,7 +510,7 @@ async fn a_key_that_was_imported_for_packages_goes_with_the_last_of_them() {
 }
 
 #[tokio::test]
-async fn a_lock_of_a_process_that_is_gone_is_removed() {
+async fn stale_lock_is_removed() {
     let (machine, _) = docker(Kind::Dnf);
     let stale = "/var/cache/dnf/metadata_lock.pid";
     machine.fakes.files.put(stale, "812");

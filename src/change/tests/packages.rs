@@ -1,4 +1,4 @@
-//! Package transactions: installed and undone, refusals, waits, failures.
+//! Tests package transactions: installation and undo, rejections, waits and failures.
 
 use camino::Utf8Path;
 use tokio_util::sync::CancellationToken;
@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     archive::{Archive, Kind, Offered, hold_lock, release_lock},
     kit::{STATE, TestMachine},
+    system::run_process,
     with_each_manager,
 };
 use crate::{
@@ -36,36 +37,36 @@ pub(super) fn install(names: &[&str]) -> Change {
 }
 
 with_each_manager! {
-    every_installed_package_is_removed_again
-    a_second_apply_runs_no_command
-    packages_installed_before_stay_and_keep_their_marks
-    an_interrupted_installation_is_undone_by_its_recorded_packages
-    packages_installed_by_others_during_a_wait_do_not_count
-    removals_upgrades_and_versions_that_are_not_configured_are_refused
-    a_plan_from_newer_lists_must_be_approved_again
-    packages_that_others_depend_on_now_are_left_and_named
-    an_upgraded_package_stays_and_the_rollback_is_reported
-    a_systemd_that_does_not_answer_is_reported
+    every_installed_package_is_removed
+    second_apply_runs_no_command
+    existing_packages_keep_their_marks
+    interrupted_installation_is_undone_by_its_record
+    packages_installed_during_a_wait_are_not_ours
+    unapproved_actions_are_rejected
+    newer_lists_need_a_new_approval
+    packages_needed_by_others_are_kept_and_reported
+    upgraded_package_is_kept_and_the_downgrade_reported
+    failed_systemd_reload_is_reported
     unneeded_packages_are_removed_and_needed_ones_stay
     only_own_holds_are_released
-    the_lists_are_downloaded_once_until_a_repository_is_added
+    lists_are_downloaded_once_per_repository_change
     only_transient_errors_are_retried
     half_configured_packages_are_repaired_first
-    waiting_for_another_package_manager_names_it_and_has_a_limit
-    a_signal_ends_a_wait_at_once
-    a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail
-    a_timer_that_cannot_be_started_is_told_and_tried_again
-    nothing_of_a_transaction_that_was_undone_counts_as_ours
-    the_plan_shows_what_the_transaction_will_do
+    wait_reports_package_manager_and_is_limited
+    signal_ends_a_wait
+    masked_timer_does_not_fail_the_transaction
+    failed_timer_start_is_reported_and_retried
+    undone_transaction_leaves_no_record
+    plan_shows_the_actions_of_the_transaction
 }
 
-/// The flag by which scripts compile nothing.
+/// The flag file that disables compilation in package scripts.
 const FLAG: &str = "/etc/dkms/no-autoinstall";
 
-/// There if the script of a package has seen the flag.
+/// Exists if a package script has seen the flag.
 const SEEN: &str = "/var/lib/seen";
 
-/// An installation that leaves the module to the change behind it, and a machine that `differs`.
+/// An installation that defers the module build, and a machine with a difference.
 fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachine, Change) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
@@ -95,7 +96,7 @@ fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachi
 }
 
 #[tokio::test]
-async fn scripts_leave_the_only_module_to_the_change_behind_them() {
+async fn scripts_defer_the_only_module() {
     let (one, two) = (
         &["nvidia-kernel-dkms"][..],
         &["nvidia-kernel-dkms", "zfs-dkms"][..],
@@ -103,12 +104,12 @@ async fn scripts_leave_the_only_module_to_the_change_behind_them() {
     for (kind, names, differs, leave) in [
         (Kind::Apt, one, "", true),
         (Kind::Apt, one, "/etc/dkms/framework.conf", true),
-        // A folder of somebody's stays, also an empty one.
+        // An existing directory is kept, even if it is empty.
         (Kind::Apt, one, "/etc/dkms/", true),
-        // What others compile is compiled as always.
+        // Other modules are compiled as usual.
         (Kind::Apt, two, "", false),
         (Kind::Apt, one, "/var/lib/dkms/zfs/2.1.11/source", false),
-        // The scripts obey no flag.
+        // These scripts do not support the flag.
         (Kind::Dnf, one, "", false),
     ] {
         let (machine, later) = with_sources(kind, names, differs);
@@ -131,7 +132,7 @@ async fn build(applier: &Applier, machine: &TestMachine, kernel: &str) {
         module: "nvidia".to_owned(),
         kernel: kernel.to_owned(),
     };
-    let why = "it was not built".to_owned();
+    let why = "the build failed".to_owned();
     let built = applier.apply(&build, Undo::Nothing { why }, &machine.sink);
     assert!(built.await.is_err());
 }
@@ -140,9 +141,9 @@ fn timer_runs(machine: &TestMachine) -> bool {
     machine.units.all()["apt-daily.timer"].1 == "active"
 }
 
-/// Also in a run after one that was killed, which has only the build to do.
+/// This includes a run that only has to build, after one that was killed.
 #[tokio::test]
-async fn timers_are_paused_from_the_first_build_to_the_end_of_the_run() {
+async fn timers_are_paused_until_the_run_ends() {
     let machine = TestMachine::new();
     machine.units.put("apt-daily.timer", "enabled", "active");
     for kernel in ["6.1.0", "6.2.0"] {
@@ -158,7 +159,7 @@ async fn timers_are_paused_from_the_first_build_to_the_end_of_the_run() {
 }
 
 #[tokio::test]
-async fn a_build_that_ends_during_package_work_starts_no_timer() {
+async fn build_during_package_work_starts_no_timer() {
     let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], "");
     machine.units.put("apt-daily.timer", "enabled", "active");
     machine.apply(&later).await.unwrap();
@@ -168,15 +169,15 @@ async fn a_build_that_ends_during_package_work_starts_no_timer() {
         Ok(())
     });
     work.await.unwrap();
-    // The kernel's packages may be due in the same run.
+    // The packages of a kernel may follow in the same run.
     assert!(!timer_runs(&machine));
     Verbs::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
 }
 
-/// Package lists are downloaded before the journal begins.
+/// Package lists are downloaded before the journal exists.
 #[tokio::test]
-async fn the_state_folder_is_for_root_and_goes_with_the_record_of_paused_timers() {
+async fn state_directory_is_removed_with_the_paused_timers() {
     let machine = TestMachine::new();
     Archive::on(&machine);
     machine.units.put("apt-daily.timer", "enabled", "active");
@@ -188,7 +189,7 @@ async fn the_state_folder_is_for_root_and_goes_with_the_record_of_paused_timers(
     });
     work.await.unwrap();
     assert!(!files.exists(STATE.into()).unwrap());
-    // A folder that was there stays.
+    // An existing directory is kept.
     files.put_folder(STATE, 0o700);
     let work = machine.applier.exclusively(&machine.sink, async { Ok(()) });
     work.await.unwrap();
@@ -196,7 +197,7 @@ async fn the_state_folder_is_for_root_and_goes_with_the_record_of_paused_timers(
 }
 
 #[tokio::test]
-async fn the_flag_of_an_administrator_stays_and_that_of_an_interrupted_run_goes() {
+async fn only_our_interrupted_flag_is_removed() {
     let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], FLAG);
     machine.apply(&later).await.unwrap();
     let files = &machine.fakes.files;
@@ -212,7 +213,7 @@ async fn the_flag_of_an_administrator_stays_and_that_of_an_interrupted_run_goes(
     assert!(!reconcile().await);
 }
 
-/// An archive with docker, and what it needs.
+/// An archive with docker and its dependency.
 pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
     let machine = TestMachine::with(kind);
     let apt = Archive::on(&machine);
@@ -229,7 +230,7 @@ pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
     (machine, apt)
 }
 
-async fn every_installed_package_is_removed_again(kind: Kind) {
+async fn every_installed_package_is_removed(kind: Kind) {
     let (machine, _) = docker(kind);
     let (undo, reverted) = machine.apply_and_undo(&install(&["docker.io"])).await;
     let Undo::Packages {
@@ -246,7 +247,7 @@ async fn every_installed_package_is_removed_again(kind: Kind) {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
-async fn a_second_apply_runs_no_command(kind: Kind) {
+async fn second_apply_runs_no_command(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     machine.fakes.exec.clear_log();
@@ -262,7 +263,7 @@ async fn a_second_apply_runs_no_command(kind: Kind) {
     );
 }
 
-async fn packages_installed_before_stay_and_keep_their_marks(kind: Kind) {
+async fn existing_packages_keep_their_marks(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("runc", "1.1.5");
     apt.installed.lock().unwrap().get_mut("runc").unwrap().auto = true;
@@ -274,7 +275,7 @@ async fn packages_installed_before_stay_and_keep_their_marks(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("runc"));
 }
 
-async fn an_interrupted_installation_is_undone_by_its_recorded_packages(kind: Kind) {
+async fn interrupted_installation_is_undone_by_its_record(kind: Kind) {
     let (machine, _) = docker(kind);
     let before = machine.snapshot();
     let change = install(&["docker.io"]);
@@ -291,13 +292,13 @@ async fn an_interrupted_installation_is_undone_by_its_recorded_packages(kind: Ki
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
-async fn packages_installed_by_others_during_a_wait_do_not_count(kind: Kind) {
+async fn packages_installed_during_a_wait_are_not_ours(kind: Kind) {
     let (machine, apt) = docker(kind);
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
     apt.have("vim", "9");
     apt.write(&machine.fakes.files);
-    // Interrupted before it started, nothing is ours.
+    // If it was interrupted before it started, no change is ours.
     let early = machine
         .restarted()
         .reconcile(&undo, &machine.sink)
@@ -314,7 +315,7 @@ async fn packages_installed_by_others_during_a_wait_do_not_count(kind: Kind) {
     assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
 }
 
-async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind: Kind) {
+async fn unapproved_actions_are_rejected(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("podman", "4");
     apt.have("runc", "1.0");
@@ -345,7 +346,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     };
     let error = machine.apply(&wanted).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-found");
-    assert!(error.to_string().contains("offered: 535.1"), "{error}");
+    assert!(error.to_string().contains("available: 535.1"), "{error}");
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
     let named = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("535.*"))],
@@ -354,7 +355,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     };
     let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
-    // It cannot be installed again: the archive no longer offers it.
+    // It cannot be installed again, because the archive no longer has it.
     let reverted = machine.revert(&undo).await;
     assert!(matches!(&reverted, Reverted::Left { what, .. } if what.contains("podman")));
 }
@@ -384,7 +385,7 @@ async fn only_simulated_and_approved_removals_happen() {
     assert_eq!(real, [true, false]);
 }
 
-async fn a_plan_from_newer_lists_must_be_approved_again(kind: Kind) {
+async fn newer_lists_need_a_new_approval(kind: Kind) {
     // The lists were older than the mirror. The mirror's version removes another package.
     let (machine, apt) = docker(kind);
     apt.have("podman", "4");
@@ -410,7 +411,7 @@ async fn a_plan_from_newer_lists_must_be_approved_again(kind: Kind) {
     assert_eq!(apt.installed.lock().unwrap()["runc"].version, "1.1.6");
 }
 
-async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
+async fn packages_needed_by_others_are_kept_and_reported(kind: Kind) {
     let (machine, apt) = docker(kind);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("swarm", Offered::new("1", &["docker.io"]));
@@ -424,7 +425,7 @@ async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
-async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
+async fn upgraded_package_is_kept_and_the_downgrade_reported(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("runc", "1.0");
     apt.write(&machine.fakes.files);
@@ -435,7 +436,7 @@ async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     };
     let undo = machine.apply(&change).await.unwrap();
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("something is left");
+        panic!("a part remains");
     };
     assert_eq!(what, "runc 1.1.5 instead of 1.0");
     let command = match kind {
@@ -452,7 +453,7 @@ async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
-async fn a_systemd_that_does_not_answer_is_reported(kind: Kind) {
+async fn failed_systemd_reload_is_reported(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.fakes.files.put_folder("/run/systemd/system", 0o755);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -464,9 +465,9 @@ async fn a_systemd_that_does_not_answer_is_reported(kind: Kind) {
             _ => ok("LoadState=not-found\nActiveState=inactive\n"),
         });
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("something is left");
+        panic!("a part remains");
     };
-    assert!(what.contains("systemd's memory"), "{what}");
+    assert!(what.contains("systemd still has loaded"), "{what}");
     assert!(why.contains("Connection timed out"), "{why}");
 }
 
@@ -477,7 +478,7 @@ async fn unneeded_packages_are_removed_and_needed_ones_stay(kind: Kind) {
     apt.have("theirs", "1");
     apt.write(&machine.fakes.files);
     let Reverted::Left { what, .. } = machine.revert(&undo).await else {
-        panic!("something is left");
+        panic!("a part remains");
     };
     assert!(what.contains("1 package (runc)"), "{what}");
     {
@@ -509,7 +510,7 @@ async fn only_own_holds_are_released(kind: Kind) {
     );
 }
 
-async fn the_lists_are_downloaded_once_until_a_repository_is_added(kind: Kind) {
+async fn lists_are_downloaded_once_per_repository_change(kind: Kind) {
     let (machine, _) = docker(kind);
     for _ in 0..2 {
         machine.apply(&Change::RefreshRepositories).await.unwrap();
@@ -567,14 +568,36 @@ async fn half_configured_packages_are_repaired_first(kind: Kind) {
     assert!(undo.is_nothing());
     assert!(
         !files.exists(torn.into()).unwrap(),
-        "DKMS would refuse the version for ever"
+        "DKMS would never accept the version"
     );
     assert!(files.exists(built.into()).unwrap());
     machine.apply(&install(&["docker.io"])).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_module_that_does_not_compile_shows_the_compilers_words() {
+async fn a_repair_waits_for_another_dkms_and_keeps_its_version() {
+    let (machine, apt) = docker(Kind::Apt);
+    apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
+    apt.write(&machine.fakes.files);
+    let files = &machine.fakes.files;
+    let added = Utf8Path::new("/var/lib/dkms/nvidia/580.1/build");
+    files.create_folder(added, 0o755).unwrap();
+    run_process(&machine, 41, "/bin/bash /usr/sbin/dkms add nvidia/580.1");
+    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
+    assert_eq!((error.reason(), error.passes()), ("dkms-busy", true));
+    assert!(files.exists(added).unwrap());
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        !lines.iter().any(|line| line.contains("--configure")),
+        "{lines:#?}"
+    );
+    files.take("/proc/41");
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!files.exists(added).unwrap());
+}
+
+#[tokio::test]
+async fn build_error_shows_the_compiler_output() {
     let (machine, apt) = docker(Kind::Apt);
     let log = "/var/lib/dkms/nvidia-current/535.261.03/build/make.log";
     machine.fakes.files.put(log, "cc1: error: no such option\n");
@@ -589,7 +612,7 @@ async fn a_module_that_does_not_compile_shows_the_compilers_words() {
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
-async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind) {
+async fn wait_reports_package_manager_and_is_limited(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.units.put("apt-daily.timer", "enabled", "active");
     hold_lock(&machine.fakes.files);
@@ -606,7 +629,7 @@ async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind
         "{text}"
     );
     assert!(machine.sink.text().contains("unattended-upgr"));
-    // The timer runs again in every case.
+    // The timer is always started again.
     assert_eq!(machine.units.all(), before);
     assert!(!machine.fakes.files.exists("/proc/1".into()).unwrap());
     assert!(
@@ -621,7 +644,7 @@ async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind
     machine.apply(&install(&["docker.io"])).await.unwrap();
 }
 
-async fn a_signal_ends_a_wait_at_once(kind: Kind) {
+async fn signal_ends_a_wait(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.units.put("apt-daily.timer", "enabled", "active");
     let (before, units) = (machine.snapshot(), machine.units.all());
@@ -651,7 +674,7 @@ async fn a_signal_ends_a_wait_at_once(kind: Kind) {
 }
 
 #[tokio::test]
-async fn timers_paused_by_an_interrupted_run_are_started_again() {
+async fn timers_of_an_interrupted_run_are_restarted() {
     let (machine, _) = docker(Kind::Apt);
     machine.units.put("apt-daily.timer", "enabled", "active");
     machine
@@ -667,7 +690,7 @@ async fn timers_paused_by_an_interrupted_run_are_started_again() {
         });
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
-    // As if the process had been killed during the transaction: nothing after the pause is done.
+    // As if the process had been killed during the transaction: no code after the pause runs.
     machine.units.put("apt-daily.timer", "enabled", "inactive");
     machine.fakes.files.put(
         &format!("{STATE}/paused.json"),
@@ -679,7 +702,7 @@ async fn timers_paused_by_an_interrupted_run_are_started_again() {
         .await
         .unwrap();
     assert!(undo.is_nothing());
-    // The engine closes failed changes also while a transaction of another step is under way.
+    // The engine also closes failed changes while a transaction of another step is in progress.
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "inactive");
     machine.restarted().resume_paused(&machine.sink).await;
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
@@ -687,7 +710,7 @@ async fn timers_paused_by_an_interrupted_run_are_started_again() {
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
-async fn a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail(kind: Kind) {
+async fn masked_timer_does_not_fail_the_transaction(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.units.put("apt-daily.timer", "enabled", "active");
     let units = machine.units.clone();
@@ -699,7 +722,7 @@ async fn a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail(kind: K
         .fakes
         .files
         .before_mutations(move |_, mutation| match mutation {
-            // It is paused, so the transaction is under way.
+            // It is paused, so the transaction is in progress.
             Mutation::Run(_) if units.all()["apt-daily.timer"].1 == "inactive" => {
                 units.put("apt-daily.timer", "masked", "inactive");
                 Ok(())
@@ -711,18 +734,18 @@ async fn a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail(kind: K
     assert_eq!(machine.units.all()["apt-daily.timer"], masked);
     let paused = format!("{STATE}/paused.json");
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
-    // It is not started against whoever has masked it, and nothing is told of it.
+    // The masked timer is not started, and not reported.
     let told = machine.sink.text();
     assert!(!told.contains("apt-daily.timer"), "{told}");
 }
 
-async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
+async fn failed_timer_start_is_reported_and_retried(kind: Kind) {
     let (mut machine, _) = docker(kind);
     machine.applier.policy.pause_units = vec!["broken.timer".into(), "apt-daily.timer".into()];
     machine.units.put("broken.timer", "enabled", "active");
     machine.units.put("apt-daily.timer", "enabled", "active");
     machine.apply(&install(&["docker.io"])).await.unwrap();
-    // The other one is no worse off.
+    // The other one is not affected.
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     let told = machine.sink.text();
     assert!(
@@ -735,7 +758,7 @@ async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
         recorded.contains("broken.timer") && !recorded.contains("apt-daily"),
         "{recorded}"
     );
-    // An interrupted change can be closed all the same, and a good one begins.
+    // An interrupted change can still be closed, and a new one can start.
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
     let closed = machine
@@ -749,10 +772,10 @@ async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
-/// `policy-rc.d` keeps the package's script from stopping its daemon.
+/// `policy-rc.d` prevents the package script from stopping its daemon.
 #[tokio::test]
-async fn a_daemon_does_not_run_on_without_its_program() {
-    // In a chroot, systemctl would ask for the host's units, or nobody.
+async fn daemon_is_stopped_with_its_package() {
+    // In a chroot, systemctl would query the host's units, or fail.
     for (kind, booted) in [(Kind::Apt, true), (Kind::Apt, false), (Kind::Dnf, true)] {
         let (machine, archive) = docker(kind);
         archive.offer(
@@ -793,7 +816,7 @@ async fn a_daemon_does_not_run_on_without_its_program() {
     }
 }
 
-async fn nothing_of_a_transaction_that_was_undone_counts_as_ours(kind: Kind) {
+async fn undone_transaction_leaves_no_record(kind: Kind) {
     let (machine, _) = docker(kind);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     let folder = format!("{STATE}/transactions");
@@ -809,7 +832,7 @@ async fn nothing_of_a_transaction_that_was_undone_counts_as_ours(kind: Kind) {
     assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
-async fn the_plan_shows_what_the_transaction_will_do(kind: Kind) {
+async fn plan_shows_the_actions_of_the_transaction(kind: Kind) {
     let (machine, _) = docker(kind);
     let before = machine.fakes.files.mutations();
     let text = machine

@@ -1,4 +1,4 @@
-//! Probes, and the images that they run in.
+//! Tests probes and their images.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_probe_leaves_its_record_and_no_image() {
+async fn probe_leaves_its_record_and_no_image() {
     let machine = TestMachine::new();
     machine.fakes.files.put(
         "/proc/self/maps",
@@ -51,7 +51,7 @@ async fn a_probe_leaves_its_record_and_no_image() {
     let proof = ProofRecord::parse(&machine.fakes.files.text(record));
     assert_eq!(proof.inputs, "driver=1.2\n");
     assert!(proof.result.is_some() && proof.at.is_some());
-    // The undo does not query the runtime, which may be removed by then.
+    // The undo does not query the runtime, which may already be removed.
     machine.fakes.exec.forget("docker");
     assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
     assert!(!machine.fakes.files.exists(record.into()).unwrap());
@@ -59,11 +59,11 @@ async fn a_probe_leaves_its_record_and_no_image() {
 
 const RECORD: &str = "/var/lib/gpu-bootstrap/validations/container-docker";
 
-/// What the probe prints in a container with a GPU.
+/// The probe output in a container with a GPU.
 const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
     "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
 
-/// A machine on which this program, which needs no libraries, can be packed.
+/// A machine on which a static gpu-bootstrap binary can be packed.
 fn machine() -> TestMachine {
     let machine = TestMachine::new();
     let maps = "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n";
@@ -72,7 +72,7 @@ fn machine() -> TestMachine {
     machine
 }
 
-/// The probe in an image that has to be pulled.
+/// The probe in an image that must be pulled.
 fn in_image(runtime: RuntimeKind, image: &str) -> Change {
     Change::RunProbe {
         probe: container_probe(runtime, Some(image)),
@@ -83,7 +83,7 @@ fn in_image(runtime: RuntimeKind, image: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_pull_that_cannot_succeed_is_not_repeated_and_the_proof_before_is_gone() {
+async fn permanent_pull_error_is_not_retried() {
     let machine = TestMachine::new();
     machine.fakes.files.put(RECORD, "driver=1.1\n");
     machine
@@ -103,7 +103,7 @@ async fn a_pull_that_cannot_succeed_is_not_repeated_and_the_proof_before_is_gone
 }
 
 #[tokio::test]
-async fn a_pull_is_repeated_within_its_time_limit() {
+async fn pull_is_retried_within_its_time_limit() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -115,14 +115,14 @@ async fn a_pull_is_repeated_within_its_time_limit() {
     let change = in_image(RuntimeKind::Docker, "registry/x:1");
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "registry-unreachable");
-    // The third pause of 60 s would be longer than what is left.
+    // The third pause of 60 s would exceed the limit.
     let slept = machine.fakes.clock.slept();
     assert_eq!(slept, [5, 20].map(Duration::from_secs));
 }
 
-/// Docker's daemon pulls by its own settings; these programs by what they are given.
+/// The Docker daemon pulls with its own settings. These programs use the given ones.
 #[tokio::test]
-async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
+async fn pull_uses_the_proxy_without_showing_its_password() {
     for (runtime, program) in [
         (RuntimeKind::Containerd, "ctr"),
         (RuntimeKind::Podman, "podman"),
@@ -163,7 +163,7 @@ async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
 }
 
 #[tokio::test]
-async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
+async fn containerd_pulls_the_full_name_with_registry_configuration() {
     let machine = machine();
     machine
         .fakes

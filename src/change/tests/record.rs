@@ -1,5 +1,4 @@
-//! Transactions that are interrupted, stopped or retried while others change packages: which
-//! changes count as ours and which do not.
+//! Tests transactions that are interrupted, stopped or retried while other programs change packages: which changes are ours.
 
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +12,7 @@ use crate::{
     change::{Applier, Change, Reverted, STOPPED, Undo, Verbs},
     error::Report,
     host::{
+        ReadFiles as _,
         exec::Status,
         fake::{diff, ok},
     },
@@ -20,18 +20,17 @@ use crate::{
 };
 
 with_each_manager! {
-    packages_of_others_do_not_count_after_a_stopped_wait
-    only_packages_of_the_first_attempt_count_after_a_stop_before_the_second
-    packages_of_a_failed_attempt_are_undone_with_the_rest
-    a_package_manager_that_outlived_the_run_is_waited_for
-    an_interrupted_transaction_is_undone_and_later_changes_of_others_stay
-    an_unknown_result_does_not_count_as_the_state_before
-    an_undo_stopped_during_a_wait_completes_in_the_next_run
+    foreign_packages_are_not_ours_after_stop
+    only_packages_of_the_first_attempt_are_ours
+    packages_of_a_failed_attempt_are_undone
+    package_manager_of_killed_run_is_awaited
+    later_changes_survive_undo_of_an_interruption
+    unknown_result_is_not_the_previous_state
+    stopped_undo_completes_in_the_next_run
 }
 
 const LOCKED: &str = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812";
-/// A package script that needs the network fails with a network error after its package was
-/// unpacked.
+/// A package script fails with a network error after its package was unpacked.
 const HALF_WAY: &str = "curl: (28) Connection timed out\n\
                         dpkg: error processing package docker.io (--configure):\n \
                         installed docker.io package post-installation script subprocess returned \
@@ -54,8 +53,8 @@ fn appeared(undo: &Undo) -> Vec<&str> {
     effects.appeared.iter().map(String::as_str).collect()
 }
 
-/// Applies a change until it waits for the lock of another program, which then installs a package;
-/// then requests a stop. Returns the undo that is known while the other program still works.
+/// Applies a change until it waits for the lock of another program, which installs a package. Then requests a stop. Returns the
+/// undo that is known while the other program is running.
 async fn stopped_while_waiting(machine: &TestMachine, apt: &Archive, change: &Change) -> Undo {
     let stop = CancellationToken::new();
     let applier = machine.restarted().stopped_by(stop.clone());
@@ -73,7 +72,7 @@ async fn stopped_while_waiting(machine: &TestMachine, apt: &Archive, change: &Ch
     applier.reconcile(&undo, &machine.sink).await.unwrap()
 }
 
-async fn packages_of_others_do_not_count_after_a_stopped_wait(kind: Kind) {
+async fn foreign_packages_are_not_ours_after_stop(kind: Kind) {
     let (machine, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![Break {
         meanwhile: hold_lock,
@@ -86,7 +85,7 @@ async fn packages_of_others_do_not_count_after_a_stopped_wait(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("vim"));
 }
 
-async fn only_packages_of_the_first_attempt_count_after_a_stop_before_the_second(kind: Kind) {
+async fn only_packages_of_the_first_attempt_are_ours(kind: Kind) {
     let (machine, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![
         Break {
@@ -103,7 +102,7 @@ async fn only_packages_of_the_first_attempt_count_after_a_stop_before_the_second
     assert!(left.contains_key("vim") && !left.contains_key("runc"));
 }
 
-async fn packages_of_a_failed_attempt_are_undone_with_the_rest(kind: Kind) {
+async fn packages_of_a_failed_attempt_are_undone(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("podman", "4");
     apt.write(&machine.fakes.files);
@@ -114,7 +113,7 @@ async fn packages_of_a_failed_attempt_are_undone_with_the_rest(kind: Kind) {
     assert!(!machine.fakes.clock.slept().is_empty());
 }
 
-async fn a_package_manager_that_outlived_the_run_is_waited_for(kind: Kind) {
+async fn package_manager_of_killed_run_is_awaited(kind: Kind) {
     let (machine, apt) = docker(kind);
     let before = machine.snapshot();
     let change = install(&["docker.io"]);
@@ -129,7 +128,7 @@ async fn a_package_manager_that_outlived_the_run_is_waited_for(kind: Kind) {
         .apply(&change, undo.clone(), &machine.sink)
         .await;
     assert_eq!(failed.unwrap_err().reason(), "package-manager");
-    // As long as it works its effects are unknown, also to an undo.
+    // While it is running its effects are unknown, and cannot be undone.
     let error = machine
         .applier
         .reconcile(&undo, &machine.sink)
@@ -155,7 +154,7 @@ async fn a_package_manager_that_outlived_the_run_is_waited_for(kind: Kind) {
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
-async fn an_interrupted_transaction_is_undone_and_later_changes_of_others_stay(kind: Kind) {
+async fn later_changes_survive_undo_of_an_interruption(kind: Kind) {
     for n in 1.. {
         let (machine, apt) = docker(kind);
         machine.units.put("apt-daily.timer", "enabled", "active");
@@ -164,7 +163,7 @@ async fn an_interrupted_transaction_is_undone_and_later_changes_of_others_stay(k
         let undo = machine.applier.capture(&change).await.unwrap();
         let (before, units) = (machine.snapshot(), machine.units.all());
         machine.fakes.files.kill_at(n);
-        // The process is dead: its result is lost.
+        // The process is dead, so its result is lost.
         let _said = machine
             .applier
             .apply(&change, undo.clone(), &RecordingSink::default())
@@ -189,7 +188,7 @@ async fn an_interrupted_transaction_is_undone_and_later_changes_of_others_stay(k
     }
 }
 
-async fn an_unknown_result_does_not_count_as_the_state_before(kind: Kind) {
+async fn unknown_result_is_not_the_previous_state(kind: Kind) {
     let (machine, apt) = docker(kind);
     let undo = machine
         .applier
@@ -228,7 +227,7 @@ async fn an_unknown_result_does_not_count_as_the_state_before(kind: Kind) {
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
 }
 
-async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
+async fn stopped_undo_completes_in_the_next_run(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.offer("podman", Offered::new("4", &[]));
     apt.have("podman", "4");
@@ -262,9 +261,31 @@ async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
     assert!(now.contains_key("podman") && !now.contains_key("docker.io"));
 }
 
-/// A later version must know what it reads.
 #[tokio::test]
-async fn a_record_names_its_schema() {
+async fn transactions_that_are_undone_together_leave_no_record() {
+    let (machine, apt) = docker(Kind::Apt);
+    for name in ["podman", "vim"] {
+        apt.offer(name, Offered::new("4", &[]));
+    }
+    let mut undo: Option<Undo> = None;
+    for name in ["docker.io", "podman", "vim"] {
+        let newer = machine.apply(&install(&[name])).await.unwrap();
+        undo = Some(match undo {
+            Some(older) => newer.merge(&older).unwrap(),
+            None => newer,
+        });
+    }
+    let records = || (machine.fakes.files).list(format!("{STATE}/transactions").as_str().into());
+    assert_eq!(records().unwrap().len(), 3);
+    machine.revert(&undo.unwrap()).await;
+    assert_eq!(records().unwrap(), Vec::<String>::new());
+    let installed = apt.installed.lock().unwrap();
+    assert!(!installed.contains_key("docker.io") && !installed.contains_key("vim"));
+}
+
+/// A later version must be able to identify the format.
+#[tokio::test]
+async fn record_contains_its_schema() {
     let (machine, _) = docker(Kind::Apt);
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
@@ -283,7 +304,7 @@ async fn a_record_names_its_schema() {
 }
 
 #[tokio::test]
-async fn what_is_half_configured_is_configured_before_it_is_removed() {
+async fn unconfigured_packages_are_configured_before_removal() {
     let (machine, apt) = docker(Kind::Apt);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     let half = |name: &str| apt.installed.lock().unwrap().get_mut(name).unwrap().half = true;
@@ -301,9 +322,9 @@ async fn what_is_half_configured_is_configured_before_it_is_removed() {
     );
 }
 
-/// The removal of a package may need another one in its place, which nobody has asked for.
+/// The removal of a package may require another one that was not requested.
 #[tokio::test]
-async fn an_undo_installs_nothing_in_the_place_of_what_it_removes() {
+async fn undo_installs_no_replacement_packages() {
     let (machine, apt) = docker(Kind::Apt);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     machine.fakes.exec.on("apt-get", |cmd, _| {
@@ -319,9 +340,9 @@ async fn an_undo_installs_nothing_in_the_place_of_what_it_removes() {
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
-/// A package manager was cut off under an earlier version of this program; this one undoes it.
+/// A package manager was interrupted under an earlier version of gpu-bootstrap, and this version undoes it.
 #[tokio::test]
-async fn the_record_of_an_earlier_version_is_read_and_undone() {
+async fn record_of_an_earlier_version_is_undone() {
     let name = "20261101T101112.000000000-1";
     let sample = include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -331,8 +352,8 @@ async fn the_record_of_an_earlier_version_is_read_and_undone() {
     apt.have("podman", "4");
     apt.write(&machine.fakes.files);
     let before = machine.snapshot();
-    // `runc` came with a command that ended, `docker.io` with one that was cut off, and somebody
-    // else installed `vim` after that.
+    // `runc` was installed by a complete command, `docker.io` by an interrupted one, and the administrator installed `vim`
+    // afterwards.
     for (package, version) in [("runc", "1.1.5"), ("docker.io", "20.10.24"), ("vim", "9")] {
         apt.have(package, version);
     }

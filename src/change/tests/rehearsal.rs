@@ -1,4 +1,4 @@
-//! What is refused before the first change of a run.
+//! Tests errors that are detected before the first change of a run.
 
 use super::{
     archive::{Kind, Offered},
@@ -12,13 +12,13 @@ use crate::{
 };
 
 with_each_manager! {
-    what_the_plan_does_not_approve_is_refused_before_the_first_change
-    a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants
+    unapproved_actions_are_detected_before_the_first_change
+    kernel_requested_by_another_step_is_accepted
 }
 
-/// dnf names the sizes in its simulation; apt is asked for them.
+/// The dnf simulation contains the sizes. apt needs a separate query.
 #[tokio::test]
-async fn a_rehearsal_simulates_once() {
+async fn dry_run_simulates_once() {
     for (kind, expected) in [(Kind::Apt, [1, 1, 0]), (Kind::Dnf, [0, 0, 1])] {
         let (machine, _) = docker(kind);
         let change = install(&["docker.io"]);
@@ -30,8 +30,8 @@ async fn a_rehearsal_simulates_once() {
     }
 }
 
-/// Of any package, also where no driver comes and nothing is replaced.
-async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind: Kind) {
+/// For any package, even without a driver or replaced packages.
+async fn unapproved_actions_are_detected_before_the_first_change(kind: Kind) {
     let (mut machine, archive) = docker(kind);
     archive.have("podman", "4");
     archive.write(&machine.fakes.files);
@@ -53,7 +53,7 @@ async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind:
         "{error}"
     );
     assert!(error.depends_on_lists);
-    // What is half done is repaired first.
+    // Unconfigured packages are repaired first.
     (archive.installed.lock().unwrap().get_mut("bash").unwrap()).half = true;
     archive.write(&machine.fakes.files);
     machine.applier.rehearse(&change).await.unwrap();
@@ -63,8 +63,8 @@ async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind:
     machine.applier.rehearse(&change).await.unwrap();
 }
 
-/// The steps' packages come in one transaction, and each part is simulated alone first.
-async fn a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants(kind: Kind) {
+/// The packages of all steps are installed in one transaction, but each part is simulated separately first.
+async fn kernel_requested_by_another_step_is_accepted(kind: Kind) {
     let (mut machine, archive) = docker(kind);
     archive.offer("linux-image", Offered::new("6.1", &[]));
     archive.offer("dkms", Offered::new("3", &["linux-image"]));
@@ -82,5 +82,5 @@ async fn a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants(kind
     machine.applier.policy.guard.kernels = vec!["linux-image".into()];
     machine.applier.rehearse(&change).await.unwrap();
     let told = machine.applier.preview(&change).await.unwrap();
-    assert!(told.unwrap().contains("a part of the transaction"));
+    assert!(told.unwrap().contains("part of a transaction"));
 }

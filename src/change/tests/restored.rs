@@ -1,4 +1,4 @@
-//! The undo of a runtime's configuration after an administrator has edited it. Programs are simulated.
+//! Tests the undo of a runtime configuration after an administrator has edited it. Programs are simulated.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const JSON: &str = "/etc/docker/daemon.json";
 const TOML: &str = "/etc/containerd/config.toml";
 const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
 
-/// A machine with both daemons. Each refuses a default runtime that it does not know, and a file with `broken`.
+/// A machine with both daemons. Each rejects an unknown default runtime, and a file with `broken`.
 fn machine(docker: &str, containerd: &str) -> TestMachine {
     machine_with(Kind::Apt, docker, containerd)
 }
@@ -64,7 +64,7 @@ fn docker() -> Change {
     configure(Daemon::Docker, JSON, &["runtimes", "nvidia"], entry)
 }
 
-/// Of versions 2 and 3, the plugin with the runtimes.
+/// The plugin with the runtimes in versions 2 and 3.
 const PLUGINS: [(u8, &str); 2] = [
     (2, "io.containerd.grpc.v1.cri"),
     (3, "io.containerd.cri.v1.runtime"),
@@ -86,7 +86,7 @@ fn root(version: u8, plugin: &str) -> String {
 }
 
 #[tokio::test]
-async fn docker_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_goes() {
+async fn edited_docker_entry_is_removed_with_its_runtime() {
     let machine = machine("{\"mtu\": 1400}\n", "version = 2\n");
     let before = machine.snapshot();
     let undo = machine.apply(&docker()).await.unwrap();
@@ -101,13 +101,13 @@ async fn docker_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_go
     for part in [
         "default-runtime",
         "runtimes.nvidia.args",
-        "which somebody has set since",
+        "although modified later",
     ] {
         assert!(what.contains(part), "{what}");
     }
     let left = diff(&before, &machine.snapshot());
     assert!(left.is_empty(), "{left:#?}");
-    // What else the administrator has set stays, and an entry with a program of theirs.
+    // Other settings of the administrator are kept, including an entry with a different program.
     let theirs = "{\"mtu\":1300,\"default-runtime\":\"nvidia\",\"runtimes\":{\"nvidia\":{\"path\":\"/opt/own\"}}}";
     machine.fakes.files.put(JSON, theirs);
     let reverted = machine.revert(&undo).await;
@@ -119,7 +119,7 @@ async fn docker_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_go
 }
 
 #[tokio::test]
-async fn containerd_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_goes() {
+async fn edited_containerd_entry_is_removed_with_its_runtime() {
     for (version, plugin) in PLUGINS {
         let root = root(version, plugin);
         let machine = machine("{}\n", &root);
@@ -131,7 +131,7 @@ async fn containerd_keeps_neither_an_edited_entry_nor_a_default_of_a_program_tha
         ) + "SystemdCgroup = true\n\n[grpc]\ngid = 5\n";
         machine.fakes.files.put(TOML, edited);
         let Reverted::Done { what } = machine.revert(&undo).await else {
-            panic!("nothing of the runtime stays");
+            panic!("all settings of the runtime are removed");
         };
         for part in [
             "containerd.default_runtime_name",
@@ -145,7 +145,7 @@ async fn containerd_keeps_neither_an_edited_entry_nor_a_default_of_a_program_tha
             now.contains("# the team\n") && now.contains("gid = 5\n"),
             "{now}"
         );
-        // An entry with a program of theirs.
+        // An entry with a different program.
         let theirs = ours.replace(PROGRAM, "/opt/own/runtime");
         machine.fakes.files.put(TOML, theirs.clone());
         let reverted = machine.revert(&undo).await;
@@ -155,7 +155,7 @@ async fn containerd_keeps_neither_an_edited_entry_nor_a_default_of_a_program_tha
 }
 
 #[tokio::test]
-async fn a_default_that_was_replaced_comes_back_with_its_value_before() {
+async fn replaced_default_runtime_is_restored() {
     for (version, plugin) in PLUGINS {
         let root = root(version, plugin)
             + "default_runtime_name = 'runc'\n"
@@ -180,7 +180,7 @@ async fn a_default_that_was_replaced_comes_back_with_its_value_before() {
 }
 
 #[tokio::test]
-async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_restarted() {
+async fn configuration_rejected_without_our_keys_is_restored() {
     let machine = machine("{}\n", "version = 3\n");
     let undo = machine.apply(&docker()).await.unwrap();
     let broken = machine
@@ -199,18 +199,18 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
     );
     assert_eq!(machine.fakes.files.text(JSON), broken);
     assert_eq!(restarts(&machine), began);
-    // Whoever edits the entry, too, is not told that it went.
+    // If the entry was edited as well, its removal is not reported.
     let edited = broken.replace("\"args\": []", "\"args\": [\"--debug\"]");
     machine.fakes.files.put(JSON, edited.clone());
     machine.revert(&undo).await;
     assert_eq!(machine.fakes.files.text(JSON), edited);
-    assert!(!machine.sink.text().contains("which somebody has set since"));
-    // Once it is right, the same undo completes.
+    assert!(!machine.sink.text().contains("although modified later"));
+    // When the file is corrected, the same undo completes.
     let right = broken.replace("\"broken\": 1,", "");
     machine.fakes.files.put(JSON, right);
     assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
 
-    // The default is in a file that is not ours, so it stays.
+    // The default is in a file that is not ours, so it is kept.
     for (version, plugin) in PLUGINS {
         let machine = self::machine("{}\n", &format!("version = {version}\n"));
         let undo = machine.apply(&containerd(plugin)).await.unwrap();
@@ -221,7 +221,7 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
         });
         let began = restarts(&machine);
         let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("its CRI plugin would not load");
+            panic!("the CRI plugin would not load");
         };
         assert!(why.contains("default runtime would be nvidia"), "{why}");
         assert_eq!(machine.fakes.files.text(TOML), ours);
@@ -231,14 +231,14 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
             .exec
             .on("containerd", |_, _| failed(1, "toml: expected ]"));
         let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("it would not start");
+            panic!("containerd would not start");
         };
         assert!(why.contains("toml: expected ]"), "{why}");
     }
 }
 
 #[tokio::test]
-async fn what_one_daemon_refuses_keeps_no_other_from_being_restored() {
+async fn failed_daemon_undo_does_not_block_another() {
     let root = root(PLUGINS[1].0, PLUGINS[1].1);
     let machine = machine("{}\n", &root);
     let older = machine.apply(&docker()).await.unwrap();
@@ -269,19 +269,19 @@ async fn what_one_daemon_refuses_keeps_no_other_from_being_restored() {
             .count()
     };
     assert!(restarted("docker.service") >= 1, "{lines:?}");
-    // It was restarted with the runtime alone.
+    // It was only restarted with the runtime.
     assert_eq!(restarted("containerd.service"), 1, "{lines:?}");
 }
 
 #[tokio::test]
-async fn a_daemon_that_refuses_what_an_undo_restored_that_was_cut_off_is_not_restarted() {
+async fn daemon_is_not_restarted_with_a_rejected_file() {
     let machine = machine("{}\n", "version = 3\n");
     let undo = machine.apply(&containerd(PLUGINS[1].1)).await.unwrap();
     machine.fakes.files.put(TOML, "version = 3\n");
     (machine.fakes.exec).on("containerd", |_, _| failed(1, "toml: expected ]"));
     let began = restarts(&machine);
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("it would not start");
+        panic!("containerd would not start");
     };
     assert!(
         what.contains("`containerd.service`") && why.contains("expected ]"),
@@ -296,7 +296,7 @@ async fn a_daemon_that_refuses_what_an_undo_restored_that_was_cut_off_is_not_res
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_read_restarts_no_daemon_that_runs() {
+async fn unreadable_file_does_not_restart_a_running_daemon() {
     for (change, path) in [(docker(), JSON), (containerd(PLUGINS[1].1), TOML)] {
         let machine = machine("{}\n", "version = 3\n");
         let undo = machine.apply(&change).await.unwrap();
@@ -315,10 +315,10 @@ async fn a_file_that_cannot_be_read_restarts_no_daemon_that_runs() {
 }
 
 with_each_manager! {
-    the_package_of_the_runtime_stays_while_a_daemon_names_it
+    runtime_package_is_kept_while_used
 }
 
-async fn the_package_of_the_runtime_stays_while_a_daemon_names_it(kind: Kind) {
+async fn runtime_package_is_kept_while_used(kind: Kind) {
     let machine = machine_with(kind, "{}\n", "version = 3\n");
     let archive = Archive::on(&machine);
     archive.offer(
@@ -342,7 +342,7 @@ async fn the_package_of_the_runtime_stays_while_a_daemon_names_it(kind: Kind) {
     let reverted = machine.revert(&keys).await;
     assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
     let Reverted::Left { what, why } = machine.revert(&packages).await else {
-        panic!("the file names the program");
+        panic!("the file contains the program");
     };
     assert!(
         what.contains("2 packages") && why.contains(PROGRAM),
@@ -358,7 +358,7 @@ async fn the_package_of_the_runtime_stays_while_a_daemon_names_it(kind: Kind) {
     let reverted = machine.revert(&packages).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     assert_eq!(installed(), [""; 0]);
-    // An entry with a program of somebody's stays, and needs no package.
+    // An entry with a different program is kept, and needs no package.
     let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
     let keys = machine.apply(&docker()).await.unwrap();
     let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"/usr/local/nvidia/toolkit/nvidia-container-runtime\"}}}";
@@ -373,7 +373,7 @@ const READY: &str = r#"{"status": {"conditions": [{"type": "RuntimeReady", "stat
     {"type": "NetworkReady", "status": false, "message": "cni plugin not initialized"}]}}"#;
 
 #[tokio::test]
-async fn cri_has_to_be_ready_where_it_can_be_asked_and_a_pod_network_may_come_later() {
+async fn cri_must_be_ready_without_pod_network() {
     let machine = || machine("{}\n", "version = 3\n");
     let change = containerd(PLUGINS[1].1);
     let without = machine();
@@ -396,7 +396,7 @@ async fn cri_has_to_be_ready_where_it_can_be_asked_and_a_pod_network_may_come_la
         "{said}"
     );
 
-    // A client of another version of CRI tells nothing.
+    // A client with another CRI version is not evidence.
     let old = machine();
     (old.fakes.exec).on("crictl", |_, _| {
         failed(1, "unknown service runtime.v1alpha2.RuntimeService")

@@ -1,5 +1,5 @@
-//! What is decided by the sizes and addresses that the package manager names: whether a transaction
-//! fits on the filesystems, and whether a source that fails is needed.
+//! Tests decisions based on the sizes and URLs that the package manager reports: whether a transaction fits on the filesystems,
+//! and whether a failed source is needed.
 
 use super::{
     archive::{Archive, Kind, Offered},
@@ -24,7 +24,7 @@ fn room(free: u64) -> Room {
     }
 }
 
-/// A machine with further filesystems of one gigabyte; each package is a download of this size.
+/// A machine with additional filesystems of one gigabyte. Each package download has this size.
 fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
     let (machine, apt) = docker(Kind::Apt);
     *apt.size.lock().unwrap() = size;
@@ -43,16 +43,16 @@ fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
 }
 
 #[tokio::test]
-async fn a_transaction_that_does_not_fit_is_refused_before_it_changes_anything() {
+async fn transaction_that_does_not_fit_is_rejected() {
     for (size, mounts, expected) in [
-        // The files of packages.
+        // The package files.
         (
             300_000_000,
             &["/usr"][..],
             Some("`/usr` has 953.7 MiB free, the packages need 1.4 GiB"),
         ),
         (100_000_000, &["/usr"], None),
-        // Their archives.
+        // The package archives.
         (
             1_100_000_000,
             &["/var"],
@@ -72,7 +72,7 @@ async fn a_transaction_that_does_not_fit_is_refused_before_it_changes_anything()
             match (expected, ended) {
                 (None, ended) => ended.unwrap(),
                 (Some(words), ended) => {
-                    let error = ended.expect_err("there is too little space");
+                    let error = ended.expect_err("there is not enough space");
                     assert_eq!(
                         (error.reason(), error.exit()),
                         ("no-disk-space", Exit::Blocked)
@@ -115,9 +115,9 @@ fn docker_on_one_filesystem(size: u64) -> (TestMachine, Archive) {
 }
 
 #[tokio::test]
-async fn a_rehearsal_refuses_nothing_that_may_change_until_then() {
+async fn dry_run_ignores_temporary_errors() {
     let (machine, _) = with_filesystems(1, &[]);
-    // The repository is not added yet.
+    // The repository has not been added yet.
     machine
         .applier
         .rehearse(&install(&["unknown"]))
@@ -127,7 +127,7 @@ async fn a_rehearsal_refuses_nothing_that_may_change_until_then() {
 
 const DEAD: &str = "http://dead.example.org/deb";
 
-/// The lists of the distribution are downloaded, those of `DEAD` are not.
+/// The lists of the distribution are downloaded, but not the lists of `DEAD`.
 fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
     let (machine, apt) = docker(Kind::Apt);
     let files = &machine.fakes.files;
@@ -160,39 +160,39 @@ async fn refresh(machine: &TestMachine, applier: &Applier) -> Result<(), &'stati
 }
 
 #[tokio::test]
-async fn a_source_of_which_nothing_is_needed_may_fail() {
+async fn source_without_required_packages_may_fail() {
     for words in [REFUSED, BAD_KEY] {
         let (machine, _, applier) = with_dead_source(words);
         assert_eq!(refresh(&machine, &applier).await, Ok(()));
         let said = machine.sink.text();
         assert!(
-            said.contains("warning: http://dead.example.org/deb has no package"),
+            said.contains("warning: http://dead.example.org/deb failed"),
             "{said}"
         );
-        // It is not waited for.
+        // There is no wait for it.
         assert!(machine.fakes.clock.slept().is_empty());
     }
 }
 
 #[tokio::test]
-async fn a_source_that_is_needed_must_not_fail() {
+async fn required_source_must_not_fail() {
     for (words, reason) in [(REFUSED, "network"), (BAD_KEY, "repository-key")] {
-        // A wanted package would come from it.
+        // A required package would come from it.
         let (machine, apt, applier) = with_dead_source(words);
         apt.hosts.lock().unwrap().insert("docker.io", DEAD);
         assert_eq!(refresh(&machine, &applier).await, Err(reason));
-        // A wanted package is not known: it may be in the lists that are missing.
+        // A required package is unknown, so it may be in the missing lists.
         let (machine, apt, applier) = with_dead_source(words);
         apt.archive.lock().unwrap().remove("docker.io");
         assert_eq!(refresh(&machine, &applier).await, Err(reason));
-        // It is a repository of ours.
+        // It is one of our repositories.
         let (machine, _, applier) = with_dead_source(words);
         machine.fakes.files.put(
             "/etc/apt/sources.list.d/gpu-bootstrap-dead.sources",
             format!("Types: deb\nURIs: {DEAD}\nSuites: stable\nComponents: main\n"),
         );
         assert_eq!(refresh(&machine, &applier).await, Err(reason));
-        // The distribution fails, too.
+        // The distribution also fails.
         let (machine, apt, applier) = with_dead_source(words);
         let both = match reason {
             "network" => {
@@ -208,7 +208,7 @@ async fn a_source_that_is_needed_must_not_fail() {
 }
 
 #[tokio::test]
-async fn a_failure_that_is_not_of_a_source_is_never_ignored() {
+async fn failure_without_a_source_is_never_ignored() {
     let full = "Err:1 http://dead.example.org/deb stable InRelease\n  Error writing to file - write \
                 (28: No space left on device)";
     let (machine, _, applier) = with_dead_source(full);
@@ -216,7 +216,7 @@ async fn a_failure_that_is_not_of_a_source_is_never_ignored() {
 }
 
 #[tokio::test]
-async fn where_all_is_installed_no_source_is_needed() {
+async fn no_source_is_needed_if_all_is_installed() {
     let (machine, apt, applier) = with_dead_source(REFUSED);
     apt.have("docker.io", "20.10.24");
     apt.offer("docker.io", Offered::new("20.10.24", &[]));

@@ -1,4 +1,6 @@
-//! Units, kernel modules, initial RAM filesystems.
+//! Tests units, kernel modules and initramfs images.
+
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -21,7 +23,7 @@ fn enable(unit: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_unit_goes_back_to_what_it_was() {
+async fn unit_is_restored() {
     for (file, active) in [
         ("disabled", "inactive"),
         ("enabled", "inactive"),
@@ -34,10 +36,10 @@ async fn a_unit_goes_back_to_what_it_was() {
 }
 
 #[tokio::test]
-async fn without_systemd_a_unit_is_enabled_and_not_started() {
+async fn unit_is_enabled_but_not_started_without_systemd() {
     let machine = TestMachine::new();
     (machine.fakes.files).put("/lib/systemd/system/x.service", "[Service]\n");
-    // systemctl(1) in a chroot: what needs a manager ends with 0, and does nothing.
+    // In a chroot, systemctl commands that need a manager exit with 0 and have no effect (systemctl(1)).
     machine.fakes.exec.on("systemctl", |cmd, _| {
         ok(match cmd.args.first().map(String::as_str) {
             Some("is-enabled") => "disabled\n",
@@ -57,13 +59,8 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
         .filter(|verb| !matches!(*verb, "show" | "is-enabled"))
         .collect();
     assert_eq!(verbs, ["enable"]);
-    assert!(
-        machine
-            .sink
-            .text()
-            .contains("starts when the machine boots")
-    );
-    // The undo needs systemctl for files only, too.
+    assert!(machine.sink.text().contains("starts at the next boot"));
+    // The undo also uses systemctl only for files.
     machine
         .fakes
         .exec
@@ -80,7 +77,7 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
 }
 
 #[tokio::test]
-async fn a_unit_that_ran_before_runs_again() {
+async fn unit_that_was_running_is_started_again() {
     let machine = TestMachine::new();
     machine.units.put("x.service", "disabled", "active");
     let before = machine.units.all();
@@ -93,13 +90,13 @@ async fn a_unit_that_ran_before_runs_again() {
         "{reverted:?}"
     );
     assert_eq!(machine.units.all(), before);
-    // One that still runs is not started again.
+    // A running unit is not started again.
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
 }
 
 #[tokio::test]
-async fn a_unit_that_is_gone_needs_no_undo() {
+async fn removed_unit_needs_no_undo() {
     let machine = TestMachine::new();
     machine.units.put("x.service", "disabled", "inactive");
     let undo = machine.apply(&enable("x.service")).await.unwrap();
@@ -111,7 +108,7 @@ async fn a_unit_that_is_gone_needs_no_undo() {
 }
 
 #[tokio::test]
-async fn a_failed_unit_shows_its_last_output() {
+async fn failed_unit_shows_its_last_output() {
     let machine = TestMachine::new();
     machine.units.put("broken.service", "disabled", "inactive");
     let error = machine.apply(&enable("broken.service")).await.unwrap_err();
@@ -127,9 +124,9 @@ async fn a_failed_unit_shows_its_last_output() {
     }
 }
 
-/// As Docker's, which systemd starts again by itself after each failure, until its limit.
+/// Like the Docker unit, which systemd restarts automatically after each failure, up to its limit.
 #[tokio::test]
-async fn a_unit_that_was_started_too_often_is_started_all_the_same() {
+async fn unit_with_start_limit_hit_is_still_started() {
     let machine = TestMachine::new();
     let mut state = ("activating", "exit-code");
     machine.fakes.exec.on("systemctl", move |cmd, _| {
@@ -155,11 +152,29 @@ async fn a_unit_that_was_started_too_often_is_started_all_the_same() {
     let restart = Change::RestartUnit {
         unit: "docker.service".into(),
     };
-    machine.apply(&restart).await.expect("it runs");
+    machine.apply(&restart).await.expect("the unit is running");
 }
 
 #[tokio::test]
-async fn a_restart_is_undone_only_where_the_unit_still_runs() {
+async fn a_unit_that_is_still_starting_after_a_minute_is_an_error() {
+    let machine = TestMachine::new();
+    (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
+        "show" => {
+            ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n")
+        }
+        _ => ok(""),
+    });
+    let restart = Change::RestartUnit {
+        unit: "docker.service".into(),
+    };
+    let error = machine.apply(&restart).await.unwrap_err();
+    assert_eq!(error.reason(), "unit-failed");
+    let slept: Duration = machine.fakes.clock.slept().iter().sum();
+    assert_eq!(slept, Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn restart_is_only_undone_for_running_unit() {
     let machine = TestMachine::new();
     machine.units.put("docker.service", "enabled", "active");
     let undo = machine
@@ -176,9 +191,9 @@ async fn a_restart_is_undone_only_where_the_unit_still_runs() {
     ));
 }
 
-/// A folder of drop-ins that is new is nothing that systemd notices for a unit that it knows.
+/// systemd does not detect a new drop-in directory for a loaded unit.
 #[tokio::test]
-async fn a_unit_is_restarted_with_a_drop_in_that_was_just_written() {
+async fn unit_is_restarted_with_a_new_drop_in() {
     let machine = TestMachine::new();
     machine.units.put("a.service", "static", "active");
     let write = Change::WriteFile {
@@ -202,7 +217,7 @@ async fn a_unit_is_restarted_with_a_drop_in_that_was_just_written() {
     );
 }
 
-/// A Docker with a running container, which knows the runtime after this many questions.
+/// A Docker daemon with a running container that reports the runtime after this many queries.
 fn docker(machine: &TestMachine, after: usize, live_restore: bool, default: &'static str) {
     machine.units.put("docker.service", "enabled", "active");
     let mut asked = 0;
@@ -226,7 +241,7 @@ fn nvidia() -> Change {
 }
 
 #[tokio::test]
-async fn a_preview_hides_the_secrets_of_a_file_in_one_line() {
+async fn preview_hides_secrets_in_a_one_line_file() {
     let machine = TestMachine::new();
     let text = r#"{"log-opts":{"splunk-token":"SPLUNK-1"},"registry-mirrors":[]}"#;
     machine.fakes.files.put("/etc/docker/daemon.json", text);
@@ -246,27 +261,27 @@ pub(super) fn restarts(machine: &TestMachine) -> usize {
 }
 
 #[tokio::test]
-async fn docker_takes_up_a_runtime_without_a_restart() {
+async fn docker_loads_a_runtime_without_a_restart() {
     let machine = TestMachine::new();
     docker(&machine, 3, false, "runc");
     let undo = machine.apply(&nvidia()).await.unwrap();
     assert_eq!(restarts(&machine), 0);
-    // The undo does not stop the containers, either.
+    // The undo does not stop the containers either.
     let Reverted::Done { what } = machine.revert(&undo).await else {
         panic!("the files are restored");
     };
     assert!(what.contains("web, training"), "{what}");
     assert_eq!(restarts(&machine), 0);
-    // A default runtime that goes is another matter: no new container would start.
+    // The removal of the default runtime is different, because no new container would start.
     docker(&machine, 0, false, "nvidia");
     let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-        panic!("a restart is due");
+        panic!("a restart is required");
     };
     assert!(why.contains("`systemctl restart docker.service`"), "{why}");
 }
 
 #[tokio::test]
-async fn a_restart_of_docker_never_stops_containers() {
+async fn restart_of_docker_never_stops_containers() {
     const NEVER: usize = 1_000_000;
     let machine = TestMachine::new();
     docker(&machine, NEVER, false, "runc");
@@ -282,7 +297,7 @@ async fn a_restart_of_docker_never_stops_containers() {
 }
 
 #[tokio::test]
-async fn a_docker_that_does_not_tell_its_containers_is_not_restarted() {
+async fn docker_with_unknown_containers_is_not_restarted() {
     let silent = [
         "",
         "not JSON",
@@ -297,7 +312,7 @@ async fn a_docker_that_does_not_tell_its_containers_is_not_restarted() {
         assert_eq!(error.reason(), "docker-silent", "{answer}");
         assert!(error.hint().unwrap().contains("docker info"));
         let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("`{answer}`: a restart is due");
+            panic!("`{answer}`: a restart is required");
         };
         assert!(why.contains("`systemctl restart docker.service`"), "{why}");
         assert_eq!(restarts(&machine), 0, "{answer}");
@@ -305,7 +320,7 @@ async fn a_docker_that_does_not_tell_its_containers_is_not_restarted() {
 }
 
 #[tokio::test]
-async fn restored_configuration_is_read_again() {
+async fn restored_configuration_is_loaded() {
     let machine = TestMachine::new();
     machine.units.put("docker.service", "enabled", "active");
     machine.fakes.files.put("/etc/docker/daemon.json", "{}");
@@ -337,7 +352,7 @@ async fn restored_configuration_is_read_again() {
     );
 }
 
-/// A kernel without modules, and what loads and unloads them.
+/// A kernel without modules, with commands that load and unload them.
 fn modprobe(machine: &TestMachine) {
     fn unload(files: &FakeFiles, name: &str) {
         files.take(&format!("/sys/module/{name}"));
@@ -363,7 +378,7 @@ fn modprobe(machine: &TestMachine) {
 }
 
 #[tokio::test]
-async fn a_module_is_loaded_and_unloaded() {
+async fn module_is_loaded_and_unloaded() {
     let machine = TestMachine::new();
     modprobe(&machine);
     machine
@@ -374,7 +389,7 @@ async fn a_module_is_loaded_and_unloaded() {
 }
 
 #[tokio::test]
-async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
+async fn module_in_use_is_kept_until_reboot() {
     let machine = TestMachine::new();
     modprobe(&machine);
     let load = Change::LoadModule {
@@ -407,7 +422,7 @@ async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
 }
 
 #[tokio::test]
-async fn modules_that_use_a_module_are_unloaded_with_it() {
+async fn dependent_modules_are_unloaded_together() {
     let machine = TestMachine::new();
     modprobe(&machine);
     let load = Change::LoadModule {
@@ -436,7 +451,7 @@ async fn modules_that_use_a_module_are_unloaded_with_it() {
 }
 
 #[tokio::test]
-async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
+async fn modules_of_a_removed_boot_file_are_unloaded() {
     let machine = TestMachine::new();
     modprobe(&machine);
     machine.fakes.files.put_folder("/etc/modules-load.d", 0o755);
@@ -459,7 +474,7 @@ async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
     );
     machine.revert(&undo).await;
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // A module that was loaded before stays.
+    // A module that was already loaded is kept.
     for module in ["nvidia", "nvidia_uvm"] {
         (machine.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
     }
@@ -468,7 +483,7 @@ async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
 }
 
 #[tokio::test]
-async fn a_rejected_key_advises_on_secure_boot() {
+async fn rejected_key_hints_at_secure_boot() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("modprobe", |_, _| {
         failed(
@@ -487,7 +502,7 @@ async fn a_rejected_key_advises_on_secure_boot() {
 }
 
 #[tokio::test]
-async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
+async fn initramfs_is_rebuilt_after_its_files_are_restored() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/boot/initrd.img-6.1.0", "");
     machine.fakes.exec.on("update-initramfs", |_, _| ok(""));
@@ -509,7 +524,7 @@ async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
 }
 
 #[tokio::test]
-async fn only_a_build_that_was_not_there_before_is_undone() {
+async fn existing_build_is_not_undone() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("dkms", |_, _| {
         ok("nvidia-current/535.261.03, 6.1.0, x86_64: installed\n")
@@ -524,10 +539,10 @@ async fn only_a_build_that_was_not_there_before_is_undone() {
     }
 }
 
-/// What DKMS keeps of a build.
+/// A built module in the DKMS tree.
 const BUILT: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/module/nvidia-current.ko";
 
-/// A machine on which DKMS builds `nvidia` 580.95.05 from its source; its status shows what is built.
+/// A machine on which DKMS builds `nvidia` 580.95.05 from source. Its status contains the builds.
 fn machine_with_dkms(status: &'static str) -> TestMachine {
     let machine = TestMachine::new();
     machine
@@ -565,7 +580,7 @@ fn build_nvidia() -> Change {
 }
 
 #[tokio::test]
-async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
+async fn truncated_build_is_repeated() {
     const LIST: &str = "/lib/modules/6.1.0/modules.dep";
     const INSTALLED: &str = "/lib/modules/6.1.0/updates/dkms/nvidia-current.ko.xz";
     for (file, content, torn) in [
@@ -580,7 +595,7 @@ async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
         ),
     ] {
         let machine = machine_with_dkms("nvidia/580.95.05, 6.1.0, x86_64: installed\n");
-        // DKMS knows the module by a name that is not that of its file.
+        // The DKMS name of the module differs from its file name.
         for (path, content) in [
             (BUILT, "ELF"),
             (LIST, "updates/dkms/nvidia-current.ko.xz: kernel/a.ko\n"),
@@ -597,7 +612,7 @@ async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_a_killed_build_has_left_keeps_no_other_from_being_made() {
+async fn killed_build_does_not_block_the_next() {
     let machine = machine_with_dkms("nvidia/580.95.05: added\n");
     let files = &machine.fakes.files;
     let unfinished = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
@@ -608,7 +623,7 @@ async fn what_a_killed_build_has_left_keeps_no_other_from_being_made() {
 }
 
 /// A process of the machine.
-fn run_process(machine: &TestMachine, pid: u32, command: &str) {
+pub(super) fn run_process(machine: &TestMachine, pid: u32, command: &str) {
     let files = &machine.fakes.files;
     for (file, text) in [
         ("comm", "dkms\n"),
@@ -626,11 +641,11 @@ fn run_process(machine: &TestMachine, pid: u32, command: &str) {
     }
 }
 
-/// What a DKMS that runs has built so far.
+/// The incomplete build of a running DKMS.
 const UNFINISHED: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
 
 #[tokio::test]
-async fn a_build_waits_for_another_dkms() {
+async fn build_waits_for_another_dkms() {
     let machine = machine_with_dkms("nvidia/580.95.05: added\n");
     let files = &machine.fakes.files;
     files.put(UNFINISHED, "CC nv.o\n");
@@ -646,7 +661,7 @@ async fn a_build_waits_for_another_dkms() {
     let lines = machine.fakes.exec.lines();
     let built = |line: &String| line.starts_with("dkms install");
     assert!(!lines.iter().any(built), "{lines:#?}");
-    // Neither a query, nor a process of a container, nor another program is waited for.
+    // A query, a process in a container, or another program is not waited for.
     files.put(
         "/proc/41/cmdline",
         "/bin/bash\0/usr/sbin/dkms\0status\0-m\0nvidia",
@@ -660,7 +675,68 @@ async fn a_build_waits_for_another_dkms() {
 }
 
 #[tokio::test]
-async fn a_build_waits_for_the_dkms_unit() {
+async fn the_reported_wait_for_another_dkms_gets_shorter() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    files.put(UNFINISHED, "CC nv.o\n");
+    run_process(&machine, 41, "/bin/bash /usr/sbin/dkms autoinstall");
+    let clock = machine.fakes.clock.clone();
+    let change = build_nvidia();
+    let (ended, ()) = tokio::join!(machine.apply(&change), async {
+        while clock.slept().len() < 5 {
+            tokio::task::yield_now().await;
+        }
+        // The first process has ended, and a second one was started.
+        files.put("/proc/41/cmdline", "/bin/bash\0/usr/sbin/dkms\0status");
+        run_process(&machine, 42, "/bin/bash /usr/sbin/dkms autoinstall");
+    });
+    assert_eq!(ended.unwrap_err().reason(), "dkms-busy");
+    let text = machine.sink.text();
+    for (pid, left) in [(41, 60), (42, 50)] {
+        let wanted = format!(
+            "retry: process {pid}, `/bin/bash /usr/sbin/dkms autoinstall`, is running; waiting for at most {left} s more"
+        );
+        assert!(text.contains(&wanted), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn dkms_is_recognized_after_an_upgrade_of_its_shell_and_by_its_compiler() {
+    let running = |command: &str, exe: &str, cwd: &str| {
+        let machine = machine_with_dkms("");
+        run_process(&machine, 41, command);
+        let files = &machine.fakes.files;
+        files.put_link("/proc/41/exe", exe);
+        files.put_link("/proc/41/cwd", cwd);
+        let system = crate::host::system::ProcFiles(std::sync::Arc::new(files.clone()));
+        crate::tools::dkms::running(files, &system)
+            .unwrap()
+            .is_some()
+    };
+    let script = "/bin/bash /usr/sbin/dkms install -m nvidia -v 580.95.05";
+    assert!(running(script, "/usr/bin/bash (deleted)", "/"));
+    assert!(running(
+        "/bin/sh /usr/sbin/dkms autoinstall",
+        "/usr/bin/dash",
+        "/"
+    ));
+    assert!(!running(
+        "sudo dkms install -m nvidia",
+        "/usr/bin/sudo",
+        "/"
+    ));
+    let build = "/var/lib/dkms/nvidia/580.95.05/build";
+    assert!(running("make -j4 modules", "/usr/bin/make", build));
+    assert!(!running(
+        "make -j4 modules",
+        "/usr/bin/make",
+        "/usr/src/linux"
+    ));
+    assert!(!running("-bash", "/usr/bin/bash", build));
+}
+
+#[tokio::test]
+async fn build_waits_for_the_dkms_unit() {
     let machine = machine_with_dkms("nvidia/580.95.05: added\n");
     machine.fakes.files.put(UNFINISHED, "CC nv.o\n");
     machine.units.put("dkms.service", "enabled", "activating");
@@ -673,7 +749,7 @@ async fn a_build_waits_for_the_dkms_unit() {
 }
 
 #[tokio::test]
-async fn of_several_sources_of_a_module_none_is_built_and_each_is_named() {
+async fn several_module_sources_are_listed_and_not_built() {
     let machine = machine_with_dkms("");
     (machine.fakes.files).put("/usr/src/nvidia-535.261.03/dkms.conf", "x");
     let error = machine.apply(&build_nvidia()).await.unwrap_err();
@@ -684,7 +760,7 @@ async fn of_several_sources_of_a_module_none_is_built_and_each_is_named() {
 }
 
 #[tokio::test]
-async fn a_module_that_a_package_took_out_of_dkms_is_built_from_its_source() {
+async fn unregistered_module_is_built_from_source() {
     let machine = machine_with_dkms("");
     let undo = machine.apply(&build_nvidia()).await.unwrap();
     let lines = machine.fakes.exec.lines();
@@ -693,17 +769,17 @@ async fn a_module_that_a_package_took_out_of_dkms_is_built_from_its_source() {
     assert!(!undo.is_nothing());
 }
 
-/// Whether the last command whose line begins so compiles without debug information.
+/// Whether the last command that starts with this line compiles without debug information.
 fn compiles_lean(machine: &TestMachine, line: &str) -> bool {
     let log = machine.fakes.exec.log();
     let ran = log.iter().rev().find(|cmd| cmd.line().starts_with(line));
     let lean = ("KCFLAGS".to_owned(), "-g0".to_owned());
-    ran.expect("it ran").env.contains(&lean)
+    ran.expect("the command ran").env.contains(&lean)
 }
 
 #[tokio::test]
-async fn modules_are_compiled_without_the_debug_information_that_dkms_strips() {
-    // Headers with the kernel itself: type information is made from debug information.
+async fn modules_are_compiled_without_debug_information() {
+    // If the headers include the kernel image, type information is generated from debug information.
     for (headers, lean) in [("include", true), ("vmlinux", false)] {
         let machine = machine_with_dkms("");
         let file = format!("/usr/src/linux-headers-6.1.0/{headers}");
@@ -715,7 +791,7 @@ async fn modules_are_compiled_without_the_debug_information_that_dkms_strips() {
 }
 
 #[tokio::test]
-async fn a_failed_build_shows_the_compilers_words() {
+async fn failed_build_shows_the_compiler_output() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("dkms", |cmd, files| {
         if cmd.args[0] == "status" {

@@ -1,5 +1,5 @@
-//! A third package manager, as small as possible: it shows what a new backend needs, and what the
-//! code above the backends must not depend on. Its program is `tiny`; each line of its database is
+//! A third package manager, as small as possible. It shows which methods a new backend needs, and which assumptions the code
+//! above the backends must not make. Its program is `tiny`, and each line of its database is
 //! `NAME VERSION [held] [automatic] [half] [gone]`.
 
 use std::{cmp::Ordering, collections::BTreeSet};
@@ -42,7 +42,7 @@ pub(super) fn line(name: &str, package: &Installed) -> String {
     line + "\n"
 }
 
-/// Its output when it fails: the class as a word, then what happened.
+/// The output of a failure: the class as a word, then a description.
 pub(super) fn words(fault: Fault, what: &str) -> String {
     format!("failed({}): {what}", fault.reason())
 }

@@ -1,4 +1,4 @@
-//! The machine joins with a token of its cloud.
+//! Tests joining with a token from a cloud's secret store.
 
 use super::{
     join::{CONFIGURATION, KUBECONFIG, KUBELET_CONF, TOKEN, join, machine},
@@ -11,7 +11,7 @@ use crate::{
     joins::{Discovery, JoinMethod},
 };
 
-/// The metadata service and the vault of Azure, in the network of the machine.
+/// Azure's metadata service and vault, in the network of the machine.
 fn with_vault(machine: &TestMachine, value: &str) {
     let identity = "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01\
                     &resource=https%3A%2F%2Fvault.azure.net";
@@ -23,7 +23,7 @@ fn with_vault(machine: &TestMachine, value: &str) {
     );
 }
 
-/// Nothing that the run leaves or shows has the token, but the agent's own file.
+/// Checks that the token is not in any file or output of the run, except for the agent's own file.
 fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
     assert!(machine.applier.secrets.are_in(secret));
     let journal = serde_json::to_string(change).unwrap();
@@ -35,7 +35,7 @@ fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
 }
 
 #[tokio::test]
-async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it() {
+async fn agent_token_file_is_removed_with_the_agent() {
     let secret = "K100123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef::node:hush";
     let agent = join(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
@@ -52,7 +52,7 @@ async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it()
     assert_eq!(error.reason(), "join-token-unreachable");
     assert!(error.passes() && machine.fakes.exec.lines().is_empty());
 
-    // Nor is it with one that would let it become a server, or without the hash of the CA certificate.
+    // It is also not touched with a server token, or with a token without the hash of the CA certificate.
     for wrong in ["K10abc::server:hush", "hush"] {
         with_vault(&machine, wrong);
         let error = machine.apply(&agent).await.expect_err(wrong);
@@ -83,7 +83,7 @@ async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it()
 }
 
 #[tokio::test]
-async fn kubeadm_gets_the_clouds_token_and_a_secret_of_another_form_is_refused() {
+async fn kubeadm_gets_cloud_token_and_rejects_other_secrets() {
     let by_cloud = join(JoinMethod::Kubeadm {
         discovery: Discovery::Token {
             server: "10.0.0.1:6443".to_owned(),

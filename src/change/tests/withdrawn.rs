@@ -1,5 +1,5 @@
-//! What is undone although somebody has worked on since: files that were edited, transactions of
-//! which a part is still wanted, files that are too large to be read.
+//! Tests undos after later changes: files that were edited, transactions that are still needed in part, and files that are too
+//! large to read.
 
 use std::collections::BTreeSet;
 
@@ -20,11 +20,11 @@ use crate::{
 const DAEMON: &str = "/etc/docker/daemon.json";
 
 with_each_manager! {
-    only_packages_that_nobody_wants_or_needs_are_withdrawn
-    a_held_package_is_withdrawn_too
-    a_withdrawal_that_fails_leaves_the_holds_as_they_were
-    a_package_that_somebody_has_asked_for_since_is_not_withdrawn
-    the_last_package_takes_accounts_and_files_along
+    only_obsolete_packages_are_removed
+    held_package_is_also_removed
+    failed_reduction_keeps_the_holds
+    manually_requested_package_is_not_removed
+    last_package_ends_the_reduced_transaction
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -37,7 +37,7 @@ fn installed(archive: &Archive) -> Vec<String> {
     names.keys().filter(ours).cloned().collect()
 }
 
-/// A transaction that a driver and docker share.
+/// A transaction with a driver and docker.
 async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
     let (machine, archive) = docker(kind);
     archive.offer("library", Offered::new("1", &[]));
@@ -54,7 +54,7 @@ async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
     (machine, archive, undo)
 }
 
-async fn only_packages_that_nobody_wants_or_needs_are_withdrawn(kind: Kind) {
+async fn only_obsolete_packages_are_removed(kind: Kind) {
     let (machine, archive, undo) = shared(kind).await;
     let (wanted, holds) = (set(&["driver"]), set(&[]));
     let withdrawn = (machine.applier)
@@ -68,7 +68,7 @@ async fn only_packages_that_nobody_wants_or_needs_are_withdrawn(kind: Kind) {
         ..
     } = &withdrawn.rest
     else {
-        panic!("a rest")
+        panic!("a remaining undo")
     };
     assert_eq!(rest.appeared, set(&["driver", "library"]));
     assert!(matches!(
@@ -78,7 +78,7 @@ async fn only_packages_that_nobody_wants_or_needs_are_withdrawn(kind: Kind) {
     assert!(installed(&archive).is_empty());
 }
 
-async fn a_held_package_is_withdrawn_too(kind: Kind) {
+async fn held_package_is_also_removed(kind: Kind) {
     let names = ["docker.io", "driver", "library"];
     let (machine, archive, undo) = shared_and_held(kind, &names).await;
     let (wanted, holds) = (set(&["driver"]), set(&names));
@@ -87,13 +87,13 @@ async fn a_held_package_is_withdrawn_too(kind: Kind) {
         .await
         .unwrap();
     assert_eq!(installed(&archive), ["driver", "library"]);
-    // The driver needs the library.
+    // The driver depends on the library.
     for name in ["driver", "library"] {
         assert!(archive.installed.lock().unwrap()[name].held, "{name}");
     }
 }
 
-/// The same as [`shared`], with these packages held.
+/// Like [`shared`], with these packages held.
 async fn shared_and_held(kind: Kind, names: &[&str]) -> (TestMachine, Archive, Undo) {
     let (machine, archive, undo) = shared(kind).await;
     for name in names {
@@ -103,7 +103,7 @@ async fn shared_and_held(kind: Kind, names: &[&str]) -> (TestMachine, Archive, U
     (machine, archive, undo)
 }
 
-async fn a_withdrawal_that_fails_leaves_the_holds_as_they_were(kind: Kind) {
+async fn failed_reduction_keeps_the_holds(kind: Kind) {
     let names = ["docker.io", "driver", "library"];
     let (machine, archive, undo) = shared_and_held(kind, &names).await;
     *archive.faults.lock().unwrap() = vec!["E: dpkg was not found"];
@@ -116,7 +116,7 @@ async fn a_withdrawal_that_fails_leaves_the_holds_as_they_were(kind: Kind) {
     }
 }
 
-async fn a_package_that_somebody_has_asked_for_since_is_not_withdrawn(kind: Kind) {
+async fn manually_requested_package_is_not_removed(kind: Kind) {
     let (machine, archive, undo) = shared_and_held(kind, &["docker.io", "runc"]).await;
     (archive.installed.lock().unwrap().get_mut("runc").unwrap()).auto = false;
     archive.write(&machine.fakes.files);
@@ -135,7 +135,7 @@ async fn a_package_that_somebody_has_asked_for_since_is_not_withdrawn(kind: Kind
     assert!(archive.installed.lock().unwrap()["runc"].held);
 }
 
-async fn the_last_package_takes_accounts_and_files_along(kind: Kind) {
+async fn last_package_ends_the_reduced_transaction(kind: Kind) {
     let (machine, archive) = docker(kind);
     let before = machine.snapshot();
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -149,7 +149,7 @@ async fn the_last_package_takes_accounts_and_files_along(kind: Kind) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// Registers the nvidia runtime with docker, which does not run any more afterwards.
+/// Registers the nvidia runtime with docker, which is not running afterwards.
 async fn register(machine: &TestMachine) -> Undo {
     machine.units.put("docker.service", "enabled", "active");
     (machine.fakes.exec).on("docker", |_, _| ok(r#"{"Runtimes": {"nvidia": {}}}"#));
@@ -161,7 +161,7 @@ async fn register(machine: &TestMachine) -> Undo {
 }
 
 #[tokio::test]
-async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
+async fn runtime_is_removed_from_an_edited_file() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -173,7 +173,7 @@ async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
     machine.fakes.files.put_mode(DAEMON, edited, 0o640);
     let reverted = machine.revert(&undo).await;
     assert!(
-        matches!(&reverted, Reverted::Done { what } if what.contains("took runtimes.nvidia out of")),
+        matches!(&reverted, Reverted::Done { what } if what.contains("removed runtimes.nvidia from")),
         "{reverted:?}"
     );
     assert_eq!(machine.fakes.files.text(DAEMON), "{\n    \"mtu\": 1500\n}");
@@ -186,7 +186,7 @@ async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
 }
 
 #[tokio::test]
-async fn a_file_that_only_looks_different_comes_back_as_it_was() {
+async fn reformatted_file_is_restored() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -201,14 +201,14 @@ async fn a_file_that_only_looks_different_comes_back_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_somebody_changed_stays_with_the_way_to_finish() {
+async fn modified_runtime_entry_is_kept_with_the_remedy() {
     let machine = TestMachine::new();
     machine.fakes.files.put(DAEMON, "{\"mtu\":1400}");
     let undo = register(&machine).await;
     let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"theirs\"}}}";
     machine.fakes.files.put(DAEMON, theirs);
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("it is somebody's now");
+        panic!("the entry was modified");
     };
     assert_eq!(what, format!("runtimes.nvidia in `{DAEMON}`"));
     assert!(
@@ -218,7 +218,7 @@ async fn a_runtime_that_somebody_changed_stays_with_the_way_to_finish() {
     assert_eq!(machine.fakes.files.text(DAEMON), theirs);
     machine.fakes.files.put(DAEMON, "not JSON");
     let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-        panic!("nobody can tell what is in it");
+        panic!("the content is unknown");
     };
     assert!(
         why.contains(&format!("`install -m 0644 -o 0 -g 0 {STATE}/backups/")),
@@ -227,7 +227,7 @@ async fn a_runtime_that_somebody_changed_stays_with_the_way_to_finish() {
 }
 
 #[tokio::test]
-async fn an_edited_file_names_the_command_that_finishes_its_undo() {
+async fn edited_file_shows_command_that_completes_undo() {
     let machine = TestMachine::new();
     machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
     let mut undos = Vec::new();
@@ -244,14 +244,14 @@ async fn an_edited_file_names_the_command_that_finishes_its_undo() {
         let undo = machine.apply(&change).await.unwrap();
         machine.fakes.files.put(path, "theirs");
         let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("it stays");
+            panic!("the file is kept");
         };
         assert!(why.contains(command), "{why}");
-        // `install` undoes settings that are taken back: whom it sends to `uninstall` loses the driver.
+        // `install` also undoes removed settings. A hint to run `uninstall` would remove the driver.
         assert!(!why.contains("gpu-bootstrap"), "{why}");
         undos.push(undo);
     }
-    // The command finishes it.
+    // The command completes the undo.
     machine.fakes.files.take("/etc/new");
     assert!(matches!(
         machine.revert(&undos[0]).await,
@@ -260,7 +260,7 @@ async fn an_edited_file_names_the_command_that_finishes_its_undo() {
 }
 
 #[tokio::test]
-async fn a_file_below_etc_that_is_too_large_to_be_read_stops_no_transaction() {
+async fn too_large_file_in_etc_blocks_no_transaction() {
     let (machine, archive) = docker(Kind::Apt);
     let core = "/etc/core.4711";
     machine.fakes.files.put(core, "much");

@@ -1,11 +1,11 @@
-//! What to write instead of a value that does not fit its key.
+//! Hints for values that are invalid for their key.
 
 use toml::Value;
 
 use super::fits;
 use crate::{config::keys, model::text::nearest};
 
-/// The hint for a value that was refused with these words.
+/// Returns the hint for a value that was rejected with this message.
 pub(super) fn for_value(path: &[String], value: &Value, why: &str) -> Option<String> {
     let takes = |other: Value| fits(path, &other).is_ok();
     let is_list = matches!(value, Value::Array(_));
@@ -14,30 +14,31 @@ pub(super) fn for_value(path: &[String], value: &Value, why: &str) -> Option<Str
     }
     if !is_list && takes(Value::Array(Vec::new())) {
         return Some(
-            "write a list: its values in brackets, text in quotes, such as `[\"a\", \"b\"]`"
+            "use a list with its values in brackets and text in quotes, such as `[\"a\", \"b\"]`"
                 .to_owned(),
         );
     }
     if takes(Value::Boolean(true)) {
-        return Some("write `true` or `false`, without quotes".to_owned());
+        return Some("use `true` or `false`, without quotes".to_owned());
     }
-    // A frequent mistake: a version without quotes is a number in TOML.
+    // This is a frequent mistake, because a version without quotes is a number in TOML.
     let is_number = |one: &Value| matches!(one, Value::Float(_));
     let holds_number = match value {
         Value::Array(items) => items.iter().any(is_number),
         other => is_number(other),
     };
     holds_number
-        .then(|| "write versions in quotes: without them TOML drops trailing zeros".to_owned())
+        .then(|| "put versions in quotes, because TOML drops trailing zeros otherwise".to_owned())
 }
 
-/// The one of the values that the parser names as expected which is most like the refused one.
+/// Returns the variant in the parser message that is nearest to the rejected value.
 fn variant(why: &str) -> Option<&str> {
     let (name, expected) = why.strip_prefix("unknown variant `")?.split_once('`')?;
     nearest(name, expected.split('`').skip(1).step_by(2))
 }
 
-/// The key that a name means in which `-` stands in the place of a dot: `_` and `__` of a variable are easily confused.
+/// Returns the key that a name probably means if `-` is replaced by a dot: `_` and `__` of a variable are easily
+/// confused.
 pub(super) fn with_a_dot(name: &str) -> Option<String> {
     let known = keys::all();
     (name.match_indices('-'))

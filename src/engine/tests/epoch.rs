@@ -1,4 +1,4 @@
-//! What steps and checks read is shared within an epoch, and read anew in the next.
+//! State that steps and checks read is shared within a snapshot and read again in the next one.
 
 use async_trait::async_trait;
 
@@ -13,9 +13,9 @@ use crate::{
     steps::{self, fixtures},
 };
 
-/// A GPU that hangs must cost one deadline, however many steps and checks want to know about it.
+/// A hung GPU must cost one deadline, no matter how many steps and checks query it.
 #[tokio::test]
-async fn a_whole_check_reads_each_part_of_the_state_once() {
+async fn check_reads_each_part_of_the_state_once() {
     let rig = Rig::new(vec![]);
     let fakes = &rig.fakes;
     fakes.gpu.set(Nvml::Hung { after_seconds: 30 });
@@ -66,7 +66,7 @@ async fn a_whole_check_reads_each_part_of_the_state_once() {
     assert_eq!(all, lines);
 }
 
-/// Wants a module to be loaded.
+/// Requires a loaded module.
 struct Loaded;
 
 #[async_trait]
@@ -82,12 +82,12 @@ impl Step for Loaded {
                 "nvidia 1 0 - Live 0x0\n",
             )]));
         }
-        Ok(satisfied("it is loaded"))
+        Ok(satisfied("loaded"))
     }
 }
 
 #[tokio::test]
-async fn a_change_ends_the_epoch() {
+async fn each_change_starts_a_new_snapshot() {
     let rig = Rig::new(vec![]);
     let (tools, reporter) = rig.tools("install");
     let state = fixtures::state(&tools.host, fixtures::facts());

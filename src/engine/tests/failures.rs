@@ -1,35 +1,35 @@
-//! Errors of the fake verbs.
+//! Errors of the fake appliers.
 
 use crate::change::{CHANGED_SINCE, Problem};
 
-/// A mirror that answers 503 for some time.
+/// A mirror that returns 503 for some time.
 pub fn mirror_answers_503() -> Problem {
     Problem {
         passes: true,
-        ..Problem::new("network", "the mirror answered 503")
+        ..Problem::new("network", "the mirror returned 503")
     }
 }
 
-/// What would break something.
+/// A change that would break something.
 pub fn refused() -> Problem {
-    Problem::blocked("refused", "it belongs to somebody else")
+    Problem::blocked("refused", "owned by another program")
 }
 
-/// What newer package lists may allow.
+/// An error that newer package lists may resolve.
 pub fn by_lists() -> Problem {
     let what = "approve the package transaction: it would remove bash";
     Problem {
         depends_on_lists: true,
-        ..Problem::blocked("transaction-refused", what).advice("name it")
+        ..Problem::blocked("transaction-refused", what).advice("add it to the settings")
     }
 }
 
-/// A file that another program has changed since the new content was made from it.
+/// A file that another program changed after it was read.
 pub fn changed_since(path: &str) -> Problem {
     Problem::new(CHANGED_SINCE, format!("write `{path}`"))
 }
 
-/// What does not pass by itself.
+/// A permanent error.
 pub fn broken(error: impl ToString) -> Problem {
-    Problem::new("broken", error.to_string()).advice("mend it")
+    Problem::new("broken", error.to_string()).advice("repair it")
 }

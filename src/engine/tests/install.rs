@@ -19,11 +19,11 @@ use crate::{
     steps::fixtures,
 };
 
-/// Between the assessment and the change are simulations of package managers, which may take a minute.
+/// Package manager simulations run between the assessment and the change and may take a minute.
 #[tokio::test]
-async fn a_file_that_another_program_changed_since_it_was_read_is_read_again() {
+async fn file_changed_after_assessment_is_read_again() {
     const FSTAB: &str = "/etc/fstab";
-    // A program that changes the file all the time ends the run.
+    // A program that changes the file permanently makes the run fail.
     for (changes, exit) in [(1, Exit::Ok), (u32::MAX, Exit::StepFailed)] {
         let mut rig = Rig::new([]);
         let files = rig.fakes.files.clone();
@@ -55,7 +55,7 @@ async fn a_file_that_another_program_changed_since_it_was_read_is_read_again() {
 }
 
 #[tokio::test]
-async fn package_work_of_all_ready_steps_is_one_refresh_and_one_transaction() {
+async fn package_work_of_ready_steps_is_merged() {
     let rig = Rig::new([
         file("first", "/first", "x").locks(&[Lock::Packages]),
         packages("a", &["libc", "one"]).after(&["first"]),
@@ -95,7 +95,7 @@ async fn package_work_of_all_ready_steps_is_one_refresh_and_one_transaction() {
 }
 
 #[tokio::test]
-async fn what_comes_after_a_transaction_gets_one_of_its_own_without_a_second_refresh() {
+async fn later_step_gets_a_separate_transaction_without_refresh() {
     let rig = Rig::new([
         packages("headers", &["headers"]),
         packages("driver", &["driver"]).after(&["headers"]),
@@ -114,7 +114,7 @@ async fn what_comes_after_a_transaction_gets_one_of_its_own_without_a_second_ref
 }
 
 #[tokio::test]
-async fn what_a_long_step_needs_comes_before_the_other_packages() {
+async fn packages_of_a_long_step_are_installed_first() {
     let rig = || {
         Rig::new([
             packages("driver", &["driver"]),
@@ -146,7 +146,7 @@ async fn what_a_long_step_needs_comes_before_the_other_packages() {
     );
     assert!(log[2..].contains(&"install driver".to_owned()), "{log:?}");
     assert!(log[2..].contains(&"write `/image`".to_owned()), "{log:?}");
-    // What it makes is there already: then it needs no transaction of its own.
+    // If its file already exists, no separate transaction is needed.
     let pulled = rig();
     pulled.fakes.files.put("/image", "");
     pulled.install().await.unwrap();
@@ -154,7 +154,7 @@ async fn what_a_long_step_needs_comes_before_the_other_packages() {
 }
 
 #[tokio::test]
-async fn versions_that_disagree_are_not_merged() {
+async fn conflicting_versions_are_not_merged() {
     let wish = |id, version: &'static str| {
         step(id, move |host| {
             if exists(host, "/packages/p") && exists(host, "/stop") {
@@ -177,11 +177,11 @@ async fn versions_that_disagree_are_not_merged() {
 }
 
 #[tokio::test]
-async fn blocked_means_that_nothing_was_changed_and_all_reasons_are_told() {
+async fn blocked_run_changes_nothing_and_reports_all_reasons() {
     let rig = Rig::new([
         file("a", "/a", "x"),
         fixed("b", blocked("no GPU")),
-        fixed("c", blocked("Secure Boot is on")).after(&["a"]),
+        fixed("c", blocked("Secure Boot is enabled")).after(&["a"]),
         file("d", "/d", "x").after(&["c"]),
         fixed("e", satisfied("fine")),
     ]);
@@ -205,7 +205,7 @@ async fn blocked_means_that_nothing_was_changed_and_all_reasons_are_told() {
 }
 
 #[tokio::test]
-async fn a_failed_change_stops_new_work_and_its_dependents_say_why() {
+async fn failed_change_stops_new_work_and_reports_the_cause() {
     let rig = Rig::new([
         file("a", "/a", "x"),
         file("b", "/b", "x").after(&["a"]),
@@ -221,13 +221,13 @@ async fn a_failed_change_stops_new_work_and_its_dependents_say_why() {
     );
     assert_eq!(why(&report, "a"), "failed to write `/a`");
     assert_eq!(report.steps[0].causes, ["exited with status 100"]);
-    assert_eq!(report.steps[0].hint.as_deref(), Some("mend it"));
+    assert_eq!(report.steps[0].hint.as_deref(), Some("repair it"));
     assert_eq!(why(&report, "c"), "`a` failed");
     assert!(!rig.tree().contains("/c"));
 }
 
 #[tokio::test]
-async fn a_step_that_is_not_as_wanted_after_its_changes_failed() {
+async fn unverified_step_fails() {
     let rig = Rig::new([step("a", |_| needs(vec![write("/a", "x")]))]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
@@ -238,7 +238,7 @@ async fn a_step_that_is_not_as_wanted_after_its_changes_failed() {
 }
 
 #[tokio::test]
-async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more() {
+async fn node_is_admitted_again_once_if_cluster_is_unreachable() {
     for (needed, exit, outcome) in [
         (1, Exit::Ok, "node changed"),
         (2, Exit::Ok, "node changed"),
@@ -248,7 +248,7 @@ async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more()
         let (seen, counted) = (admitted.clone(), admitted.clone());
         let rig = Rig::new([step("node", move |_| {
             if seen.load(Ordering::SeqCst) >= needed {
-                return satisfied("it is Ready");
+                return satisfied("the node is Ready");
             }
             let admission = Admission {
                 node: "gpu-1".parse().unwrap(),
@@ -270,7 +270,7 @@ async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more()
 }
 
 #[tokio::test]
-async fn what_was_unknown_is_assessed_again_once_its_upstream_has_ended() {
+async fn unknown_step_is_assessed_again_after_its_upstream() {
     let rig = Rig::new([
         file("up", "/up", "x"),
         step("down", |host| {
@@ -289,7 +289,7 @@ async fn what_was_unknown_is_assessed_again_once_its_upstream_has_ended() {
         .after(&["up"]),
         step("never", |_| Assessment::After {
             upstream: crate::model::id::Id::new("up"),
-            why: "for ever".to_owned(),
+            why: "never".to_owned(),
             expected: Vec::new(),
         })
         .after(&["down"]),
@@ -303,7 +303,7 @@ async fn what_was_unknown_is_assessed_again_once_its_upstream_has_ended() {
 }
 
 #[tokio::test]
-async fn a_signal_lets_the_running_change_end_and_starts_nothing_new() {
+async fn signal_finishes_running_change_and_starts_no_new_work() {
     let rig = Rig::new([
         step("a", |host| {
             if exists(host, "/2") {
@@ -329,7 +329,7 @@ async fn a_signal_lets_the_running_change_end_and_starts_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_hang_up_is_named_as_the_reason() {
+async fn hang_up_is_reported_as_the_reason() {
     let rig = Rig::new([file("a", "/a", "")]);
     rig.cancel.hang_up();
     let report = rig.install().await.unwrap();
@@ -338,7 +338,7 @@ async fn a_hang_up_is_named_as_the_reason() {
 }
 
 #[tokio::test]
-async fn what_only_waits_is_stopped_at_once_and_has_not_failed() {
+async fn waiting_change_is_stopped_and_has_not_failed() {
     let rig = Rig::new([packages("a", &["one"]), file("b", "/b", "").after(&["a"])]);
     *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
     let cancel = rig.cancel.clone();
@@ -354,7 +354,7 @@ async fn what_only_waits_is_stopped_at_once_and_has_not_failed() {
 }
 
 #[tokio::test]
-async fn a_second_run_is_told_who_holds_the_lock() {
+async fn lock_error_reports_the_holder() {
     let rig = Rig::new([file("a", "/a", "x")]);
     rig.fakes.files.hold_lock(
         "/run/gpu-bootstrap/lock",
@@ -367,7 +367,7 @@ async fn a_second_run_is_told_who_holds_the_lock() {
 }
 
 #[tokio::test]
-async fn only_a_refusal_before_any_change_says_that_nothing_was_changed() {
+async fn only_unchanged_machine_reports_blocked() {
     for (first, exit) in [
         (file("a", "/a", "x"), Exit::StepFailed),
         (fixed("a", satisfied("fine")), Exit::Blocked),
@@ -381,7 +381,7 @@ async fn only_a_refusal_before_any_change_says_that_nothing_was_changed() {
 }
 
 #[tokio::test]
-async fn a_panic_in_a_step_is_its_failure_and_no_more() {
+async fn panic_in_a_step_fails_only_this_step() {
     let rig = Rig::new([
         step("a", |_| panic!("a bug")),
         fixed("b", satisfied("fine")),
@@ -392,7 +392,7 @@ async fn a_panic_in_a_step_is_its_failure_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_change_of_one_step_does_not_wait_for_the_lock_of_another() {
+async fn change_does_not_wait_for_unrelated_locks() {
     let rig = Rig::new([
         file("a", "/a", "").locks(&[Lock::Modules]),
         file("b", "/b", "").locks(&[Lock::Containers]),
@@ -405,7 +405,7 @@ async fn a_change_of_one_step_does_not_wait_for_the_lock_of_another() {
     assert!(at("end a") < at("start c"), "{started:?}");
 }
 
-/// When changes started and ended, by the first of their steps.
+/// Start and end of changes, by their first step.
 fn starts_and_ends(rig: &Rig) -> Vec<String> {
     rig.seen()
         .iter()
@@ -418,7 +418,7 @@ fn starts_and_ends(rig: &Rig) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_module_is_compiled_beside_the_packages_that_do_not_need_it() {
+async fn module_is_compiled_in_parallel_with_unrelated_packages() {
     let both = [Lock::Packages, Lock::Modules];
     let rig = Rig::new([
         packages("headers", &["headers"]).locks(&both),
@@ -461,20 +461,20 @@ async fn a_module_is_compiled_beside_the_packages_that_do_not_need_it() {
     let at = |what: &str| spans.iter().rposition(|line| line == what).unwrap();
     assert!(at("start docker") < at("end driver"), "{spans:?}");
     assert!(at("end docker") < at("end driver"), "{spans:?}");
-    // The scripts of the first packages leave the module to the change behind them.
+    // The scripts of the first packages leave the module build to the next change.
     let journal = rig.fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
     let mut transactions = (journal.lines()).filter(|line| line.contains("install-packages"));
     let left = |line: Option<&str>| line.unwrap().contains(r#""later":true"#);
     assert!(left(transactions.next()), "{journal}");
     assert!(!left(transactions.next()), "{journal}");
     rig.fakes.files.take("/built/nvidia");
-    // An interrupted run is completed: only the module is missing.
+    // An interrupted run is completed. Only the module is missing.
     rig.install().await.unwrap();
     assert_eq!(rig.log(), ["build kernel module `nvidia` for 6.1"]);
 }
 
 #[tokio::test]
-async fn new_lists_wait_for_nobody_who_changes_something_else() {
+async fn refresh_does_not_wait_for_unrelated_changes() {
     let compile = Change::BuildModule {
         module: "zfs".to_owned(),
         kernel: "6.1".to_owned(),
@@ -497,7 +497,7 @@ async fn new_lists_wait_for_nobody_who_changes_something_else() {
 }
 
 #[tokio::test]
-async fn a_module_that_does_not_compile_takes_no_package_along() {
+async fn failed_module_build_does_not_affect_packages() {
     let rig = Rig::new([
         step("driver", |host| {
             let changes = [
@@ -524,7 +524,7 @@ async fn a_module_that_does_not_compile_takes_no_package_along() {
 }
 
 #[tokio::test]
-async fn a_list_without_an_order_is_refused() {
+async fn cyclic_step_list_is_rejected() {
     let order = |steps: Vec<super::kit::Small>| {
         let rig = Rig::new(steps);
         let boxed = rig
@@ -546,7 +546,7 @@ async fn a_list_without_an_order_is_refused() {
     let one = |id| fixed(id, satisfied(""));
     assert_eq!(
         order(vec![one("a").after(&["b"]), one("b").after(&["a"])]).to_string(),
-        "put the steps in order: `a`, `b` wait for each other"
+        "order the steps: `a`, `b` wait for each other"
     );
     assert!(matches!(
         order(vec![one("a").after(&["nowhere"])]),
@@ -560,11 +560,11 @@ async fn a_list_without_an_order_is_refused() {
 }
 
 #[tokio::test]
-async fn a_change_that_panics_fails_its_step_and_ends_the_run() {
+async fn panicking_change_fails_its_step_and_ends_the_run() {
     let rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
     *rig.verbs.before.lock().unwrap() = Box::new(|_| panic!("a bug"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Internal);
     assert_eq!(outcomes(&report), ["a failed", "b not-run"]);
-    assert!(why(&report, "a").contains("ended with a panic"));
+    assert!(why(&report, "a").contains("task panicked"));
 }

@@ -1,4 +1,5 @@
-//! Cut off anywhere, then run again: the same end.
+//! An interrupted run that is started again has the same result, no matter where it was
+//! interrupted.
 
 use nix::errno::Errno;
 
@@ -21,7 +22,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// The same, where a part of the work awaits the first boot of an image.
+/// The same, but a part of the work waits for the first boot of an image.
 fn image() -> Rig {
     let mut rig = Rig::new([
         file("a", "/etc/a", "new"),
@@ -37,19 +38,19 @@ fn image() -> Rig {
     rig
 }
 
-/// The number of mutations of an undisturbed run.
+/// Returns the number of mutations of an uninterrupted run.
 async fn mutations(rig: Rig) -> u64 {
     rig.install().await.unwrap();
     rig.fakes.files.mutations()
 }
 
 #[tokio::test]
-async fn killed_before_any_write_and_installed_again_ends_the_same() {
+async fn run_killed_before_any_write_can_be_repeated() {
     killed_and_installed_again(rig).await;
 }
 
 #[tokio::test]
-async fn an_image_that_was_killed_goes_on_at_its_first_boot_all_the_same() {
+async fn killed_image_build_resumes_at_first_boot() {
     killed_and_installed_again(image).await;
 }
 
@@ -66,7 +67,7 @@ async fn killed_and_installed_again(rig: fn() -> Rig) {
     for n in 1..=mutations(rig()).await {
         let rig = rig();
         rig.fakes.files.kill_at(n);
-        // The process is dead: whatever it says, nobody hears it.
+        // The process is dead, so its result is irrelevant.
         let _said = rig.install().await;
         rig.fakes.files.revive();
         let report = rig.install().await.unwrap();
@@ -89,7 +90,7 @@ async fn killed_and_installed_again(rig: fn() -> Rig) {
 }
 
 #[tokio::test]
-async fn killed_before_any_write_and_undone_leaves_nothing() {
+async fn run_killed_before_any_write_can_be_undone() {
     let rig = || {
         let mut rig = rig();
         rig.options.request.reboot = true;
@@ -100,7 +101,7 @@ async fn killed_before_any_write_and_undone_leaves_nothing() {
     for n in 1..=mutations(rig()).await {
         let rig = rig();
         rig.fakes.files.kill_at(n);
-        // The process is dead: whatever it says, nobody hears it.
+        // The process is dead, so its result is irrelevant.
         let _said = rig.install().await;
         rig.fakes.files.revive();
         assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
@@ -110,7 +111,7 @@ async fn killed_before_any_write_and_undone_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_run_left_that_died_at_its_first_record_goes_and_what_a_person_kept_stays() {
+async fn remains_of_a_killed_run_are_removed() {
     let rig = rig();
     let kept = format!("{JOURNAL}.damaged");
     rig.fakes.files.put(JOURNAL, "{\"schema\":1,\"se");
@@ -127,14 +128,14 @@ async fn what_a_run_left_that_died_at_its_first_record_goes_and_what_a_person_ke
 }
 
 #[tokio::test]
-async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
+async fn moved_journal_stays_with_its_backups() {
     let rig = rig();
     let backup = "/var/lib/gpu-bootstrap/backups/abc";
     let transaction = "/var/lib/gpu-bootstrap/transactions/1.json";
     let damaged = format!("{JOURNAL}.damaged");
     let kept = [damaged.as_str(), backup, transaction];
     for path in kept {
-        rig.fakes.files.put(path, "of an earlier journal");
+        rig.fakes.files.put(path, "from an earlier journal");
     }
     rig.fakes
         .files
@@ -148,7 +149,7 @@ async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
         "{note}"
     );
     for path in kept {
-        assert_eq!(rig.fakes.files.text(path), "of an earlier journal");
+        assert_eq!(rig.fakes.files.text(path), "from an earlier journal");
     }
     let text = rig.fakes.files.snapshot().without(&kept).text();
     for gone in ["validations", "receipt.json", "journal.jsonl "] {
@@ -157,17 +158,17 @@ async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_synced_ends_the_run_and_its_number_is_used_once() {
+async fn unsyncable_record_stops_the_run() {
     let rig = rig();
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();
     *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
-        // The disk fails: the record stays in the file, and nobody knows whether it is on the disk.
+        // The disk fails: the record is in the file, but it is unknown whether it is on disk.
         files.damage(JOURNAL, Damage::Syncs, Errno::EIO);
     });
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.reason(), "journal-unavailable");
-    assert_eq!(rig.log(), ["write `/etc/a`"], "nothing follows");
+    assert_eq!(rig.log(), ["write `/etc/a`"], "no further change follows");
     *rig.verbs.before.lock().unwrap() = Box::new(|_| {});
     rig.fakes.files.repair();
     let told = status(&rig.fakes.host(), None).unwrap();
@@ -178,7 +179,7 @@ async fn a_record_that_cannot_be_synced_ends_the_run_and_its_number_is_used_once
 }
 
 #[tokio::test]
-async fn killed_while_undoing_and_undone_again_ends_as_before() {
+async fn killed_undo_can_be_repeated() {
     let bare = rig().fakes.files.snapshot().without(&["/run"]);
     for n in 1..40 {
         let rig = rig();
@@ -193,11 +194,11 @@ async fn killed_while_undoing_and_undone_again_ends_as_before() {
             return;
         }
     }
-    panic!("undoing writes more often than expected");
+    panic!("the undo writes more often than expected");
 }
 
 #[tokio::test]
-async fn nothing_is_done_that_cannot_be_recorded() {
+async fn unrecordable_changes_are_not_made() {
     let rig = rig();
     rig.install().await.unwrap();
     rig.fakes.files.put("/etc/a", "drifted");
@@ -215,7 +216,7 @@ async fn nothing_is_done_that_cannot_be_recorded() {
 }
 
 #[tokio::test]
-async fn a_disk_that_fills_up_in_the_middle_loses_nothing() {
+async fn disk_that_fills_up_during_a_run_loses_nothing() {
     let rig = rig();
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();
@@ -233,7 +234,7 @@ async fn a_disk_that_fills_up_in_the_middle_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_torn_last_line_is_told_and_dropped() {
+async fn truncated_last_line_is_reported_and_dropped() {
     let rig = rig();
     rig.install().await.unwrap();
     let whole = rig.fakes.files.text(JOURNAL);
@@ -256,7 +257,7 @@ async fn a_torn_last_line_is_told_and_dropped() {
 }
 
 #[tokio::test]
-async fn a_damaged_journal_stops_the_run_before_anything_is_changed() {
+async fn damaged_journal_stops_the_run_before_any_change() {
     let rig = rig();
     rig.fakes.files.put(JOURNAL, "not json\n{}\n");
     let error = rig.install().await.unwrap_err();
@@ -267,7 +268,7 @@ async fn a_damaged_journal_stops_the_run_before_anything_is_changed() {
 }
 
 #[tokio::test]
-async fn receipt_and_journal_are_for_root_alone() {
+async fn receipt_and_journal_are_readable_only_by_root() {
     let rig = rig();
     rig.install().await.unwrap();
     let tree = rig.tree();
@@ -287,7 +288,7 @@ async fn receipt_and_journal_are_for_root_alone() {
 }
 
 #[tokio::test]
-async fn a_lost_journal_is_not_taken_for_that_of_an_untouched_machine() {
+async fn lost_journal_is_detected() {
     for is_empty in [true, false] {
         let rig = rig();
         assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
@@ -308,7 +309,7 @@ async fn a_lost_journal_is_not_taken_for_that_of_an_untouched_machine() {
             assert!(hint.contains("receipt.json"), "{hint}");
         }
         assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), before);
-        // As the hint says.
+        // Follow the hint.
         let receipt = "/var/lib/gpu-bootstrap/receipt.json";
         let text = rig.fakes.files.text(receipt);
         rig.fakes.files.put(&format!("{JOURNAL}.lost"), text);

@@ -1,4 +1,4 @@
-//! Verbs that act on a fake machine's files, and a subscriber that remembers.
+//! Fake appliers that act on the files of a fake machine, and a subscriber that records events.
 
 use std::{
     collections::BTreeSet,
@@ -37,34 +37,34 @@ use crate::{
     steps::fixtures,
 };
 
-/// Where units are that are enabled.
+/// The directory of enabled units.
 pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 
 type Hook = Box<dyn FnMut(&Change) + Send>;
 type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Problem> + Send>;
 
-/// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
-/// files where systemd has links. A saved file is kept whole in the place of its digest.
+/// Appliers for a fake machine: packages are files in `/packages`, and enabled units are files
+/// where systemd has symlinks. The content of a saved file is stored in place of its digest.
 pub struct FileVerbs {
     pub host: Host,
     pub log: Mutex<Vec<String>>,
-    /// How often what an interrupted run has paused was started.
+    /// The number of attempts to restart paused units.
     pub resumed: Mutex<u32>,
-    /// A change whose summary contains this fails after it has done its work.
+    /// A change whose summary contains this text fails after it has done its work.
     pub fails: Mutex<Option<String>>,
-    /// A change whose summary contains this is refused.
+    /// A change whose summary contains this text is rejected.
     pub refuses: Mutex<Option<String>>,
-    /// Called before the first change.
+    /// Called for each dry run.
     pub rehearsal: Mutex<Rehearsal>,
-    /// How many rehearsals are running, and the most that ran at the same time.
+    /// The number of dry runs in progress, and its maximum.
     pub rehearsing: Mutex<(u32, u32)>,
-    /// What a change left cannot be told.
+    /// The effects of a change cannot be determined.
     pub blind: Mutex<bool>,
-    /// How many more package transactions fail for a reason that passes.
+    /// The number of further package transactions that fail with a transient error.
     pub late: Mutex<u32>,
-    /// How many turns of other tasks a package transaction takes.
+    /// The number of scheduler turns that a package transaction takes.
     pub turns: Mutex<u32>,
-    /// Packages wait for somebody until the run is asked to stop.
+    /// Package transactions wait until this run is stopped.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
     pub before: Mutex<Hook>,
@@ -111,7 +111,7 @@ impl FileVerbs {
 #[async_trait]
 impl Verbs for FileVerbs {
     fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn Verbs> {
-        panic!("a test asks no second time")
+        panic!("tests do not resolve twice")
     }
 
     async fn resume_paused(&self, _: &dyn Sink) {
@@ -186,7 +186,7 @@ impl Verbs for FileVerbs {
                     .collect(),
             },
             _ => Undo::Nothing {
-                why: "nothing stays".to_owned(),
+                why: "no undo".to_owned(),
             },
         })
     }
@@ -232,7 +232,7 @@ impl Verbs for FileVerbs {
 
     async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Problem> {
         if *self.blind.lock().unwrap() {
-            return Err(broken("somebody is at work"));
+            return Err(broken("another program is working"));
         }
         Ok(match undo {
             Undo::Packages {
@@ -301,7 +301,7 @@ impl Verbs for FileVerbs {
         if fails.is_some_and(|fails| what.contains(&fails)) {
             return Ok(Reverted::Left {
                 what,
-                why: "somebody uses it".to_owned(),
+                why: "in use".to_owned(),
             });
         }
         Ok(Reverted::Done { what })
@@ -318,7 +318,7 @@ impl Verbs for FileVerbs {
     }
 }
 
-/// A fake machine with steps and verbs.
+/// A fake machine with steps and appliers.
 pub struct Rig {
     pub fakes: Fakes,
     pub verbs: Arc<FileVerbs>,
@@ -326,15 +326,15 @@ pub struct Rig {
     pub secrets: Secrets,
     pub options: Options,
     pub image: bool,
-    /// The machine has no GPU, so no driver is wanted.
+    /// The machine has no GPU, so no driver is configured.
     pub no_gpu: bool,
-    /// What the settings say further.
+    /// Additional settings.
     pub settings: fn(&mut Desired),
     pub back: Option<GoingBack>,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
     pub facts: Facts,
-    /// Packages that the desired state names.
+    /// Packages in the desired state.
     pub wanted: Vec<&'static str>,
     pub steps: Vec<Small>,
     pub checks: fn() -> Vec<Box<dyn Check>>,
@@ -342,7 +342,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// All that is on the machine, as text.
+    /// All files of the machine as text.
     pub fn tree(&self) -> String {
         self.fakes.files.snapshot().text()
     }
@@ -352,7 +352,7 @@ impl Rig {
         fakes.files.put_folder("/packages", 0o755);
         fakes.files.put_folder("/etc/modprobe.d", 0o755);
         fakes.files.put_folder(WANTS, 0o755);
-        // The folders that writing would make; uninstall of the real verbs removes them itself.
+        // Directories that would be created by the first write. The real `uninstall` removes them.
         fakes.files.put_folder("/var/lib", 0o755);
         fakes.files.put_folder("/run", 0o755);
         Self {
@@ -398,7 +398,7 @@ impl Rig {
         std::mem::take(&mut self.verbs.log.lock().unwrap())
     }
 
-    /// The events' kinds since the last call.
+    /// Returns the kinds of the events since the last call.
     pub fn kinds(&self) -> Vec<String> {
         std::mem::take(&mut *self.events.lock().unwrap())
             .into_iter()
@@ -437,7 +437,7 @@ impl Rig {
         self.try_session(tools).unwrap()
     }
 
-    /// Why a run with these options does not begin.
+    /// Returns the error of a run with these options that does not start.
     pub fn refused(&self) -> EngineError {
         let (tools, reporter) = self.tools("refused");
         let error = self.try_session(tools).err().unwrap();

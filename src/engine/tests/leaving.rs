@@ -1,4 +1,4 @@
-//! The reboot: after the work of others, and until it happens.
+//! The reboot waits for other programs and is requested until it happens.
 
 use std::{
     sync::{
@@ -31,16 +31,15 @@ const LOCK: &str = "/run/gpu-bootstrap/lock";
 const STATUS: &str = "/run/cloud-init/status.json";
 const RESULT: &str = "/run/cloud-init/result.json";
 
-/// A machine that awaits its reboot.
+/// A machine with a pending reboot.
 async fn due() -> Rig {
-    let mut rig = Rig::new([step("module", |_| reboots("nouveau must go"))]);
+    let mut rig = Rig::new([step("module", |_| reboots("nouveau must be unloaded"))]);
     rig.options.request.reboot = true;
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
     rig
 }
 
-/// Such a machine, whose systemd refuses the first requests and ignores the next
-/// ones.
+/// The same machine, whose systemd rejects the first requests and ignores the next ones.
 async fn machine(refused: usize, ignored: usize) -> Rig {
     let rig = due().await;
     rig.fakes.exec.on("systemctl", move |cmd, files| {
@@ -64,7 +63,7 @@ async fn machine(refused: usize, ignored: usize) -> Rig {
     rig
 }
 
-/// Reboots it.
+/// Reboots the machine.
 async fn leave(
     rig: &Rig,
     clock: Option<Arc<dyn Clock>>,
@@ -80,7 +79,7 @@ async fn leave(
     left
 }
 
-/// Something happens while the machine waits.
+/// A clock that triggers an event while the machine waits.
 struct Meanwhile {
     clock: FakeClock,
     happens: Box<dyn Fn() + Send + Sync>,
@@ -114,7 +113,7 @@ fn requests(rig: &Rig) -> usize {
 }
 
 #[tokio::test]
-async fn a_reboot_is_requested_until_it_happens() {
+async fn reboot_is_requested_until_it_happens() {
     for (refused, ignored, happens) in [(0, 0, 1), (2, 0, 3), (0, 2, 3)] {
         let rig = machine(refused, ignored).await;
         let (said, mut say) = words();
@@ -125,12 +124,12 @@ async fn a_reboot_is_requested_until_it_happens() {
 }
 
 #[tokio::test]
-async fn a_reboot_that_does_not_happen_is_reported_after_three_requests() {
+async fn missing_reboot_is_reported_after_three_requests() {
     let rig = machine(9, 0).await;
     let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
     assert_eq!((error.exit(), requests(&rig)), (Exit::RebootRequired, 3));
     assert_eq!(error.reason(), "reboot-refused");
-    assert!(error.to_string().contains("were refused"), "{error}");
+    assert!(error.to_string().contains("were rejected"), "{error}");
 
     let rig = machine(0, 9).await;
     let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
@@ -142,7 +141,7 @@ async fn a_reboot_that_does_not_happen_is_reported_after_three_requests() {
 }
 
 #[tokio::test]
-async fn the_reboot_waits_until_cloud_init_has_ended() {
+async fn reboot_waits_for_cloud_init() {
     let rig = machine(0, 0).await;
     let fakes = &rig.fakes;
     fakes.files.put(STATUS, "{}");
@@ -159,12 +158,12 @@ async fn the_reboot_waits_until_cloud_init_has_ended() {
     assert!(fakes.clock.monotonic() >= after);
     assert_eq!(
         *said.lock().unwrap(),
-        ["the reboot waits until cloud-init has ended, for at most 30 min"]
+        ["waiting up to 30 min for cloud-init before the reboot"]
     );
 }
 
 #[tokio::test]
-async fn a_cloud_init_that_hangs_does_not_keep_the_machine_from_its_reboot() {
+async fn hung_cloud_init_does_not_prevent_the_reboot() {
     let rig = machine(0, 0).await;
     let fakes = &rig.fakes;
     fakes.files.put(STATUS, "{}");
@@ -173,11 +172,11 @@ async fn a_cloud_init_that_hangs_does_not_keep_the_machine_from_its_reboot() {
     assert_eq!(requests(&rig), 1);
     let waited = fakes.clock.monotonic().as_secs();
     assert!((1800..1900).contains(&waited), "{waited}");
-    assert!(said.lock().unwrap()[1].contains("still at work after 30 min"));
+    assert!(said.lock().unwrap()[1].contains("still running after 30 min"));
 }
 
 #[tokio::test]
-async fn the_reboot_waits_for_another_package_manager() {
+async fn reboot_waits_for_another_package_manager() {
     const DPKG: &str = "/var/lib/dpkg/lock-frontend";
     let rig = machine(0, 0).await;
     let fakes = &rig.fakes;
@@ -191,11 +190,11 @@ async fn the_reboot_waits_for_another_package_manager() {
     fakes.files.put("/proc/812/comm", "unattended-upgr\n");
     let (said, mut say) = words();
     leave(&rig, None, &[DPKG], &mut say).await.unwrap();
-    assert!(said.lock().unwrap()[0].contains("until `unattended-upgr` (pid 812) has ended"));
+    assert!(said.lock().unwrap()[0].contains("for `unattended-upgr` (pid 812) before"));
 }
 
-/// What a person sees of the state after the reboot was stopped: whether the unit is there, and how
-/// `status` says that the run ended.
+/// The state that the user sees after the reboot was stopped: whether the unit exists, and the exit
+/// status of the run in `status`.
 fn after(rig: &Rig) -> (bool, Option<u8>) {
     let told = status(&rig.fakes.host(), Some("boot-1")).unwrap();
     assert!(told.reboot_due);
@@ -205,7 +204,7 @@ fn after(rig: &Rig) -> (bool, Option<u8>) {
 }
 
 #[tokio::test]
-async fn a_person_who_stops_the_wait_is_told_that_nothing_continues() {
+async fn ctrl_c_during_the_wait_cancels_continuation() {
     let rig = machine(0, 0).await;
     rig.fakes.files.put(STATUS, "{}");
     rig.cancel.cancel(Exit::Interrupted);
@@ -221,7 +220,7 @@ async fn a_person_who_stops_the_wait_is_told_that_nothing_continues() {
 }
 
 #[tokio::test]
-async fn a_machine_that_goes_down_while_the_reboot_waits_goes_on_at_the_next_boot() {
+async fn shutdown_during_the_wait_continues_at_the_next_boot() {
     for waits in [true, false] {
         let rig = machine(0, 0).await;
         if waits {
@@ -235,7 +234,7 @@ async fn a_machine_that_goes_down_while_the_reboot_waits_goes_on_at_the_next_boo
 }
 
 #[tokio::test]
-async fn nobody_can_uninstall_while_the_reboot_waits() {
+async fn uninstall_is_locked_while_the_reboot_waits() {
     let rig = machine(0, 0).await;
     rig.fakes.files.put(STATUS, "{}");
     let refused = Arc::new(AtomicBool::new(false));
@@ -249,8 +248,8 @@ async fn nobody_can_uninstall_while_the_reboot_waits() {
 }
 
 #[tokio::test]
-async fn after_an_uninstall_that_was_faster_the_machine_is_not_rebooted() {
-    // It is under way.
+async fn machine_is_not_rebooted_after_an_uninstall() {
+    // The uninstall is running.
     let rig = machine(0, 0).await;
     rig.fakes
         .files
@@ -261,7 +260,7 @@ async fn after_an_uninstall_that_was_faster_the_machine_is_not_rebooted() {
         ("busy", Exit::RebootRequired)
     );
     assert_eq!(requests(&rig), 0);
-    // It has ended, and something was left.
+    // The uninstall has finished, with a remainder.
     for fails in [None, Some("gpu-bootstrap-resume".to_owned())] {
         let rig = machine(0, 0).await;
         *rig.verbs.fails.lock().unwrap() = fails;
@@ -273,7 +272,7 @@ async fn after_an_uninstall_that_was_faster_the_machine_is_not_rebooted() {
 }
 
 #[tokio::test]
-async fn where_cloud_init_waits_for_this_run_the_resume_unit_reboots() {
+async fn resume_unit_reboots_if_cloud_init_waits() {
     let rig = due().await;
     rig.fakes.files.put(STATUS, "{}");
     rig.fakes.files.put(
@@ -290,9 +289,9 @@ async fn where_cloud_init_waits_for_this_run_the_resume_unit_reboots() {
 }
 
 #[tokio::test]
-async fn a_stopped_reboot_ends_the_run_of_the_rollback() {
+async fn stopped_reboot_ends_the_rollback_run() {
     let mut rig = due().await;
-    // Another boot: the module is still loaded.
+    // Another boot, and the module is still loaded.
     rig.options.boot_id = Some("boot-2".to_owned());
     let (tools, first_reporter) = rig.tools("first");
     let first = rig.session(tools);

@@ -1,4 +1,4 @@
-//! A setting that is taken back: what it has left is shown, reported and undone.
+//! Obsolete changes of a removed setting are shown, reported and undone.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use crate::{
     host::fake::{failed, ok},
 };
 
-/// Undoes the part of a change that is not wanted: packages are wanted by name.
+/// Undoes the obsolete part of a change. Packages are compared by name.
 pub async fn part(
     verbs: &FileVerbs,
     undo: &Undo,
@@ -45,7 +45,7 @@ pub async fn part(
     Ok(Withdrawn { reverted, rest })
 }
 
-/// Two steps share a transaction, and one of them also has a file.
+/// Two steps that share a transaction. One of them also has a file.
 fn rig() -> Rig {
     Rig::new([
         packages("driver", &["driver"]),
@@ -55,10 +55,11 @@ fn rig() -> Rig {
     ])
 }
 
-/// The undo of the shared transaction, in the words of [`applied`].
-const SHARED: &str = "driver: undo: install driver, docker; what is still wanted or needed stays";
+/// The undo of the shared transaction, as formatted by [`applied`].
+const SHARED: &str =
+    "driver: undo: install driver, docker (configured packages and their dependencies stay)";
 
-/// The changes that the events since the last call say to be applied, by their first step.
+/// Returns the changes that were applied since the last call, with their first step.
 fn applied(rig: &Rig) -> Vec<String> {
     (std::mem::take(&mut *rig.events.lock().unwrap()).into_iter())
         .filter_map(|envelope| match envelope.event {
@@ -68,7 +69,7 @@ fn applied(rig: &Rig) -> Vec<String> {
         .collect()
 }
 
-/// The same, installed, and then without docker.
+/// An installed machine whose settings no longer contain docker.
 async fn withdrawn() -> Rig {
     let mut rig = rig();
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
@@ -88,7 +89,7 @@ async fn withdrawn() -> Rig {
 }
 
 #[tokio::test]
-async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
+async fn check_and_plan_show_obsolete_changes() {
     let rig = withdrawn().await;
     let before = rig.fakes.files.snapshot();
     let checked = rig.check().await;
@@ -109,7 +110,7 @@ async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
     assert_eq!(planned.exit, Exit::Drift);
     assert_eq!(
         why(&planned, "docker"),
-        "1 change of it stands that no setting wants any more"
+        "1 obsolete change is still applied"
     );
     let shown: Vec<String> = (planned.steps.iter())
         .flat_map(|step| step.changes.iter())
@@ -118,7 +119,7 @@ async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
     assert_eq!(
         shown,
         [
-            "undo: undo: install driver, docker; what is still wanted or needed stays",
+            "undo: undo: install driver, docker (configured packages and their dependencies stay)",
             "undo: undo: write `/etc/docker`",
         ]
     );
@@ -126,7 +127,7 @@ async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
 }
 
 #[tokio::test]
-async fn install_undoes_what_a_withdrawn_setting_has_left_and_keeps_what_others_share() {
+async fn install_undoes_obsolete_changes_and_keeps_shared_packages() {
     let rig = withdrawn().await;
     rig.kinds();
     let report = rig.install().await.unwrap();
@@ -135,7 +136,7 @@ async fn install_undoes_what_a_withdrawn_setting_has_left_and_keeps_what_others_
         applied(&rig),
         ["docker-nvidia: undo: write `/etc/docker`", SHARED]
     );
-    // The file goes before the packages that it belongs to.
+    // The file is removed before the packages that it belongs to.
     assert_eq!(rig.log(), ["restore /etc/docker", "purge docker"]);
     assert_eq!(
         outcomes(&report),
@@ -158,7 +159,7 @@ async fn install_undoes_what_a_withdrawn_setting_has_left_and_keeps_what_others_
 }
 
 #[tokio::test]
-async fn a_shared_transaction_waits_until_the_other_steps_are_as_wanted() {
+async fn shared_transaction_waits_until_other_steps_are_satisfied() {
     let rig = withdrawn().await;
     rig.fakes.files.take("/packages/driver");
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
@@ -175,7 +176,7 @@ async fn a_shared_transaction_waits_until_the_other_steps_are_as_wanted() {
 }
 
 #[tokio::test]
-async fn without_a_gpu_no_package_that_the_driver_may_need_is_withdrawn() {
+async fn possible_driver_packages_stay_without_a_gpu() {
     let mut rig = withdrawn().await;
     let driver = rig.steps[0].clone();
     rig.steps[0].has_no_gpu();
@@ -189,9 +190,9 @@ async fn without_a_gpu_no_package_that_the_driver_may_need_is_withdrawn() {
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
     assert!(report.notes.iter().any(|note| note.contains("`driver`")));
-    // The file has no package of the driver.
+    // The file does not depend on a driver package.
     assert_eq!(rig.log(), ["restore /etc/docker"]);
-    // The GPU is back.
+    // The GPU is present again.
     rig.steps[0] = driver;
     (rig.no_gpu, rig.wanted) = (false, vec!["driver"]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
@@ -199,9 +200,9 @@ async fn without_a_gpu_no_package_that_the_driver_may_need_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn on_a_machine_without_a_gpu_what_runtimes_share_is_withdrawn() {
+async fn shared_runtime_packages_are_reduced_without_a_gpu() {
     let mut rig = withdrawn().await;
-    // The step is content: it is about something else than the GPU.
+    // The step is satisfied, because it does not depend on the GPU.
     (rig.no_gpu, rig.wanted) = (true, vec!["driver"]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
@@ -209,13 +210,13 @@ async fn on_a_machine_without_a_gpu_what_runtimes_share_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn what_of_it_cannot_be_undone_is_named_and_tried_again() {
+async fn failed_undo_is_reported_and_retried() {
     let rig = withdrawn().await;
     rig.kinds();
     *rig.verbs.fails.lock().unwrap() = Some("restore /etc/docker".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
-    assert_eq!(report.left, ["restore /etc/docker: somebody uses it"]);
+    assert_eq!(report.left, ["restore /etc/docker: in use"]);
     assert_eq!(applied(&rig), [SHARED]);
     assert_eq!(rig.check().await.exit, Exit::Drift);
     *rig.verbs.fails.lock().unwrap() = None;
@@ -224,7 +225,7 @@ async fn what_of_it_cannot_be_undone_is_named_and_tried_again() {
 }
 
 #[tokio::test]
-async fn killed_while_it_withdraws_and_installed_again_ends_the_same() {
+async fn killed_reduction_can_be_repeated() {
     let wanted = {
         let rig = withdrawn().await;
         rig.install().await.unwrap();
@@ -233,7 +234,7 @@ async fn killed_while_it_withdraws_and_installed_again_ends_the_same() {
     for n in 1..60 {
         let rig = withdrawn().await;
         rig.fakes.files.kill_at(n);
-        // The process is dead: nobody hears what it says.
+        // The process is dead, so its result is irrelevant.
         let _said = rig.install().await;
         let killed = rig.fakes.files.killed();
         rig.fakes.files.revive();
@@ -245,19 +246,19 @@ async fn killed_while_it_withdraws_and_installed_again_ends_the_same() {
             return;
         }
     }
-    panic!("withdrawing writes more often than expected");
+    panic!("the reduction writes more often than expected");
 }
 
 #[tokio::test]
-async fn a_journal_that_cannot_be_read_is_told_and_stops_neither_check_nor_plan() {
+async fn unreadable_journal_is_reported_but_check_and_plan_continue() {
     let rig = withdrawn().await;
     rig.fakes
         .files
-        .put("/var/lib/gpu-bootstrap/journal.jsonl", "no json\n{}\n");
+        .put("/var/lib/gpu-bootstrap/journal.jsonl", "not json\n{}\n");
     for report in [rig.check().await, rig.plan().await] {
         assert_eq!(report.exit, Exit::Ok);
         assert!(
-            report.notes[0].contains("is not known: failed to"),
+            report.notes[0].contains("(obsolete changes are unknown)"),
             "{:?}",
             report.notes
         );
@@ -269,7 +270,7 @@ fn daemon(id: &'static str, package: &'static str, unit: &'static str) -> Small 
     let step = step(id, move |host| {
         let there = [format!("/packages/{package}"), format!("{WANTS}/{unit}")];
         if there.iter().all(|path| exists(host, path)) {
-            return satisfied("it is enabled");
+            return satisfied("enabled");
         }
         needs(vec![
             Change::RefreshRepositories,
@@ -283,9 +284,10 @@ fn daemon(id: &'static str, package: &'static str, unit: &'static str) -> Small 
     step.locks(&[Lock::Packages])
 }
 
-/// Only consent stops containers, and a shorter `runtime.use` in the settings of a fleet is none.
+/// Only explicit consent stops containers. A shorter `runtime.use` in the settings of a fleet is
+/// not consent.
 #[tokio::test]
-async fn a_runtime_stays_while_its_containers_run() {
+async fn runtime_stays_while_its_containers_run() {
     const LINES: &str = "web\ndb\n";
     const TASKS: &str = "TASK    PID    STATUS\nweb     7      RUNNING\ndb      8      PAUSED\n";
     for (id, name, unit, client, says) in rows! {
@@ -303,15 +305,15 @@ async fn a_runtime_stays_while_its_containers_run() {
         rig.wanted = vec!["driver"];
         rig.fakes.exec.on(client, move |_, _| ok(says));
         rig.log();
-        let words = format!("{name} runs the containers web, db");
+        let words = format!("{name} is running the containers web, db");
         let told = |report: &RunReport| report.notes.join("\n").contains(&words);
         let planned = rig.plan().await;
         assert!(told(&planned), "{:?}", planned.notes);
         let report = rig.install().await.unwrap();
         assert_eq!(report.exit, Exit::Partial);
         assert!(told(&report) && report.left.len() == 1, "{report:?}");
-        assert!(rig.log().is_empty(), "{name}: its unit stays, too");
-        // A daemon that runs and says nothing may run some; one that does not run stops with none.
+        assert!(rig.log().is_empty(), "{name}: its unit also stays");
+        // An active daemon that does not respond may have containers. An inactive daemon has none.
         for (active, stays) in [("active", true), ("inactive", false)] {
             let state = format!("LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\n");
             (rig.fakes.exec).on(client, |_, _| failed(1, "Cannot connect to the daemon"));
@@ -327,9 +329,9 @@ async fn a_runtime_stays_while_its_containers_run() {
     }
 }
 
-/// The purge waits for the packages of another step, and meanwhile a job is started.
+/// The purge waits for the packages of another step, and a container is started in the meantime.
 #[tokio::test]
-async fn a_runtime_stays_if_containers_are_started_during_the_run() {
+async fn runtime_stays_if_containers_are_started_during_the_run() {
     let mut rig = Rig::new([
         packages("driver", &["driver"]).locks(&[Lock::Packages]),
         packages("runtime.docker", &["docker"]),
@@ -354,12 +356,12 @@ async fn a_runtime_stays_if_containers_are_started_during_the_run() {
     assert!(log.iter().any(|line| line.contains("install")), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("purge")), "{log:?}");
     assert_eq!(report.exit, Exit::Partial, "{report:#?}");
-    let told = |note: &String| note.contains("docker runs the containers job");
+    let told = |note: &String| note.contains("docker is running the containers job");
     assert!(report.notes.iter().any(told), "{:?}", report.notes);
 }
 
 #[tokio::test]
-async fn a_runtime_goes_with_its_containers_where_the_settings_consent() {
+async fn runtime_and_containers_are_removed_with_consent() {
     let mut rig = Rig::new([
         packages("driver", &["driver"]),
         packages("runtime.docker", &["docker"]),

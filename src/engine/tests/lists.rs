@@ -1,4 +1,4 @@
-//! What only older package lists refuse.
+//! Steps that are blocked only by outdated package lists.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use crate::{
     step::Assessment,
 };
 
-/// A file, then packages whose transaction is refused so often.
+/// A file, then packages whose transaction is rejected `times` times.
 fn refused(times: u32) -> Rig {
     let rig = Rig::new([file("a", "/a", "x"), packages("p", &["one"]).after(&["a"])]);
     let asked = Arc::new(AtomicU32::new(0));
@@ -39,12 +39,12 @@ fn hint(report: &crate::engine::RunReport) -> String {
 }
 
 #[tokio::test]
-async fn a_transaction_that_would_be_refused_blocks_the_run_before_its_first_change() {
+async fn rejected_transaction_blocks_the_run_before_its_first_change() {
     let rig = refused(u32::MAX);
     let plan = rig.plan().await;
     assert_eq!(plan.exit, Exit::Blocked);
     assert!(
-        hint(&plan).starts_with("`install` asks again"),
+        hint(&plan).starts_with("`install` checks again"),
         "{}",
         hint(&plan)
     );
@@ -52,31 +52,31 @@ async fn a_transaction_that_would_be_refused_blocks_the_run_before_its_first_cha
     assert_eq!(report.exit, Exit::Blocked);
     assert_eq!(outcomes(&report), ["a not-run", "p blocked"]);
     assert_eq!(rig.log(), ["refresh the package lists"]);
-    // The lists are new: nothing is asked again.
-    assert_eq!(hint(&report), "name it");
+    // The lists are new, so the step is not assessed again.
+    assert_eq!(hint(&report), "add it to the settings");
 }
 
 #[tokio::test]
-async fn the_changes_of_several_steps_are_rehearsed_side_by_side() {
+async fn changes_of_several_steps_are_dry_run_in_parallel() {
     let rig = Rig::new([packages("p", &["one"]), packages("q", &["two"])]);
     rig.plan().await;
     assert_eq!(*rig.verbs.rehearsing.lock().unwrap(), (0, 2));
 }
 
 #[tokio::test]
-async fn what_new_lists_do_not_refuse_blocks_nothing() {
+async fn transaction_accepted_with_new_lists_does_not_block() {
     let rig = refused(1);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
 }
 
 #[tokio::test]
-async fn a_run_that_could_not_download_lists_does_not_say_that_it_asks_again() {
+async fn failed_list_download_is_in_the_remedy() {
     let rig = refused(u32::MAX);
     *rig.verbs.fails.lock().unwrap() = Some("refresh the package lists".to_owned());
     let report = rig.install().await.unwrap();
     let hint = hint(&report);
-    assert!(hint.contains("cannot be downloaded"), "{hint}");
-    assert!(!hint.contains("asks again"), "{hint}");
+    assert!(hint.contains("download of the package lists"), "{hint}");
+    assert!(!hint.contains("checks again"), "{hint}");
     let notes = report.notes.join("\n");
     assert!(
         notes.contains("failed to download new package lists"),
@@ -85,7 +85,7 @@ async fn a_run_that_could_not_download_lists_does_not_say_that_it_asks_again() {
 }
 
 #[tokio::test]
-async fn a_check_says_who_asks_again() {
+async fn check_remedy_refers_to_install_for_new_lists() {
     let rig = Rig::new([fixed(
         "k",
         Assessment::BlockedByOldLists {
@@ -95,19 +95,19 @@ async fn a_check_says_who_asks_again() {
     )]);
     let report = rig.check().await;
     let remedy = report.findings.iter().find_map(|one| one.remedy.clone());
-    let words = "`install` asks again with new package lists; if they say the same: upgrade";
+    let words = "`install` checks again with new package lists; if the result is the same: upgrade";
     assert!(remedy.is_some_and(|remedy| remedy == words));
 }
 
-/// An image is pulled once more while a transaction runs after which only a reboot is left to do.
+/// An image is pulled again while a transaction runs that is followed only by a reboot.
 #[tokio::test]
-async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
+async fn retry_of_another_step_does_not_delay_the_reboot() {
     let (are_new, under_way) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicBool::new(false)),
     );
     let (seen, begun) = (are_new.clone(), under_way.clone());
-    // It asks for newer lists before it is certain, as `kernel.release` does.
+    // Requests newer lists before it decides, like `kernel.release`.
     let kernel = step("kernel", move |host| {
         if !exists(host, "/packages/kernel") {
             return needs(vec![Change::RefreshRepositories, install(&["kernel"])]);
@@ -125,12 +125,12 @@ async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
         if !exists(host, "/image") {
             return needs(vec![write("/image", "x")]);
         }
-        // It is tried again until the transaction is under way, and twice more then.
+        // It is retried until the transaction runs, and then twice more.
         if begun.load(Ordering::SeqCst) && answered.fetch_add(1, Ordering::SeqCst) > 1 {
-            return satisfied("it is there");
+            return satisfied("present");
         }
         Assessment::BlockedNow {
-            why: "the registry does not answer".to_owned(),
+            why: "the registry does not respond".to_owned(),
             hint: String::new(),
             passes: Some(Duration::from_secs(100_000)),
         }
@@ -157,7 +157,7 @@ async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
 }
 
 #[tokio::test]
-async fn a_step_that_needs_newer_lists_before_its_reboot_gets_them() {
+async fn step_gets_newer_lists_before_its_reboot() {
     let verified = AtomicU32::new(0);
     let kernel = step("kernel", move |host| {
         if !exists(host, "/packages/kernel") {
@@ -167,7 +167,7 @@ async fn a_step_that_needs_newer_lists_before_its_reboot_gets_them() {
             why: "the kernel is installed".to_owned(),
         };
         needs(match verified.fetch_add(1, Ordering::SeqCst) {
-            // A package transaction of another step has failed meanwhile.
+            // In the meantime, a package transaction of another step has failed.
             0 => vec![Change::RefreshRepositories, reboot],
             _ => vec![reboot],
         })

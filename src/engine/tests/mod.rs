@@ -1,4 +1,4 @@
-//! The engine on small steps and a fake machine.
+//! Tests of the engine with small steps on a fake machine.
 
 mod epoch;
 mod failures;

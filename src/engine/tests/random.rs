@@ -1,4 +1,5 @@
-//! Any list of steps: it ends, in order, and a second run finds nothing to do.
+//! Property test for random step lists: the run ends, the order is correct, and a second run
+//! changes nothing.
 
 use proptest::prelude::*;
 
@@ -11,14 +12,14 @@ use crate::{
 
 const IDS: [&str; 7] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6"];
 
-/// What a step is like.
+/// A random step.
 #[derive(Debug, Clone)]
 struct Shape {
-    /// Which earlier steps it comes after, as bits.
+    /// Bit mask of the earlier steps that it depends on.
     after: u8,
-    /// Which changes it needs, in order: 0 writes, 1 refreshes, 2 installs.
+    /// Its changes in order: 0 writes, 1 refreshes, 2 installs.
     changes: Vec<u8>,
-    /// Which lock it holds.
+    /// Its lock.
     lock: u8,
 }
 
@@ -65,7 +66,7 @@ fn small(at: usize, shape: &Shape) -> Small {
     .locks(locks)
 }
 
-/// No change of a step may begin before all that it comes after have ended.
+/// Whether no change started before all earlier steps of its step had finished.
 fn in_order(rig: &Rig, shapes: &[Shape]) -> bool {
     let mut ended = Vec::new();
     rig.seen().iter().all(|event| match event {
@@ -129,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn any_list_of_steps_heals_after_a_failure(shapes in shapes(), failing in 0..IDS.len()) {
+    fn any_list_of_steps_recovers_after_a_failure(shapes in shapes(), failing in 0..IDS.len()) {
         run(&shapes, Some(IDS[failing]))?;
     }
 }

@@ -1,4 +1,4 @@
-//! Answers of steps, and what reports say about them.
+//! Helpers for assessments and reports.
 
 use crate::{
     engine::{RunReport, StepReport},
@@ -15,11 +15,11 @@ pub fn satisfied(why: &str) -> Assessment {
 pub fn blocked(why: &str) -> Assessment {
     Assessment::Blocked {
         why: why.to_owned(),
-        hint: "get another machine".to_owned(),
+        hint: "use another machine".to_owned(),
     }
 }
 
-/// `id outcome` of every step.
+/// Returns `id outcome` for every step.
 pub fn outcomes(report: &RunReport) -> Vec<String> {
     let word = |step: &StepReport| format!("{} {}", step.id, step.outcome.word());
     report.steps.iter().map(word).collect()

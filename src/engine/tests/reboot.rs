@@ -1,4 +1,4 @@
-//! The barrier, going on after it, and images.
+//! Reboots, resuming after them, and images.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,11 +20,11 @@ const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 
 fn reboot() -> Change {
     Change::Reboot {
-        why: "nouveau must go".to_owned(),
+        why: "nouveau must be unloaded".to_owned(),
     }
 }
 
-/// Wants `/denied`, and a boot after it.
+/// Requires `/denied` and a subsequent boot.
 fn module() -> super::kit::Small {
     step("module", |host| {
         if exists(host, "/booted") {
@@ -38,14 +38,14 @@ fn module() -> super::kit::Small {
 }
 
 #[tokio::test]
-async fn a_reboot_is_a_barrier_and_the_next_boot_goes_on() {
+async fn reboot_is_a_barrier_and_the_next_boot_continues() {
     let mut rig = Rig::new([module(), file("proof", "/proof", "x").after(&["module"])]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::RebootRequired);
     assert_eq!(outcomes(&report), ["module awaiting-boot", "proof not-run"]);
     assert_eq!(
         why(&report, "proof"),
-        "a reboot comes first: nouveau must go"
+        "reboot required first: nouveau must be unloaded"
     );
     assert!(!report.reboot.unwrap().automatic);
     assert!(!rig.tree().contains(UNIT));
@@ -66,10 +66,10 @@ async fn a_reboot_is_a_barrier_and_the_next_boot_goes_on() {
 }
 
 #[tokio::test]
-async fn before_a_reboot_that_follows_other_changes_the_step_is_assessed_again() {
+async fn step_with_changes_is_assessed_before_its_reboot() {
     let kernel = step("kernel", |host| {
         if exists(host, "/kernel") {
-            blocked("the boot loader would start another one")
+            blocked("the boot loader would start another kernel")
         } else {
             needs(vec![write("/kernel", ""), reboot()])
         }
@@ -82,13 +82,13 @@ async fn before_a_reboot_that_follows_other_changes_the_step_is_assessed_again()
     assert!(
         causes
             .iter()
-            .any(|one| one.contains("would start another one")),
+            .any(|one| one.contains("would start another kernel")),
         "{causes:?}"
     );
 }
 
 #[tokio::test]
-async fn what_older_package_lists_decided_is_decided_anew() {
+async fn decision_is_repeated_with_new_package_lists() {
     let mut wanted = step("driver", |host| {
         let package = if exists(host, "/new-lists") {
             "new"
@@ -122,7 +122,7 @@ async fn what_older_package_lists_decided_is_decided_anew() {
 }
 
 #[tokio::test]
-async fn with_reboot_the_unit_is_there_until_the_work_is_done() {
+async fn resume_unit_stays_until_the_work_is_done() {
     let mut rig = Rig::new([module()]);
     rig.options.request = Request {
         profile: Some("debian".to_owned()),
@@ -157,7 +157,7 @@ async fn with_reboot_the_unit_is_there_until_the_work_is_done() {
 }
 
 #[tokio::test]
-async fn reboots_that_do_not_help_end() {
+async fn useless_reboots_end() {
     let mut rig = Rig::new([module()]);
     for boot in 1..=3 {
         rig.options.boot_id = Some(format!("boot-{boot}"));
@@ -169,18 +169,18 @@ async fn reboots_that_do_not_help_end() {
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(
         why(&report, "module"),
-        "3 reboots have not helped: nouveau must go"
+        "no success after 3 reboots: nouveau must be unloaded"
     );
     assert!(report.steps[0].hint.is_some());
 }
 
 #[tokio::test]
-async fn reboots_for_drivers_that_fail_one_after_another_end_too() {
+async fn reboots_for_several_failing_drivers_end() {
     let mut rig = Rig::new([module()]);
     let back = Record::GoingBack {
         from: "2".to_owned(),
         to: "1".to_owned(),
-        why: "it fails".to_owned(),
+        why: "validation failed".to_owned(),
     };
     let over = Record::WentBack { proven: true };
     let mut records = [
@@ -204,13 +204,14 @@ async fn reboots_for_drivers_that_fail_one_after_another_end_too() {
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(
         why(&report, "module"),
-        "6 reboots for drivers that failed validation have not helped: nouveau must go"
+        "no success after 6 reboots, including reboots for drivers that failed validation: nouveau \
+        must be unloaded"
     );
     assert_eq!(report.steps[0].reason, Some("reboot-loop"));
 }
 
 #[tokio::test]
-async fn a_look_after_the_changes_may_ask_for_the_reboot() {
+async fn verification_may_require_the_reboot() {
     let rig = Rig::new([step("a", |host| {
         if exists(host, "/a") {
             needs(vec![reboot()])
@@ -223,7 +224,7 @@ async fn a_look_after_the_changes_may_ask_for_the_reboot() {
 }
 
 #[tokio::test]
-async fn an_image_ends_well_and_its_first_boot_finishes() {
+async fn image_build_succeeds_and_its_first_boot_finishes() {
     let live = |path: &'static str| {
         move |host: crate::host::Reader<'_>| {
             if exists(host, path) {
@@ -256,7 +257,7 @@ async fn an_image_ends_well_and_its_first_boot_finishes() {
         ]
     );
     assert!(rig.fakes.files.text(UNIT).contains("install --resume"));
-    // The image is built again: nothing is written twice.
+    // The image is built again without any write.
     rig.log();
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     assert!(rig.log().is_empty());
@@ -279,7 +280,7 @@ async fn an_image_ends_well_and_its_first_boot_finishes() {
 }
 
 #[tokio::test]
-async fn without_the_unit_there_is_no_reboot_by_itself() {
+async fn no_automatic_reboot_without_the_unit() {
     let mut rig = Rig::new([module()]);
     rig.options.request.reboot = true;
     *rig.verbs.fails.lock().unwrap() = Some("enable".to_owned());
@@ -301,7 +302,7 @@ fn rebooting(steps: impl IntoIterator<Item = super::kit::Small>) -> Rig {
     rig
 }
 
-/// Asks to stop as soon as the file is about to be written.
+/// Requests a stop as soon as the file is about to be written.
 fn stop_at(rig: &Rig, path: &'static str, by: Exit) {
     let cancel = rig.cancel.clone();
     *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
@@ -321,7 +322,7 @@ fn armed(rig: &Rig) -> bool {
 }
 
 #[tokio::test]
-async fn stopped_while_looking_nothing_is_changed_now_or_at_the_next_boot() {
+async fn run_stopped_during_assessment_changes_nothing() {
     for by in [Exit::Interrupted, Exit::Terminated] {
         let rig = rebooting([file("a", "/etc/a", "x")]);
         let before = rig.fakes.files.snapshot().without(&["/run"]);
@@ -334,7 +335,7 @@ async fn stopped_while_looking_nothing_is_changed_now_or_at_the_next_boot() {
 }
 
 #[tokio::test]
-async fn a_machine_that_goes_down_goes_on_and_one_that_a_person_stopped_does_not() {
+async fn only_shutdown_continues_at_next_boot() {
     let steps = || [file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])];
     let rig = rebooting(steps());
     stop_at(&rig, "/a", Exit::Terminated);
@@ -349,7 +350,7 @@ async fn a_machine_that_goes_down_goes_on_and_one_that_a_person_stopped_does_not
     assert!(report.notes[0].contains("does not continue the run"));
     assert_eq!(rig.fakes.files.text("/a"), "x");
 
-    // A failure beside it makes no difference.
+    // A failure at the same time makes no difference.
     let rig = rebooting(steps());
     stop_at(&rig, "/a", Exit::Interrupted);
     *rig.verbs.fails.lock().unwrap() = Some("`/a`".to_owned());
@@ -358,7 +359,7 @@ async fn a_machine_that_goes_down_goes_on_and_one_that_a_person_stopped_does_not
 }
 
 #[tokio::test]
-async fn a_person_who_stops_it_is_not_rebooted_away() {
+async fn ctrl_c_prevents_the_reboot() {
     let steps = || {
         [
             file("b", "/b", "x").locks(&[Lock::Containers]),
@@ -376,14 +377,14 @@ async fn a_person_who_stops_it_is_not_rebooted_away() {
 }
 
 #[tokio::test]
-async fn a_run_that_changed_nothing_leaves_nothing_for_the_next_boot() {
+async fn unchanged_run_leaves_nothing_for_the_next_boot() {
     let late = |answer: Assessment| {
         let first = AtomicBool::new(true);
         step("late", move |_| {
             if first.swap(false, Ordering::SeqCst) {
                 return Assessment::After {
                     upstream: crate::model::id::Id::new("up"),
-                    why: "not known yet".to_owned(),
+                    why: "unknown".to_owned(),
                     expected: vec![write("/late", "x")],
                 };
             }
@@ -394,10 +395,10 @@ async fn a_run_that_changed_nothing_leaves_nothing_for_the_next_boot() {
     let up = || fixed("up", satisfied("fine"));
     let rig = rebooting([up(), late(blocked("no GPU"))]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
-    assert_eq!(rig.log().len(), 6, "there and gone again");
+    assert_eq!(rig.log().len(), 6, "installed and removed again");
     assert!(!armed(&rig));
 
-    // What cannot be taken away has been changed.
+    // A change that cannot be removed counts as a change.
     let rig = rebooting([up(), late(blocked("no GPU"))]);
     *rig.verbs.fails.lock().unwrap() = Some("restore".to_owned());
     let report = rig.install().await.unwrap();
@@ -406,7 +407,7 @@ async fn a_run_that_changed_nothing_leaves_nothing_for_the_next_boot() {
 }
 
 #[tokio::test]
-async fn a_unit_that_somebody_took_away_is_made_again() {
+async fn removed_unit_is_installed_again() {
     let link = format!("{WANTS}/gpu-bootstrap-resume.service");
     for gone in [vec![UNIT], vec![&*link], vec![UNIT, &*link]] {
         let mut rig = rebooting([module()]);
@@ -427,7 +428,7 @@ async fn a_unit_that_somebody_took_away_is_made_again() {
 }
 
 #[tokio::test]
-async fn an_undo_that_is_cut_off_does_not_meet_an_installation() {
+async fn interrupted_uninstall_does_not_meet_an_installation() {
     let rig = rebooting([module()]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
     rig.log();
@@ -443,9 +444,10 @@ async fn an_undo_that_is_cut_off_does_not_meet_an_installation() {
     assert!(!armed(&rig));
 }
 
-/// `plan` shows what `install` does, also what makes the next boot go on.
+/// `plan` shows everything that `install` does, including the changes that make the next boot
+/// continue the run.
 #[tokio::test]
-async fn a_plan_with_a_reboot_names_what_makes_the_next_boot_go_on() {
+async fn plan_with_a_reboot_lists_the_resume_changes() {
     let mut rig = Rig::new([module()]);
     let planned = rig.plan().await;
     let of_reboot = |note: &&String| note.contains("`install --reboot`");
@@ -460,7 +462,7 @@ async fn a_plan_with_a_reboot_names_what_makes_the_next_boot_go_on() {
         let summary = one.change.summary();
         assert!(note.contains(&summary), "{summary}: {note}");
     }
-    // Without a reboot in it there is nothing of that.
+    // Without a reboot, the plan does not contain this note.
     let rig = Rig::new([file("proof", "/proof", "x")]);
     assert!(rig.plan().await.notes.iter().all(|note| !of_reboot(&note)));
 }

@@ -1,4 +1,4 @@
-//! What is remembered for the rollback, and what is said where there is none.
+//! Recording validated drivers, and the notes if this is not possible.
 
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
@@ -13,22 +13,22 @@ use crate::{
 
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// A machine whose driver passes validation, and a further change.
+/// A machine whose driver passes validation, with one more change.
 fn proven() -> Rig {
     let proof = ["driver.packages", "driver.module", "validation.devices"];
-    let steps = proof.map(|id| fixed(id, satisfied("it works")));
+    let steps = proof.map(|id| fixed(id, satisfied("working")));
     Rig::new(steps.into_iter().chain([file("other", "/other", "x")]))
 }
 
-/// Whether the journal remembers a driver, and the notes of the run.
+/// Returns whether the journal contains a validated driver, and the notes of the run.
 async fn remembered(rig: &Rig) -> (bool, String) {
     let report = rig.install().await.unwrap();
-    let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+    let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
     (fold(&lines).proven.is_some(), report.notes.join("\n"))
 }
 
 #[tokio::test]
-async fn what_cannot_be_remembered_as_proven_is_said_with_the_reason() {
+async fn unrecorded_validation_is_reported_with_the_reason() {
     let without = proven();
     let (is_known, notes) = remembered(&without).await;
     assert!(!is_known);
@@ -42,30 +42,30 @@ async fn what_cannot_be_remembered_as_proven_is_said_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_driver_is_remembered_again_only_after_a_later_change() {
+async fn driver_is_recorded_again_only_after_a_later_change() {
     let rig = proven();
     rig.fakes.files.put(DATABASE, "");
     let proven_at = async || {
         rig.install().await.unwrap();
-        let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+        let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
         fold(&lines).proven.expect("a driver").seq
     };
     let first = proven_at().await;
     assert_eq!(proven_at().await, first);
-    // The further change is made once more.
+    // The other change is applied again.
     rig.fakes.files.take("/other");
     assert!(proven_at().await > first);
 }
 
 #[tokio::test]
-async fn a_driver_is_proven_although_something_on_top_of_it_failed() {
+async fn driver_is_validated_although_a_later_step_failed() {
     let rig = proven();
     rig.fakes.files.put(DATABASE, "");
     *rig.verbs.fails.lock().unwrap() = Some("/other".to_owned());
     assert_eq!(remembered(&rig).await, (true, String::new()));
 }
 
-/// The journal says that the machine goes back to a driver, from one that has failed.
+/// Records a rollback from a failed driver in the journal.
 fn goes_back(rig: &Rig) {
     let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
     let driver = PackageWish {
@@ -80,7 +80,7 @@ fn goes_back(rig: &Rig) {
         Record::GoingBack {
             from: "of branch 550".to_owned(),
             to: "535.261.03".to_owned(),
-            why: "it fails".to_owned(),
+            why: "validation failed".to_owned(),
         },
     ];
     for record in records {
@@ -88,14 +88,14 @@ fn goes_back(rig: &Rig) {
     }
 }
 
-/// Whether the journal still knows of a rollback.
+/// Whether the journal still contains a rollback.
 fn is_on_it(rig: &Rig) -> bool {
-    let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+    let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
     fold(&lines).going_back.is_some()
 }
 
 #[tokio::test]
-async fn a_rollback_goes_on_unless_no_driver_is_to_be_rolled_back() {
+async fn rollback_continues_unless_settings_abort_it() {
     let mut rig = proven();
     goes_back(&rig);
     let host = rig.fakes.host();
@@ -112,17 +112,17 @@ async fn a_rollback_goes_on_unless_no_driver_is_to_be_rolled_back() {
 
     rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = false;
     let plan = rig.plan().await.notes.join("\n");
-    assert!(plan.contains("535.261.03 is given up"), "{plan}");
+    assert!(plan.contains("535.261.03 is aborted"), "{plan}");
     assert!(is_on_it(&rig));
     let report = rig.install().await.unwrap();
     let notes = report.notes.join("\n");
-    assert!(notes.contains("535.261.03 is given up"), "{notes}");
+    assert!(notes.contains("535.261.03 is aborted"), "{notes}");
     assert_eq!(report.exit, Exit::Ok, "{notes}");
     assert!(!is_on_it(&rig));
 }
 
 #[tokio::test]
-async fn a_check_says_that_a_rollback_has_not_ended() {
+async fn check_reports_an_unfinished_rollback() {
     let mut rig = proven();
     rig.back = Some(GoingBack {
         from: "550.1".to_owned(),

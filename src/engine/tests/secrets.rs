@@ -1,4 +1,4 @@
-//! A secret of the run, told by everything there is to tell, is in nothing that is kept or shown.
+//! Secrets do not appear in stored or displayed data, even if every text contains them.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn telling() -> Rig {
 }
 
 #[tokio::test]
-async fn a_token_is_in_no_byte_of_the_journal_and_in_no_event() {
+async fn token_is_neither_in_the_journal_nor_in_events() {
     for fails in [false, true] {
         let mut rig = telling();
         rig.options.request.set = vec![format!("a={TOKEN}")];
@@ -44,7 +44,7 @@ async fn a_token_is_in_no_byte_of_the_journal_and_in_no_event() {
 }
 
 #[tokio::test]
-async fn what_was_made_with_a_hidden_secret_is_removed_again() {
+async fn file_with_a_hidden_secret_is_removed_again() {
     for fails in [false, true] {
         let rig = telling();
         let bare = rig.fakes.files.snapshot().without(&["/run"]);
@@ -57,9 +57,10 @@ async fn what_was_made_with_a_hidden_secret_is_removed_again() {
     }
 }
 
-/// The journal must keep a name in clear, for the undo, and must not keep a secret in clear.
+/// The journal must keep names in clear text for the undo, but must not contain secrets in clear
+/// text.
 #[tokio::test]
-async fn a_change_with_a_secret_in_a_name_is_not_made() {
+async fn change_with_a_secret_in_a_name_is_rejected() {
     let path = format!("/etc/join-{TOKEN}");
     let named = path.clone();
     let file = step("join", move |_| needs(vec![write(&named, "")]));
@@ -84,7 +85,7 @@ async fn a_change_with_a_secret_in_a_name_is_not_made() {
 }
 
 #[tokio::test]
-async fn a_login_without_a_password_changes_no_name() {
+async fn credentials_without_a_password_do_not_hide_names() {
     let rig = Rig::new([packages("docker", &["docker.io"])]);
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     rig.secrets.learn(&Secret::new("http://docker@proxy:3128"));
@@ -94,7 +95,7 @@ async fn a_login_without_a_password_changes_no_name() {
 }
 
 #[tokio::test]
-async fn also_what_is_learned_when_the_stream_has_begun_is_in_no_file_for_status() {
+async fn late_secrets_are_hidden_in_the_progress_file() {
     let rig = Rig::new([]);
     let (tools, reporter) = rig.tools("run");
     let host = rig.fakes.host();
@@ -117,7 +118,7 @@ async fn also_what_is_learned_when_the_stream_has_begun_is_in_no_file_for_status
         stream.emit(event);
     }
     reporter.finish();
-    // Another thread writes the file, and removes it when the stream ends.
+    // Another thread writes the file, and removes it at the end of the stream.
     let deadline = Instant::now() + Duration::from_mins(1);
     let told = loop {
         let current = status(&rig.fakes.host(), None).unwrap().current;
@@ -127,7 +128,7 @@ async fn also_what_is_learned_when_the_stream_has_begun_is_in_no_file_for_status
         }
         assert!(
             Instant::now() < deadline,
-            "the file for `status` does not tell of the change within a minute"
+            "the progress file does not contain the change within a minute"
         );
     };
     assert_eq!(told.progress.changes, ["join http://***@proxy with ***"]);

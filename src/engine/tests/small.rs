@@ -1,4 +1,4 @@
-//! Small steps: each is a closure that looks at a fake machine.
+//! Small steps: each one is a closure that reads a fake machine.
 
 use std::sync::{
     Arc,
@@ -19,7 +19,7 @@ use crate::{
 
 type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
 
-/// A step made of a closure.
+/// A step based on a closure.
 #[derive(Clone)]
 pub struct Small {
     id: StepId,
@@ -27,7 +27,7 @@ pub struct Small {
     locks: Vec<Lock>,
     long: bool,
     unwanted: bool,
-    /// Told before each answer whether the package lists are new.
+    /// Set before each assessment to whether the package lists are new.
     lists: Option<Arc<AtomicBool>>,
     decide: Decide,
 }
@@ -47,7 +47,7 @@ pub fn step(
     }
 }
 
-/// Wants packages, which are files in `/packages`.
+/// Requires packages, which are files in `/packages`.
 pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
     let mut step = step(id, move |host| {
         let there = |name: &&str| exists(host, &format!("/packages/{name}"));
@@ -60,13 +60,13 @@ pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
     step
 }
 
-/// Wants a file with this content.
+/// Requires a file with this content.
 pub fn file(id: &'static str, path: &'static str, content: &'static str) -> Small {
     step(id, move |host| {
         match host.files().read_text(Utf8Path::new(path)) {
-            Ok(Some(there)) if there == content => satisfied("it says so"),
+            Ok(Some(there)) if there == content => satisfied("the content matches"),
             Ok(there) => needs_why(
-                &format!("{there:?} is there, {content:?} is wanted"),
+                &format!("content is {there:?}, expected {content:?}"),
                 vec![write(path, content)],
             ),
             Err(error) => panic!("{error}"),
@@ -84,36 +84,36 @@ impl Small {
         self
     }
 
-    /// No setting wants it any more.
+    /// Removes the step from the settings.
     pub fn withdraw(&mut self) {
         self.unwanted = true;
-        let why = "it is not configured".to_owned();
+        let why = "not configured".to_owned();
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
-    /// There is no GPU that it could work for.
+    /// Removes the GPU that the step is for.
     pub fn has_no_gpu(&mut self) {
-        let why = "no driver is wanted".to_owned();
+        let why = "no driver is configured".to_owned();
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
-    /// Tells before each answer whether the package lists are new.
+    /// Reports before each assessment whether the package lists are new.
     pub fn tells_lists(mut self, are_new: Arc<AtomicBool>) -> Self {
         self.lists = Some(are_new);
         self
     }
 
-    /// Makes looking fail.
+    /// Makes the assessment fail.
     pub fn fails(&mut self) {
         self.decide = Arc::new(|_| {
             Err(StepError::Unexpected {
                 what: "the tool".to_owned(),
-                why: "it said nothing".to_owned(),
+                why: "no output".to_owned(),
             })
         });
     }
 
-    /// What it needs comes first.
+    /// Marks the step as long.
     pub fn long(mut self) -> Self {
         self.long = true;
         self
@@ -159,7 +159,7 @@ pub fn exists(host: Reader<'_>, path: &str) -> bool {
 }
 
 pub fn needs(changes: Vec<Change>) -> Assessment {
-    needs_why("not there", changes)
+    needs_why("missing", changes)
 }
 
 fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
@@ -169,7 +169,7 @@ fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
     }
 }
 
-/// Needs only a boot.
+/// Requires only a boot.
 pub fn reboots(why: &str) -> Assessment {
     needs(vec![Change::Reboot {
         why: why.to_owned(),

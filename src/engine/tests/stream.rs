@@ -1,4 +1,4 @@
-//! The stream of events: its order, its subscribers, and the file for `status`.
+//! The event stream: order, subscribers, and the progress file.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn events_come_in_order_and_without_gaps() {
+async fn events_are_ordered_and_without_gaps() {
     let rig = Rig::new([file("a", "/a", "x"), packages("p", &["one"]).after(&["a"])]);
     rig.install().await.unwrap();
     let numbers: Vec<u64> = rig
@@ -45,7 +45,7 @@ async fn events_come_in_order_and_without_gaps() {
             "change-started",
             "output",
             "change-applied",
-            // New package lists: it is decided anew.
+            // Decided again with new package lists.
             "step-assessed",
             "change-started",
             "output",
@@ -103,7 +103,7 @@ fn note(message: &str) -> Event {
 }
 
 #[test]
-fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
+fn failing_subscriber_is_removed_and_reported() {
     let (host, _) = fake::host();
     let kept = Arc::new(Mutex::new(Vec::new()));
     let (stream, reporter) = events::start(
@@ -121,14 +121,17 @@ fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
     reporter.finish();
     let kept = kept.lock().unwrap();
     assert_eq!(kept[0], "one");
-    assert_eq!(kept[1], "no more events are written to a pipe: broken pipe");
+    assert_eq!(
+        kept[1],
+        "no further events are written to a pipe: broken pipe"
+    );
     assert_eq!(
         kept[2],
-        "no more events are written to a panic: it panicked"
+        "no further events are written to a panic: panicked"
     );
 }
 
-/// Takes nothing until it may.
+/// A subscriber that blocks until it is released.
 struct Slow(Arc<AtomicBool>, Keeps);
 
 impl Subscriber for Slow {
@@ -144,7 +147,7 @@ impl Subscriber for Slow {
     }
 }
 
-/// A stream with such a subscriber, what lets it go on, and what it got.
+/// Returns a stream with such a subscriber, its release flag, and its received events.
 fn slow() -> (
     events::Events,
     events::Reporter,
@@ -160,7 +163,7 @@ fn slow() -> (
 }
 
 #[test]
-fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
+fn slow_subscriber_loses_only_output_and_progress() {
     let (stream, reporter, go, kept) = slow();
     for at in 0..5000 {
         stream.emit(output(at));
@@ -183,9 +186,9 @@ fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
     assert!(count("\"progress\"") < 5, "{}", count("\"progress\""));
 }
 
-/// What was delivered leaves room for what comes.
+/// Delivered lines no longer count towards the limit.
 #[test]
-fn no_line_is_dropped_while_fewer_wait_than_may() {
+fn no_line_is_dropped_below_the_limit() {
     let (stream, reporter, go, kept) = slow();
     for round in 0..5 {
         go.store(false, Ordering::Release);
@@ -203,7 +206,7 @@ fn no_line_is_dropped_while_fewer_wait_than_may() {
 }
 
 #[tokio::test]
-async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
+async fn progress_and_death_of_a_run_are_visible() {
     let (host, fakes) = fake::host();
     let pid = std::process::id();
     let stat = |ticks: u64| {
@@ -248,13 +251,61 @@ async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
     assert!(current.alive);
     assert_eq!(current.progress.changes, ["write `/a`"]);
     assert_eq!(current.progress.command, "gpu-bootstrap install");
-    // The pid is somebody else's now.
+    // The PID now belongs to another process.
     fakes.files.put(&format!("/proc/{pid}/stat"), stat(99));
     assert!(!status(&host, None).unwrap().current.unwrap().alive);
 }
 
+/// A download reports its progress many times in a second.
 #[tokio::test]
-async fn the_file_goes_with_the_run() {
+async fn the_progress_of_a_change_is_written_at_most_once_per_second() {
+    let (host, _) = fake::host();
+    let mut view = RunFile::new(host.files.clone(), "x".to_owned());
+    let mut see = |elapsed_ms, event| {
+        view.event(&Envelope {
+            schema: 1,
+            seq: elapsed_ms,
+            at: host.clock.now(),
+            elapsed_ms,
+            run: "r-1".to_owned(),
+            event,
+        })
+        .unwrap();
+        status(&host, None)
+            .unwrap()
+            .current
+            .unwrap()
+            .progress
+            .detail
+    };
+    let started = Event::RunStarted {
+        version: "1".to_owned(),
+        mode: "install".to_owned(),
+        steps: Vec::new(),
+    };
+    assert_eq!(see(0, started), None);
+    for (elapsed_ms, current, written) in [
+        (999, 1, None),
+        (1000, 2, Some("2 MB")),
+        (1999, 3, Some("2 MB")),
+        (2000, 4, Some("4 MB")),
+    ] {
+        let progress = Event::Progress {
+            steps: Vec::new(),
+            current,
+            total: None,
+            unit: "MB".to_owned(),
+        };
+        assert_eq!(
+            see(elapsed_ms, progress).as_deref(),
+            written,
+            "{elapsed_ms}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn progress_file_is_removed_with_the_run() {
     let (host, _) = fake::host();
     let view = RunFile::new(host.files.clone(), "x".to_owned());
     let (stream, reporter) = events::start(
@@ -269,12 +320,12 @@ async fn the_file_goes_with_the_run() {
         mode: "install".to_owned(),
         steps: Vec::new(),
     });
-    // Even when the run ends without a last event.
+    // Also if the run ends without a final event.
     reporter.finish();
     assert!(status(&host, None).unwrap().current.is_none());
 }
 
-/// Keeps run id and number of each event, and takes no event of the run `refused`.
+/// Keeps the run ID and number of each event, and fails for events of the run `refused`.
 struct Numbers {
     refused: &'static str,
     kept: Arc<Mutex<Vec<(String, u64)>>>,
@@ -296,7 +347,7 @@ impl Subscriber for Numbers {
 }
 
 #[test]
-fn a_second_run_counts_from_0_for_the_same_subscribers() {
+fn second_run_counts_from_0_for_the_same_subscribers() {
     let (host, _) = fake::host();
     let (all, first) = <(Arc<Mutex<Vec<_>>>, Arc<Mutex<Vec<_>>>)>::default();
     let numbers = |refused, kept: &Arc<Mutex<Vec<_>>>| -> Box<dyn Subscriber> {
@@ -314,7 +365,7 @@ fn a_second_run_counts_from_0_for_the_same_subscribers() {
     reporter.finish();
     let one = |run: &str, seq| (run.to_owned(), seq);
     assert_eq!(*first.lock().unwrap(), [one("a", 0), one("a", 1)]);
-    // The last one is the note about the subscriber that was dropped in the second run.
+    // The last event is the note about the subscriber that was removed in the second run.
     assert_eq!(
         *all.lock().unwrap(),
         [one("a", 0), one("a", 1), one("b", 0), one("b", 1)]

@@ -1,4 +1,4 @@
-//! `check` and `plan`: looking leaves no trace.
+//! `check` and `plan` are read-only.
 
 use async_trait::async_trait;
 
@@ -27,7 +27,7 @@ fn after(up: &'static str) -> Assessment {
 }
 
 #[tokio::test]
-async fn a_plan_tells_what_it_would_do_and_what_it_cannot_know() {
+async fn plan_shows_known_and_unknown_changes() {
     let rig = Rig::new([
         fixed("ok", satisfied("fine")),
         file("a", "/a", "x"),
@@ -54,14 +54,14 @@ async fn a_plan_tells_what_it_would_do_and_what_it_cannot_know() {
         "{a:?}"
     );
     assert_eq!(report.steps[2].changes[0].diff, None);
-    // The simulation cannot work before `a`: that is no news.
+    // The simulation cannot work before `a`, so this is not reported.
     assert!(report.notes.is_empty(), "{:?}", report.notes);
     assert_eq!(before, rig.fakes.files.snapshot());
     assert_eq!(rig.fakes.files.mutations(), 0);
 }
 
 #[tokio::test]
-async fn a_plan_lists_a_package_once_with_the_step_that_needs_it_first() {
+async fn plan_lists_a_package_once_with_its_first_step() {
     let rig = Rig::new([
         packages("a", &["one", "two"]),
         packages("b", &["two"]).after(&["a"]),
@@ -78,11 +78,11 @@ async fn a_plan_lists_a_package_once_with_the_step_that_needs_it_first() {
     );
     assert!(summaries(1).is_empty());
     assert_eq!(summaries(2), ["install three"]);
-    assert_eq!(why(&report, "b"), "not there; `a` installs all of it");
+    assert_eq!(why(&report, "b"), "missing; installed together with `a`");
 }
 
 #[tokio::test]
-async fn a_plan_goes_no_further_than_what_is_blocked() {
+async fn plan_stops_at_a_blocked_step() {
     let rig = Rig::new([
         fixed("a", blocked("no GPU")),
         file("b", "/b", "x").after(&["a"]),
@@ -96,7 +96,7 @@ async fn a_plan_goes_no_further_than_what_is_blocked() {
 }
 
 #[tokio::test]
-async fn nothing_pending_is_a_good_plan() {
+async fn plan_without_pending_changes_succeeds() {
     let rig = Rig::new([
         fixed("a", satisfied("fine")),
         fixed(
@@ -137,7 +137,7 @@ impl Check for Blind {
     async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         Err(StepError::Unexpected {
             what: "NVML".to_owned(),
-            why: "it hung".to_owned(),
+            why: "timed out".to_owned(),
         })
     }
 }
@@ -158,7 +158,7 @@ impl Check for Toolless {
 }
 
 #[tokio::test]
-async fn an_unknown_finding_shows_what_was_met_instead() {
+async fn unknown_finding_shows_the_error() {
     let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
     rig.checks = || vec![Box::new(Toolless)];
     let report = rig.check().await;
@@ -174,8 +174,8 @@ async fn steps_and_checks_are_one_list() {
     let mut rig = Rig::new([
         fixed("a", satisfied("fine")),
         file("b", "/b", "x"),
-        fixed("c", blocked("no room")).after(&["b"]),
-        // What is behind a blocked step is still looked at.
+        fixed("c", blocked("no disk space")).after(&["b"]),
+        // Steps after a blocked step are also assessed.
         file("d", "/d", "x").after(&["c"]),
         fixed("e", after("d")).after(&["d"]),
     ]);
@@ -195,7 +195,7 @@ async fn steps_and_checks_are_one_list() {
             "a Pass",
             "c Fail",
             "e Unknown",
-            // What `install` would change comes behind the faults.
+            // Differences from the configuration are listed after the faults.
             "b Fail",
             "d Fail"
         ]
@@ -205,7 +205,7 @@ async fn steps_and_checks_are_one_list() {
         report.findings[6].remedy.as_deref(),
         Some("run `gpu-bootstrap install`; it would write `/b`")
     );
-    assert_eq!(report.findings[2].why, "failed to understand NVML: it hung");
+    assert_eq!(report.findings[2].why, "failed to read NVML: timed out");
     assert_eq!(
         report.findings[5].expected.as_deref(),
         Some("write `/later`")
@@ -214,13 +214,14 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(rig.fakes.files.mutations(), 0);
 }
 
-/// A person must remove the obstacle, also when the other fault is mended. Validation shows what others cause.
+/// The administrator must remove the file in any case, even if the other fault is fixed. Validation
+/// failures are consequences of other faults.
 #[tokio::test]
-async fn no_other_fault_explains_what_a_person_must_remove() {
+async fn fault_with_manual_remedy_is_never_a_consequence() {
     let rig = Rig::new([
         file("driver.module", "/m", "x"),
         file("toolkit.packages", "/t", "x"),
-        fixed("cdi", blocked("somebody's file")),
+        fixed("cdi", blocked("foreign file")),
         fixed("validation.devices", blocked("no device")),
     ]);
     let report = rig.check().await;
@@ -236,7 +237,7 @@ async fn no_other_fault_explains_what_a_person_must_remove() {
 }
 
 #[tokio::test]
-async fn what_only_a_reboot_mends_has_that_as_its_remedy() {
+async fn reboot_only_step_has_reboot_as_remedy() {
     let reboot = Change::Reboot {
         why: "580 is loaded and 595 is installed".to_owned(),
     };
@@ -262,7 +263,7 @@ async fn what_only_a_reboot_mends_has_that_as_its_remedy() {
 }
 
 #[tokio::test]
-async fn a_step_that_panics_while_it_looks_is_unknown_and_no_less() {
+async fn panicking_step_is_unknown() {
     let rig = Rig::new([
         step("a", |_| panic!("a bug")),
         fixed("b", satisfied("fine")),
@@ -273,13 +274,13 @@ async fn a_step_that_panics_while_it_looks_is_unknown_and_no_less() {
         ["config.resolvable Pass", "a Unknown", "b Pass"]
     );
     let about = &report.findings[1];
-    assert!(about.why.contains("panicked, which is a bug"), "{about:?}");
+    assert!(about.why.contains("panicked (this is a bug)"), "{about:?}");
     assert_eq!(report.exit, Exit::Drift);
     assert_eq!(outcomes(&rig.plan().await), ["a failed", "b satisfied"]);
 }
 
 #[tokio::test]
-async fn what_could_not_be_looked_at_is_no_pass() {
+async fn failed_check_does_not_pass() {
     let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
     assert_eq!(rig.check().await.exit, Exit::Ok);
     rig.checks = || vec![Box::new(Blind)];
@@ -288,7 +289,7 @@ async fn what_could_not_be_looked_at_is_no_pass() {
     assert_eq!(rig.check().await.exit, Exit::Ok);
 }
 
-/// A machine for which no state can be wanted.
+/// A machine without a desired state.
 fn unsupported() -> Rig {
     let mut rig = Rig::new([
         file("driver.packages", "/a", "x"),
@@ -296,7 +297,7 @@ fn unsupported() -> Rig {
     ]);
     rig.unresolvable = Some(Unresolvable {
         why: "fedora 42 is not supported".to_owned(),
-        hint: Some("name a profile".to_owned()),
+        hint: Some("specify a profile".to_owned()),
         needless: false,
         unknown: false,
     });
@@ -310,7 +311,7 @@ fn verdicts(report: &RunReport) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_wanted_the_health_checks_speak() {
+async fn health_checks_run_without_a_desired_state() {
     let mut rig = unsupported();
     let report = rig.check().await;
     assert_eq!(
@@ -319,14 +320,14 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     );
     let last = &report.findings[1];
     assert_eq!(last.why, "fedora 42 is not supported");
-    assert_eq!(last.remedy.as_deref(), Some("name a profile"));
+    assert_eq!(last.remedy.as_deref(), Some("specify a profile"));
     assert_eq!(
         last.observed.as_deref(),
         Some("unknown system on x86_64, 2 NVIDIA GPUs")
     );
     assert_eq!(report.exit, Exit::Drift);
     assert!(report.steps.is_empty());
-    // Somebody who asks for a step hears why it is not assessed.
+    // If only a step is selected, the reason it is not assessed is reported.
     rig.options.only = vec!["cdi".to_owned()];
     assert_eq!(verdicts(&rig.check().await), ["config.resolvable Fail"]);
     rig.options.only = vec!["pci.gpu.present".to_owned()];
@@ -337,7 +338,7 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
 }
 
 #[tokio::test]
-async fn a_machine_without_a_gpu_needs_no_preparation_unless_it_was_prepared() {
+async fn machine_without_a_gpu_needs_no_preparation_unless_prepared() {
     let resolvable = async |rig: &Rig| verdicts(&rig.check().await).remove(0);
     let mut rig = unsupported();
     rig.checks = Vec::new;
@@ -349,17 +350,17 @@ async fn a_machine_without_a_gpu_needs_no_preparation_unless_it_was_prepared() {
     rig.prepared = false;
     rig.facts.unknown.push(Unknown {
         fact: "gpus".to_owned(),
-        why: "there is no sysfs".to_owned(),
+        why: "sysfs is missing".to_owned(),
     });
     assert_eq!(resolvable(&rig).await, "config.resolvable Unknown");
-    // Nothing passes, so nothing was examined; whoever asks for this finding gets its answer.
+    // No check was run, so the run does not pass. If only this finding is selected, it does.
     assert_eq!(rig.check().await.exit, Exit::Drift);
     rig.options.only = vec!["config.resolvable".to_owned()];
     assert_eq!(rig.check().await.exit, Exit::Ok);
 }
 
 #[tokio::test]
-async fn only_and_skip_go_by_name_or_family() {
+async fn only_and_skip_accept_names_and_families() {
     let mut rig = Rig::new([
         fixed("driver.packages", satisfied("")),
         fixed("driver.module", satisfied("")).after(&["driver.packages"]),
@@ -376,7 +377,7 @@ async fn only_and_skip_go_by_name_or_family() {
 }
 
 #[tokio::test]
-async fn a_finding_that_there_is_not_is_no_pass() {
+async fn nonexistent_finding_is_an_error() {
     for name in ["driver.modul", "driver.module.x", "drive", "ecc."] {
         let mut rig = Rig::new([fixed("driver.module", satisfied(""))]);
         rig.checks = || vec![Box::new(Blind)];
@@ -389,7 +390,7 @@ async fn a_finding_that_there_is_not_is_no_pass() {
 }
 
 #[tokio::test]
-async fn a_look_that_fails_behind_a_pending_step_waits_for_it() {
+async fn failed_assessment_after_a_pending_step_waits_for_it() {
     let mut rig = Rig::new([
         file("a", "/a", "x"),
         step("b", |_| satisfied("")).after(&["a"]),
@@ -412,7 +413,7 @@ async fn a_look_that_fails_behind_a_pending_step_waits_for_it() {
 }
 
 #[tokio::test]
-async fn looking_can_be_left_at_any_moment() {
+async fn check_and_plan_can_be_stopped_at_any_time() {
     let rig = Rig::new([fixed("a", satisfied("fine"))]);
     rig.cancel.cancel(Exit::Interrupted);
     assert_eq!(rig.check().await.exit, Exit::Interrupted);

@@ -1,5 +1,5 @@
-//! Nobody watches: what passes is tried again, what heals is waited for, and boots that end early
-//! are counted.
+//! Unattended runs: transient failures are retried, recoverable problems are waited for, and boots
+//! without progress are counted.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
 fn blocked_now(why: &str, passes: Option<Duration>) -> Assessment {
     Assessment::BlockedNow {
         why: why.to_owned(),
-        hint: "look at it".to_owned(),
+        hint: "check the machine".to_owned(),
         passes,
     }
 }
@@ -40,7 +40,7 @@ fn hours(hours: u64) -> Option<Duration> {
     Some(Duration::from_secs(hours * 3600))
 }
 
-/// The loaded module is older than the library until the machine has rebooted.
+/// The loaded module is older than the library until the machine reboots.
 fn upgraded() -> [Small; 2] {
     [
         step("module", |host| {
@@ -52,7 +52,7 @@ fn upgraded() -> [Small; 2] {
         }),
         step("devices", |host| {
             if exists(host, "/booted") {
-                satisfied("all agree")
+                satisfied("no mismatch")
             } else {
                 blocked_now("NVML and the module differ", None)
             }
@@ -62,7 +62,7 @@ fn upgraded() -> [Small; 2] {
 }
 
 #[tokio::test]
-async fn a_block_that_a_reboot_heals_ends_in_the_reboot() {
+async fn block_that_a_reboot_fixes_ends_in_the_reboot() {
     let [module, devices] = upgraded();
     let between = fixed("persistence", satisfied("fine")).after(&["module"]);
     let mut rig = Rig::new([module, between, devices]);
@@ -92,7 +92,7 @@ async fn a_block_that_a_reboot_heals_ends_in_the_reboot() {
 }
 
 #[tokio::test]
-async fn a_block_that_no_step_heals_blocks_before_the_first_change() {
+async fn permanent_block_prevents_the_first_change() {
     let rig = Rig::new([
         fixed("module", satisfied("loaded")),
         fixed("devices", blocked_now("a GPU fell off the bus", None)).after(&["module"]),
@@ -100,13 +100,13 @@ async fn a_block_that_no_step_heals_blocks_before_the_first_change() {
     ]);
     for report in [rig.plan().await, rig.install().await.unwrap()] {
         assert_eq!(report.exit, Exit::Blocked);
-        assert_eq!(report.steps[1].hint.as_deref(), Some("look at it"));
+        assert_eq!(report.steps[1].hint.as_deref(), Some("check the machine"));
     }
     assert!(rig.log().is_empty());
 }
 
 #[tokio::test]
-async fn a_block_that_outlives_its_upstream_steps_fails_the_run() {
+async fn block_that_outlives_its_upstream_steps_fails_the_run() {
     let rig = Rig::new([
         file("driver", "/driver", "x"),
         fixed("devices", blocked_now("no driver is bound", None)).after(&["driver"]),
@@ -117,7 +117,7 @@ async fn a_block_that_outlives_its_upstream_steps_fails_the_run() {
 }
 
 #[tokio::test]
-async fn a_mirror_that_is_down_for_ten_minutes_costs_ten_minutes() {
+async fn mirror_outage_of_ten_minutes_is_retried() {
     let mut rig = Rig::new([
         packages("driver", &["one"]),
         packages("docker", &["two"]),
@@ -148,13 +148,13 @@ async fn a_mirror_that_is_down_for_ten_minutes_costs_ten_minutes() {
     assert!(slept > Duration::from_secs(300), "{slept:?}");
     let retried = rig.seen().iter().any(|event| {
         matches!(event, Event::AttemptFailed { message, .. }
-            if message == "failed to install one, two: the mirror answered 503")
+            if message == "failed to install one, two: the mirror returned 503")
     });
     assert!(retried);
 }
 
 #[tokio::test]
-async fn a_person_is_told_at_once_and_a_deadline_ends_all_attempts() {
+async fn attended_run_fails_at_once_and_deadline_ends_retries() {
     let rig = Rig::new([packages("driver", &["one"])]);
     *rig.verbs.late.lock().unwrap() = 1;
     let report = rig.install().await.unwrap();
@@ -166,29 +166,29 @@ async fn a_person_is_told_at_once_and_a_deadline_ends_all_attempts() {
     *rig.verbs.late.lock().unwrap() = 1000;
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
-    assert_eq!(report.steps[0].causes, ["the mirror answered 503"]);
+    assert_eq!(report.steps[0].causes, ["the mirror returned 503"]);
     let slept: Duration = rig.fakes.clock.slept().iter().sum();
     assert!(slept < Duration::from_secs(60), "{slept:?}");
 }
 
 #[tokio::test]
-async fn after_the_deadline_nothing_new_starts() {
+async fn no_new_work_starts_after_the_deadline() {
     let mut rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
     rig.options.deadline = hours(1);
     let clock = rig.fakes.clock.clone();
     *rig.verbs.before.lock().unwrap() = Box::new(move |_| clock.advance(Duration::from_secs(3601)));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
-    // What has started is finished and verified.
+    // Started work is finished and verified.
     assert_eq!(outcomes(&report), ["a changed", "b not-run"]);
     assert_eq!(why(&report, "b"), "the deadline of 3600 s has passed");
 }
 
-/// Blocked until the clock says more than this many seconds after the start.
+/// Blocked until this many seconds after the start.
 fn late_clock(seconds: i64) -> Small {
     step("preflight", move |host| {
         if host.now().as_second() >= 1_767_225_600 + seconds {
-            satisfied("the clock is right")
+            satisfied("the clock is correct")
         } else {
             blocked_now("the clock is wrong", Some(Duration::MAX))
         }
@@ -196,7 +196,7 @@ fn late_clock(seconds: i64) -> Small {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_late_delays_the_run() {
+async fn run_waits_for_clock_synchronization() {
     let mut rig = Rig::new([late_clock(100), file("a", "/a", "x").after(&["preflight"])]);
     rig.options.deadline = hours(1);
     let report = rig.install().await.unwrap();
@@ -210,7 +210,7 @@ async fn a_clock_that_is_set_late_delays_the_run() {
 }
 
 #[tokio::test]
-async fn a_signal_while_a_run_waits_for_what_passes_ends_it_as_stopped_and_not_as_blocked() {
+async fn signal_while_waiting_ends_the_run_as_stopped() {
     for by in [Exit::Interrupted, Exit::Terminated] {
         let mut rig = Rig::new([late_clock(100), file("a", "/a", "x").after(&["preflight"])]);
         rig.options.deadline = hours(1);
@@ -224,13 +224,13 @@ async fn a_signal_while_a_run_waits_for_what_passes_ends_it_as_stopped_and_not_a
 }
 
 #[tokio::test]
-async fn what_never_passes_is_not_waited_for() {
+async fn permanent_problem_is_not_waited_for() {
     let mut rig = Rig::new([late_clock(100), fixed("b", super::kit::blocked("no GPU"))]);
     rig.options.deadline = hours(1);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
     assert!(rig.fakes.clock.slept().is_empty());
-    // A GPU that hangs is told from a slow one by its own limit.
-    let hangs = blocked_now("NVML did not answer", Some(Duration::from_secs(180)));
+    // The wait limit of a GPU ends the wait for a hung GPU.
+    let hangs = blocked_now("NVML timed out", Some(Duration::from_secs(180)));
     let mut rig = Rig::new([fixed("devices", hangs)]);
     rig.options.deadline = hours(2);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
@@ -238,7 +238,7 @@ async fn what_never_passes_is_not_waited_for() {
     assert!(slept < Duration::from_secs(180), "{slept:?}");
 }
 
-/// Loads the module once the file is there that loads it at every boot.
+/// Loads the module after creating the file that loads it at every boot.
 fn driver() -> [Small; 2] {
     [
         file("autoload", AUTOLOAD, "nvidia\n"),
@@ -255,11 +255,11 @@ fn driver() -> [Small; 2] {
     ]
 }
 
-/// The kernel panics when the module is loaded, if `panics`.
+/// If `panics` is set, the kernel panics when the module is loaded.
 fn machine_that_panics(panics: &Arc<AtomicBool>) -> Rig {
     let mut rig = Rig::new(driver());
     rig.options.request.reboot = true;
-    // The folder that writing would make.
+    // The directory that would be created by the first write.
     rig.fakes.files.put_folder("/etc/modules-load.d", 0o755);
     let (files, panics) = (rig.fakes.files.clone(), Arc::clone(panics));
     *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
@@ -281,9 +281,9 @@ fn boot(rig: &mut Rig, number: u32) {
     rig.options.resumed = true;
 }
 
-/// Nobody else would ever let the driver be loaded again.
+/// No other program would allow the driver to be loaded again.
 #[tokio::test]
-async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
+async fn machine_with_lost_journal_loads_the_driver_again() {
     const STATE: &str = "/var/lib/gpu-bootstrap";
     let panics = Arc::new(AtomicBool::new(true));
     let lost = async |boots: u32| {
@@ -300,13 +300,14 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
     };
     let exists = |rig: &Rig, path: &str| rig.tree().contains(path);
 
-    // In the middle of a run that goes on by itself: the next boot takes back what would keep the driver away.
+    // During an unattended run: the next boot removes the files that prevent the driver from being
+    // loaded.
     let rig = lost(0).await;
     assert!(exists(&rig, NOT_BY_ITSELF));
     let unit = rig.fakes.files.text(UNIT);
     assert!(
         !unit.contains("Condition"),
-        "it must start without a journal: {unit}"
+        "the unit must start without a journal: {unit}"
     );
     let flag = crate::dkms::NO_AUTOINSTALL;
     rig.fakes.files.put(flag, crate::tools::packages::HEADER);
@@ -317,7 +318,7 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
         assert!(!exists(&rig, gone), "{gone}");
     }
 
-    // After it gave up, a person decides.
+    // After a run gave up, the administrator decides.
     for by_install in [true, false] {
         let mut rig = lost(4).await;
         assert!(exists(&rig, NOT_AT_ALL));
@@ -331,12 +332,13 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
         assert!(!exists(&rig, NOT_AT_ALL));
         match by_install {
             true => {
-                let told = |note: &String| note.contains("no record");
+                let told = |note: &String| note.contains("not in the journal");
                 assert!(report.notes.iter().any(told), "{:?}", report.notes);
             }
-            // The rest is named, and nobody is told that nothing was changed.
+            // The remaining files are listed, and the report does not claim that nothing was
+            // changed.
             false => {
-                let told = |what: &String| what.contains("record of what it has changed is lost");
+                let told = |what: &String| what.contains("journal is lost");
                 assert_eq!(report.left.is_empty(), report.exit == Exit::Ok);
                 assert!(report.left.iter().all(told), "{:?}", report.left);
             }
@@ -345,11 +347,12 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
 }
 
 #[tokio::test]
-async fn after_three_boots_without_progress_the_machine_stays_reachable() {
+async fn machine_stays_reachable_after_three_boots_without_progress() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
     let before = rig.fakes.files.snapshot().without(&["/run", "/var/lib"]);
-    // The process is gone with the kernel; what it returns does not matter. This boot made progress.
+    // The kernel panic also kills the process, so its result is irrelevant. This boot made
+    // progress.
     drop(rig.install().await);
     for number in 2..=4 {
         boot(&mut rig, number);
@@ -366,8 +369,8 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     for part in [
-        "3 boots in a row",
-        "each boot still loads the modules: restore /etc/modules-load.d/",
+        "3 consecutive boots",
+        "the modules are still loaded at each boot: restore /etc/modules-load.d/",
     ] {
         let told = report.notes.iter().any(|note| note.contains(part));
         assert!(told, "{part}: {:?}", report.notes);
@@ -379,9 +382,9 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     let denied = rig.fakes.files.text(NOT_AT_ALL);
     assert!(denied.contains("\ninstall nvidia /bin/false\n"));
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
-    assert!(told.gave_up.unwrap().contains("3 boots in a row"));
+    assert!(told.gave_up.unwrap().contains("3 consecutive boots"));
 
-    // The kubelet starts the DaemonSet's pod again and again, and a startup script runs at each boot.
+    // The kubelet restarts the DaemonSet pod repeatedly, and a startup script runs at each boot.
     let (tree_before, journal) = (tree(&rig), rig.fakes.files.text(JOURNAL));
     rig.options.resumed = false;
     for number in [5, 6, 7] {
@@ -390,7 +393,7 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
         let report = rig.install().await.unwrap();
         assert_eq!(report.exit, Exit::StepFailed);
         for part in [
-            "gave up: 3 boots in a row",
+            "gave up: 3 consecutive boots",
             "run `gpu-bootstrap install` without",
         ] {
             let told = report.notes.iter().any(|note| note.contains(part));
@@ -401,13 +404,14 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
         assert_eq!(rig.fakes.files.text(JOURNAL), journal);
     }
 
-    // The administrator installs again, with a driver that does not panic. What keeps the modules out is told.
+    // The administrator installs a driver that does not panic. A failure to allow the modules is
+    // reported.
     panics.store(false, Ordering::SeqCst);
     rig.options.request.reboot = false;
     *rig.verbs.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok, "{report:#?}");
-    let note = format!("the modules stay denied: restore {NOT_AT_ALL}: somebody uses it");
+    let note = format!("the modules are still denied: restore {NOT_AT_ALL}: in use");
     assert!(report.notes.contains(&note), "{:?}", report.notes);
     *rig.verbs.fails.lock().unwrap() = None;
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
@@ -422,12 +426,12 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     );
 }
 
-/// The pod of a DaemonSet can start before the resume unit does, and a startup script always does.
+/// The pod of a DaemonSet can start before the resume unit, and a startup script always does.
 #[tokio::test]
-async fn boots_of_runs_that_were_never_resumed_count() {
+async fn boots_of_runs_that_were_never_resumed_are_counted() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
-    // Nothing but the module is missing, so no boot makes progress.
+    // Only the module is missing, so no boot makes progress.
     rig.fakes.files.put(AUTOLOAD, "nvidia\n");
     for number in 1..=3 {
         boot(&mut rig, number);
@@ -446,9 +450,9 @@ async fn boots_of_runs_that_were_never_resumed_count() {
     assert!(!rig.tree().contains(UNIT));
 }
 
-/// The power fails after `gave-up` was recorded and before the modules are denied.
+/// A power loss after `gave-up` is recorded and before the modules are denied.
 #[tokio::test]
-async fn a_run_cut_off_while_it_gives_up_is_completed_by_the_next_one() {
+async fn interrupted_giving_up_is_completed_by_next_run() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
     for number in 1..=4 {
@@ -460,7 +464,7 @@ async fn a_run_cut_off_while_it_gives_up_is_completed_by_the_next_one() {
     rig.fakes.files.before_mutations(move |_, mutation| {
         is_off |= matches!(mutation, Mutation::File(_, path) if path == NOT_AT_ALL);
         if is_off {
-            return Err(std::io::Error::other("the power failed"));
+            return Err(std::io::Error::other("power loss"));
         }
         Ok(())
     });
@@ -474,7 +478,7 @@ async fn a_run_cut_off_while_it_gives_up_is_completed_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_run_that_ends_starts_the_count_anew() {
+async fn finished_run_resets_the_boot_count() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
     drop(rig.install().await);
@@ -485,7 +489,7 @@ async fn a_run_that_ends_starts_the_count_anew() {
     boot(&mut rig, 4);
     let told = status(&rig.fakes.host(), Some("boot-4")).unwrap();
     assert_eq!(told.unfinished_boots, 2);
-    // A run that ends is no unfinished one, however it ends.
+    // A finished run does not count as unfinished, regardless of its result.
     panics.store(false, Ordering::SeqCst);
     rig.options.resumed = false;
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
@@ -494,7 +498,7 @@ async fn a_run_that_ends_starts_the_count_anew() {
 }
 
 #[tokio::test]
-async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
+async fn binary_in_a_temporary_location_is_kept() {
     let mut rig = Rig::new([step("a", |_| reboots("x"))]);
     rig.fakes.files.put("/tmp/gb", "the program");
     rig.fakes.files.put("/proc/self/exe", "the program");
@@ -503,7 +507,7 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
     rig.options.request.reboot = true;
     rig.options.request.config = vec!["/tmp/node.toml".into()];
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
-    // A boot empties `/tmp`.
+    // `/tmp` is emptied at boot.
     rig.fakes.files.take("/tmp");
     let unit = rig.fakes.files.text(UNIT);
     let program = "/var/lib/gpu-bootstrap/kept/gpu-bootstrap";
@@ -522,7 +526,7 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
 }
 
 #[tokio::test]
-async fn the_deadline_of_the_request_is_that_of_the_next_boot() {
+async fn deadline_of_the_request_applies_to_the_next_boot() {
     let mut rig = Rig::new([step("a", |_| reboots("x"))]);
     rig.options.request.reboot = true;
     rig.options.request.deadline_seconds = Some(600);
@@ -537,7 +541,7 @@ async fn the_deadline_of_the_request_is_that_of_the_next_boot() {
     assert_eq!(request.deadline_seconds, Some(600));
 }
 
-/// Keeps what was said.
+/// Collects messages.
 pub(super) fn words() -> (Arc<Mutex<Vec<String>>>, impl FnMut(&str) + Send) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&said);

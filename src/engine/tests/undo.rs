@@ -1,4 +1,4 @@
-//! `uninstall`: newest first, only ours, and what stays is named.
+//! `uninstall` undoes only our changes, newest first, and lists the changes that stay.
 
 use super::kit::{Rig, exists, file, needs, outcomes, packages, satisfied, step, write};
 use crate::{change::Change, engine::status, event::Outcome, exit::Exit};
@@ -16,14 +16,14 @@ fn rig() -> Rig {
 }
 
 #[tokio::test]
-async fn everything_is_put_back_newest_first_and_no_trace_stays() {
+async fn uninstall_restores_everything_and_leaves_no_trace() {
     let rig = rig();
     let before = rig.fakes.files.snapshot().without(&["/run"]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     rig.log();
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
-    // Two transactions are purged as one.
+    // The two transactions are purged together.
     assert_eq!(
         rig.log(),
         ["restore /etc/b", "purge also-mine mine", "restore /etc/a"]
@@ -41,13 +41,13 @@ async fn everything_is_put_back_newest_first_and_no_trace_stays() {
 }
 
 #[tokio::test]
-async fn what_stays_is_named_and_tried_again() {
+async fn failed_undo_is_reported_and_retried() {
     let rig = rig();
     rig.install().await.unwrap();
     *rig.verbs.fails.lock().unwrap() = Some("purge".to_owned());
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
-    assert_eq!(report.left, ["purge also-mine mine: somebody uses it"]);
+    assert_eq!(report.left, ["purge also-mine mine: in use"]);
     let failed: Vec<&str> = report
         .steps
         .iter()
@@ -65,7 +65,7 @@ async fn what_stays_is_named_and_tried_again() {
 }
 
 #[tokio::test]
-async fn what_a_failed_change_did_all_the_same_is_undone() {
+async fn effects_of_a_failed_change_are_undone() {
     let rig = Rig::new([packages("p", &["half"])]);
     *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
@@ -76,13 +76,13 @@ async fn what_a_failed_change_did_all_the_same_is_undone() {
 }
 
 #[tokio::test]
-async fn what_a_failed_change_left_is_told_by_the_next_run_if_this_one_cannot() {
+async fn next_run_determines_unknown_effects_of_a_failed_change() {
     let rig = Rig::new([packages("p", &["half"])]);
     *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
     *rig.verbs.blind.lock().unwrap() = true;
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     let open = || status(&rig.fakes.host(), None).unwrap().interrupted;
-    assert!(open(), "nothing is recorded that nobody knows");
+    assert!(open(), "unknown effects are not recorded");
     *rig.verbs.fails.lock().unwrap() = None;
     *rig.verbs.blind.lock().unwrap() = false;
     let report = rig.install().await.unwrap();
@@ -93,13 +93,13 @@ async fn what_a_failed_change_left_is_told_by_the_next_run_if_this_one_cannot() 
     assert_eq!(rig.log(), ["purge half"]);
 }
 
-/// The file of another step lies next to one with which the initramfs is rebuilt.
+/// Another step's file is next to a file for which the initramfs is rebuilt.
 #[tokio::test]
-async fn a_file_that_stays_does_not_take_that_of_another_step_along() {
+async fn failed_undo_does_not_affect_another_step() {
     let rig = Rig::new([
         file("a", "/etc/a", "new"),
         step("b", |host| match exists(host, "/etc/b") {
-            true => satisfied("it is there"),
+            true => satisfied("present"),
             false => needs(vec![
                 write("/etc/b", "new"),
                 Change::RebuildInitramfs {
@@ -113,26 +113,26 @@ async fn a_file_that_stays_does_not_take_that_of_another_step_along() {
     *rig.verbs.fails.lock().unwrap() = Some("restore /etc/b".to_owned());
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
-    assert_eq!(report.left, ["restore /etc/b: somebody uses it"]);
+    assert_eq!(report.left, ["restore /etc/b: in use"]);
     assert_eq!(outcomes(&report), ["b failed", "a changed"]);
     assert!(!exists(rig.fakes.host().reader(), "/etc/a"));
 }
 
-/// A run that was killed in the middle of package work has left timers paused.
+/// A run that was killed during package work has left timers paused.
 #[tokio::test]
-async fn each_run_starts_paused_timers_first_and_a_change_that_fails_does_not() {
+async fn paused_timers_are_restarted_first() {
     let resumed = |rig: &Rig| std::mem::take(&mut *rig.verbs.resumed.lock().unwrap());
-    // Without anything in the journal, too.
+    // Also without a journal.
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.uninstall().await.unwrap();
     assert_eq!(resumed(&rig), 1);
-    // At its end, too: it may have ended before a module was compiled.
+    // Also at the end of a run, which may have ended before a module was compiled.
     rig.install().await.unwrap();
     assert_eq!(resumed(&rig), 2);
 
     let rig = Rig::new([packages("p", &["half"]), file("f", "/etc/f", "new")]);
     *rig.verbs.fails.lock().unwrap() = Some("write".to_owned());
-    // The transaction of another step may be under way.
+    // A transaction of another step may be in progress.
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     assert_eq!(resumed(&rig), 2);
     rig.plan().await;
@@ -141,7 +141,7 @@ async fn each_run_starts_paused_timers_first_and_a_change_that_fails_does_not() 
 }
 
 #[tokio::test]
-async fn effects_that_are_not_known_yet_are_told_in_the_report() {
+async fn unknown_effects_are_in_the_report() {
     let rig = Rig::new([packages("p", &["half"])]);
     *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
     *rig.verbs.blind.lock().unwrap() = true;
@@ -149,12 +149,12 @@ async fn effects_that_are_not_known_yet_are_told_in_the_report() {
     let told = report
         .notes
         .iter()
-        .any(|note| note.contains("are not known yet"));
+        .any(|note| note.contains("are still unknown"));
     assert!(told, "{:?}", report.notes);
 }
 
 #[tokio::test]
-async fn a_signal_stops_between_two_undos() {
+async fn signal_stops_between_two_undos() {
     let rig = rig();
     rig.install().await.unwrap();
     rig.cancel.cancel(Exit::Interrupted);
@@ -165,7 +165,7 @@ async fn a_signal_stops_between_two_undos() {
 }
 
 #[tokio::test]
-async fn an_undo_that_only_waits_is_not_tried_and_stands() {
+async fn change_with_a_waiting_undo_stays_applied() {
     let rig = Rig::new([packages("a", &["one"])]);
     rig.install().await.unwrap();
     *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
@@ -186,7 +186,7 @@ async fn an_undo_that_only_waits_is_not_tried_and_stands() {
 }
 
 #[tokio::test]
-async fn a_machine_that_was_as_wanted_has_nothing_to_undo() {
+async fn unchanged_machine_has_no_undo() {
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.install().await.unwrap();
     let report = rig.uninstall().await.unwrap();

@@ -1,10 +1,10 @@
-//! Metadata services, played by a local server that answers as theirs do, over real HTTP.
+//! Fake metadata services: a local HTTP server with their responses.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-/// A request as the server saw it, with the names of headers in small letters.
+/// A received request. Header names are in lower case.
 pub(crate) struct SeenRequest {
     pub(crate) method: String,
     pub(crate) path: String,
@@ -18,7 +18,7 @@ impl SeenRequest {
     }
 }
 
-/// What the server answers: a status and a body, or nothing at all.
+/// The response of the server: a status and a body, or no response.
 pub(crate) type Reply = Option<(u16, String)>;
 
 pub(crate) fn ok(body: &str) -> Reply {
@@ -29,7 +29,7 @@ pub(crate) fn no(status: u16) -> Reply {
     Some((status, String::new()))
 }
 
-/// Serves for as long as the test runs; gives the address.
+/// Serves until the test ends. Returns the URL.
 pub(crate) fn serve(reply: impl Fn(&SeenRequest) -> Reply + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -69,7 +69,7 @@ pub(crate) fn serve(reply: impl Fn(&SeenRequest) -> Reply + Send + 'static) -> S
                     let answer = format!("{head}Connection: close\r\n\r\n{body}");
                     connection.write_all(answer.as_bytes()).unwrap();
                 }
-                // Kept open.
+                // Keep the connection open.
                 None => silent.push(connection),
             }
         }
@@ -77,7 +77,7 @@ pub(crate) fn serve(reply: impl Fn(&SeenRequest) -> Reply + Send + 'static) -> S
     address
 }
 
-/// Whether all of a request was read, its body included.
+/// Whether the whole request was read, including its body.
 fn is_whole(request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request);
     text.split_once("\r\n\r\n").is_some_and(|(head, body)| {
@@ -88,7 +88,7 @@ fn is_whole(request: &[u8]) -> bool {
     })
 }
 
-/// IMDSv2: nothing without a token, and a token by PUT alone.
+/// IMDSv2: every request needs a token, and tokens are only available through PUT.
 pub(crate) fn aws(seen: &SeenRequest) -> Reply {
     if seen.path == "/latest/api/token" {
         let seconds = seen.header("x-aws-ec2-metadata-token-ttl-seconds");

@@ -1,4 +1,4 @@
-//! The services, played by a local server that answers as theirs do, over real HTTP.
+//! Tests with fake metadata services: a local HTTP server with their responses.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
     steps::fixtures::facts,
 };
 
-/// The facts of a machine of which the disk told only the provider, after these services were asked.
+/// Returns facts of a machine with only the provider known, after querying these services.
 async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock) -> Facts {
     let mut facts = facts();
     facts.cloud.provider = Some(provider.to_owned());
@@ -79,14 +79,14 @@ async fn each_cloud_completes_the_facts() {
         "westeurope",
     ];
     let [id, size, lifecycle, region] = told.map(Some);
-    // This machine has no zone: that is known.
+    // This machine is known to have no zone.
     assert_eq!(values(&facts.cloud), [id, size, lifecycle, region, None]);
     assert_eq!(facts.unknown, []);
 }
 
-/// A cloud that is a file and nothing else.
+/// A cloud that is defined only by its data file.
 #[tokio::test]
-async fn a_cloud_without_code_completes_the_facts() {
+async fn cloud_without_code_completes_the_facts() {
     const ID: &str = "ocid1.instance.oc1.eu-frankfurt-1.antheljtwxamplefzcg5l4wq3p2k7y6vaxyz0123456789abcdefghijklmn";
     let address = serve(
         |seen| match (seen.path.as_str(), seen.header("authorization")) {
@@ -112,7 +112,7 @@ async fn a_cloud_without_code_completes_the_facts() {
 }
 
 #[tokio::test]
-async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
+async fn complete_facts_stay_without_a_request() {
     let mut machine = facts();
     machine.cloud = Cloud {
         provider: Some("aws".to_owned()),
@@ -126,7 +126,7 @@ async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
     let before = machine.clone();
     complete(&host, &mut machine).await;
     assert_eq!(machine, before);
-    // Nor is a cloud whose service is not known.
+    // A cloud without a known service is not queried either.
     machine.cloud.provider = Some("hetzner".to_owned());
     machine.cloud.zone = None;
     complete(&host, &mut machine).await;
@@ -149,7 +149,7 @@ async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_service_lacks_is_absent_and_not_unknown() {
+async fn missing_key_is_absent_and_not_unknown() {
     let address = serve(|seen| match seen.path.as_str() {
         "/latest/meta-data/instance-life-cycle" => no(404),
         _ => aws(seen),
@@ -161,7 +161,7 @@ async fn a_key_that_the_service_lacks_is_absent_and_not_unknown() {
 }
 
 #[tokio::test]
-async fn too_many_requests_are_repeated_within_the_deadline() {
+async fn too_many_requests_are_retried_within_the_deadline() {
     let count = Arc::new(AtomicUsize::new(0));
     let seen_so_far = Arc::clone(&count);
     let address = serve(
@@ -182,14 +182,14 @@ async fn too_many_requests_are_repeated_within_the_deadline() {
     assert_eq!(values(&facts.cloud), [None; 5]);
     let why = &facts.unknown[0].why;
     assert!(
-        why.starts_with(UNTOLD) && why.ends_with("the server answered 429"),
+        why.starts_with(UNTOLD) && why.ends_with("the server returned 429"),
         "{why}"
     );
     assert!(clock.slept().iter().sum::<Duration>() < WHOLE);
 }
 
 #[tokio::test]
-async fn a_slow_service_is_waited_for() {
+async fn slow_service_is_waited_for() {
     let clock = Arc::new(RealClock);
     let http = RealHttp::new(clock.clone(), None);
     let slow = |seen: &SeenRequest| {
@@ -201,11 +201,11 @@ async fn a_slow_service_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_silent_or_absent_costs_little_time() {
+async fn silent_or_missing_service_costs_little_time() {
     let clock = Arc::new(RealClock);
     let http = RealHttp::new(clock.clone(), None);
     let begin = clock.monotonic();
-    // As for a container behind a hop limit of 1, which gets no answer to its PUT.
+    // Like a container behind a hop limit of 1, whose PUT gets no response.
     let facts = asked("aws", &serve(|_| None), &http, &*clock).await;
     assert_eq!(facts.unknown.len(), 5);
     assert!(clock.monotonic() - begin < WHOLE);
@@ -220,36 +220,36 @@ async fn a_service_that_is_silent_or_absent_costs_little_time() {
 }
 
 #[tokio::test]
-async fn without_a_token_nothing_is_asked_and_strange_answers_are_refused() {
+async fn unexpected_responses_are_rejected() {
     let facts = asked_quickly(
         "aws",
         &serve(|seen| match seen.method.as_str() {
             "PUT" => no(403),
-            _ => panic!("asked without a token"),
+            _ => panic!("request without a token"),
         }),
     )
     .await;
-    assert!(facts.unknown[0].why.ends_with("the server answered 403"));
+    assert!(facts.unknown[0].why.ends_with("the server returned 403"));
 
     for (provider, page) in [("gcp", "<html>please log in</html>"), ("azure", "[1]")] {
         let page = page.to_owned();
         let facts = asked_quickly(provider, &serve(move |_| ok(&page))).await;
         assert_eq!(values(&facts.cloud), [None; 5], "{provider}");
         assert!(
-            facts.unknown[0].why.contains("something else"),
+            facts.unknown[0].why.contains("the response is not"),
             "{provider}"
         );
     }
-    // A redirect leads elsewhere, so it is no answer.
+    // A redirect leads to another server, so it is rejected.
     let facts = asked_quickly("azure", &serve(|_| no(302))).await;
-    assert!(facts.unknown[0].why.ends_with("the server answered 302"));
+    assert!(facts.unknown[0].why.ends_with("the server returned 302"));
 }
 
 #[tokio::test]
-async fn no_proxy_and_no_secret_is_involved() {
+async fn no_proxy_and_no_secret_is_used() {
     let proxy = HttpProxy {
         url: Secret::new(serve(|seen| {
-            panic!("the proxy was asked for {}", seen.path)
+            panic!("the proxy received a request for {}", seen.path)
         })),
         no_proxy: None,
     };

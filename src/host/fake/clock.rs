@@ -1,4 +1,4 @@
-//! Time that moves only when told to, or when somebody sleeps.
+//! A clock that advances only on request or when sleeping.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::locked;
 use crate::host::Clock;
 
-/// A clock that stands still; sleeping moves it at once.
+/// A stopped clock. Sleeping advances it immediately.
 #[derive(Clone)]
 pub struct FakeClock {
     state: Arc<Mutex<State>>,
@@ -34,18 +34,18 @@ impl Default for FakeClock {
 }
 
 impl FakeClock {
-    /// Sets the wall clock; the monotonic time goes on from where it was.
+    /// Sets the wall clock. The monotonic time is not changed.
     pub fn set(&self, now: jiff::Timestamp) {
         let mut state = locked(&self.state);
         state.start = now - state.passed;
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn advance(&self, duration: Duration) {
         locked(&self.state).passed += duration;
     }
 
-    /// Every sleep so far, in order.
+    /// Returns all sleeps in order.
     #[must_use]
     pub fn slept(&self) -> Vec<Duration> {
         locked(&self.state).slept.clone()
@@ -69,7 +69,7 @@ impl Clock for FakeClock {
             state.passed += duration;
             state.slept.push(duration);
         }
-        // Others that wait get their turn, as they would in a real sleep.
+        // Let other tasks run, as in a real sleep.
         tokio::task::yield_now().await;
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sleeping_takes_no_time_and_moves_the_clock() {
+    async fn sleep_is_immediate_and_advances_the_clock() {
         let clock = FakeClock::default();
         assert_eq!(clock.now().to_string(), "2026-01-01T00:00:00Z");
         clock.sleep(Duration::from_secs(90)).await;

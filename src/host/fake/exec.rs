@@ -1,4 +1,4 @@
-//! Programs as closures over the fake's files.
+//! Fake programs: closures that act on the fake files.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::host::{Cmd, Exec, ExecError, Output};
 type Handler = Arc<Mutex<dyn FnMut(&Cmd, &FakeFiles) -> Result<Output, ExecError> + Send>>;
 type Changes = Arc<dyn Fn(&Cmd) -> bool + Send + Sync>;
 
-/// A registry of programs; what is not in it is not installed.
+/// A registry of programs. Programs that are not registered are not installed.
 #[derive(Clone)]
 pub struct FakeExec {
     files: FakeFiles,
@@ -27,7 +27,7 @@ struct State {
     log: Vec<Cmd>,
 }
 
-/// A program that exited with 0 and printed this.
+/// Returns the output of a program that exited with 0 and printed this.
 #[must_use]
 pub fn ok(stdout: impl Into<String>) -> Output {
     Output {
@@ -37,7 +37,7 @@ pub fn ok(stdout: impl Into<String>) -> Output {
     }
 }
 
-/// A program that exited with this status and this error output.
+/// Returns the output of a program that exited with this status and error output.
 #[must_use]
 pub fn failed(status: i32, stderr: impl Into<String>) -> Output {
     Output {
@@ -48,7 +48,7 @@ pub fn failed(status: i32, stderr: impl Into<String>) -> Output {
 }
 
 impl FakeExec {
-    /// No program yet; handlers get these files.
+    /// Creates an empty registry. Handlers receive these files.
     #[must_use]
     pub fn new(files: &FakeFiles) -> Self {
         Self {
@@ -57,8 +57,8 @@ impl FakeExec {
         }
     }
 
-    /// Installs a program, by bare name or absolute path. An absolute path in a command falls back
-    /// to the bare name.
+    /// Installs a program by name or absolute path. A command with an absolute path falls back to
+    /// the name.
     pub fn on(
         &self,
         program: &str,
@@ -67,7 +67,7 @@ impl FakeExec {
         self.on_result(program, move |cmd, files| Ok(handler(cmd, files)));
     }
 
-    /// As [`FakeExec::on`], for a program that may hang or not start.
+    /// Like [`FakeExec::on`], for a program that may hang or fail to start.
     pub fn on_result(
         &self,
         program: &str,
@@ -83,13 +83,13 @@ impl FakeExec {
         locked(&self.state).programs.remove(program);
     }
 
-    /// Says which commands change the machine: each counts as one mutation of the files, so that a
-    /// test can also end the process at the moment it starts a command.
+    /// Defines the commands that change the machine. Each one counts as a mutation of the files, so
+    /// that a test can kill the process when it starts a command.
     pub fn changes_when(&self, changes: impl Fn(&Cmd) -> bool + Send + Sync + 'static) {
         locked(&self.state).changes = Some(Arc::new(changes));
     }
 
-    /// Every command run, in order, the ones that are not installed too.
+    /// All commands in order, including those that are not installed.
     #[must_use]
     pub fn log(&self) -> Vec<Cmd> {
         locked(&self.state).log.clone()
@@ -101,7 +101,7 @@ impl FakeExec {
         locked(&self.state).log.iter().map(Cmd::line).collect()
     }
 
-    /// Forgets what ran so far.
+    /// Clears the log.
     pub fn clear_log(&self) {
         locked(&self.state).log.clear();
     }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_installed_is_not_found() {
+    async fn unregistered_program_is_not_found() {
         let exec = FakeExec::new(&FakeFiles::new());
         let run = exec
             .run(&Cmd::new("lspci", ["-Dnmm"]), &mut |_, _| {})
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_changing_command_is_a_mutation() {
+    async fn changing_command_is_a_mutation() {
         let files = FakeFiles::new();
         let exec = FakeExec::new(&files);
         exec.on("apt-get", |_, files| {
@@ -204,7 +204,7 @@ mod tests {
             .run(&Cmd::new("apt-get", ["install"]), &mut |_, _| {})
             .await;
         assert!(matches!(run, Err(ExecError::Spawn { .. })));
-        // A dead process runs nothing any more.
+        // A dead process cannot run commands.
         let none: [&str; 0] = [];
         assert!(
             exec.run(&Cmd::new("true", none), &mut |_, _| {})

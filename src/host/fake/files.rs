@@ -1,4 +1,4 @@
-//! Files in memory, with faults, and a hook before each mutation.
+//! Files in memory, with faults and a hook before each mutation.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,33 +15,33 @@ use crate::host::files::{FullFilesystem, Limit, Room};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
-/// A change that is about to happen.
+/// An upcoming change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mutation {
-    /// A method of [`Files`], by the word its errors use, and its path.
+    /// A method of [`Files`] (the verb used in its errors), and its path.
     File(&'static str, Utf8PathBuf),
     /// A command that changes the machine.
     Run(String),
 }
 
-/// Which operations a fault hits.
+/// The operations that a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
     /// Reading, listing, stat.
     Reads,
-    /// Everything that changes something.
+    /// All operations that change something.
     Writes,
     /// Both.
     All,
-    /// Reading the content of files. They can be found and listed.
+    /// Reading file contents. Files can still be found and listed.
     Content,
-    /// Syncing what was appended: it stays in the file, because it cannot be cut off either.
+    /// Syncing appended data. The data stays in the file, because truncating also fails.
     Syncs,
 }
 
 type Hook = Box<dyn FnMut(u64, &Mutation) -> io::Result<()> + Send>;
 
-/// A tree of files in memory. Clones share it.
+/// A file tree in memory. Clones share the tree.
 #[derive(Clone)]
 pub struct FakeFiles {
     state: Arc<Mutex<State>>,
@@ -52,9 +52,9 @@ struct State {
     faults: Vec<(Utf8PathBuf, Damage, Errno)>,
     locks: BTreeSet<Utf8PathBuf>,
     mutations: u64,
-    /// A command has changed something since the last sync.
+    /// A command has changed a file since the last sync.
     unsynced: bool,
-    /// Something on a disk was arranged since the last command began.
+    /// A file on disk was changed by the test since the last command started.
     arranged: bool,
     kill_at: Option<u64>,
     dead: bool,
@@ -67,9 +67,9 @@ impl Default for FakeFiles {
     }
 }
 
-/// Arranging the machine: nothing here meets a fault, a hook or a full disk's error.
+/// Test setup: no fault, hook or full disk applies here.
 impl FakeFiles {
-    /// An empty root folder on a filesystem with plenty of room.
+    /// Creates an empty root directory on a filesystem with plenty of free space.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -87,34 +87,34 @@ impl FakeFiles {
         }
     }
 
-    /// Puts a file with mode 0644.
+    /// Creates a file with mode 0644.
     ///
     /// # Panics
-    /// When the test arranged something impossible, such as a file below a file.
+    /// If the setup is impossible, such as a file inside a file.
     pub fn put(&self, path: &str, content: impl Into<Vec<u8>>) {
         self.put_mode(path, content, 0o644);
     }
 
-    /// Puts a file with a mode.
+    /// Creates a file with a mode.
     ///
     /// # Panics
-    /// As [`FakeFiles::put`].
+    /// Same as [`FakeFiles::put`].
     pub fn put_mode(&self, path: &str, content: impl Into<Vec<u8>>, mode: u32) {
         self.arrange(path, Node::new(Thing::File(content.into()), mode), true);
     }
 
-    /// Puts a symbolic link.
+    /// Creates a symlink.
     ///
     /// # Panics
-    /// As [`FakeFiles::put`].
+    /// Same as [`FakeFiles::put`].
     pub fn put_link(&self, path: &str, target: &str) {
         self.arrange(path, Node::new(Thing::Link(target.into()), 0o777), false);
     }
 
-    /// Puts a character device.
+    /// Creates a character device.
     ///
     /// # Panics
-    /// As [`FakeFiles::put`].
+    /// Same as [`FakeFiles::put`].
     pub fn put_device(&self, path: &str, major: u32, minor: u32) {
         self.arrange(
             path,
@@ -123,41 +123,41 @@ impl FakeFiles {
         );
     }
 
-    /// Puts something that is neither file, folder, link nor character device.
+    /// Creates an entry that is neither a file, directory, symlink nor character device.
     ///
     /// # Panics
-    /// As [`FakeFiles::put`].
+    /// Same as [`FakeFiles::put`].
     pub fn put_other(&self, path: &str) {
         self.arrange(path, Node::new(Thing::Other, 0o644), false);
     }
 
-    /// Puts a folder and its missing parents.
+    /// Creates a directory and its missing parents.
     ///
     /// # Panics
-    /// As [`FakeFiles::put`].
+    /// Same as [`FakeFiles::put`].
     pub fn put_folder(&self, path: &str, mode: u32) {
         let mut state = locked(&self.state);
         state.arranged |= unsynced::is_on_disk(path);
         let done = state.tree.make_folders(path.into(), mode);
         drop(state);
         if let Err(error) = done {
-            panic!("cannot arrange the folder {path}: {error}");
+            panic!("cannot create the directory {path}: {error}");
         }
     }
 
-    /// Sets the owner of what is there.
+    /// Sets the owner of an existing entry.
     ///
     /// # Panics
-    /// When nothing is there.
+    /// If it does not exist.
     pub fn own(&self, path: &str, uid: u32, gid: u32) {
         let mut state = locked(&self.state);
         state.arranged |= unsynced::is_on_disk(path);
         if let Err(error) = state.change_owner(path.into(), uid, gid) {
-            panic!("cannot arrange the owner of {path}: {error}");
+            panic!("cannot set the owner of {path}: {error}");
         }
     }
 
-    /// Takes away what is at the path and everything below it.
+    /// Removes the path and everything below it.
     pub fn take(&self, path: &str) {
         let mut state = locked(&self.state);
         state.arranged |= unsynced::is_on_disk(path);
@@ -175,47 +175,47 @@ impl FakeFiles {
         }
     }
 
-    /// The text of a file, whatever faults there are.
+    /// Returns the text of a file, ignoring faults.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If it does not exist.
     #[must_use]
     pub fn text(&self, path: &str) -> String {
         let state = locked(&self.state);
         match state.tree.find(path.into(), true) {
             Ok(Some((_, node))) => match &node.thing {
                 Thing::File(content) => String::from_utf8_lossy(content).into_owned(),
-                thing => panic!("{path} is no file but {thing:?}"),
+                thing => panic!("{path} is not a file but {thing:?}"),
             },
-            Ok(None) => panic!("there is no {path}"),
+            Ok(None) => panic!("{path} does not exist"),
             Err(error) => panic!("cannot read {path}: {error}"),
         }
     }
 
-    /// Mounts a filesystem with this room at the path.
+    /// Mounts a filesystem with this free space at the path.
     pub fn mount(&self, path: &str, room: Room) {
         self.put_folder(path, 0o755);
         locked(&self.state).tree.mounts.insert(path.into(), room);
     }
 
-    /// Makes operations at or below the path fail. A full disk is `ENOSPC`, a dead one `EIO`.
+    /// Makes operations at or below the path fail. A full disk is `ENOSPC`, a broken disk `EIO`.
     pub fn damage(&self, path: &str, what: Damage, errno: Errno) {
         locked(&self.state).faults.push((path.into(), what, errno));
     }
 
-    /// Removes every fault.
+    /// Removes all faults.
     pub fn repair(&self) {
         locked(&self.state).faults.clear();
     }
 
-    /// Lets another process hold the lock; the content names it.
+    /// Makes another process hold the lock. The content describes the holder.
     pub fn hold_lock(&self, path: &str, content: &str) {
         self.put_mode(path, content, 0o600);
         locked(&self.state).locks.insert(path.into());
     }
 
-    /// Calls this before each mutation with its number, from 1 on. If it answers with an error, the
-    /// mutation does not happen and fails with it.
+    /// Calls this before each mutation with its number, starting with 1. If it returns an error,
+    /// the mutation fails with it.
     pub fn before_mutations(
         &self,
         hook: impl FnMut(u64, &Mutation) -> io::Result<()> + Send + 'static,
@@ -223,14 +223,14 @@ impl FakeFiles {
         locked(&self.state).hook = Some(Box::new(hook));
     }
 
-    /// The process "dies" right before its `n`th mutation from now: that one, and everything after
-    /// it until [`FakeFiles::revive`], fails and leaves no trace.
+    /// Kills the process right before its `n`th mutation from now: this mutation and everything
+    /// after it fails without effect until [`FakeFiles::revive`].
     pub fn kill_at(&self, n: u64) {
         let mut state = locked(&self.state);
         state.kill_at = Some(state.mutations + n);
     }
 
-    /// A new process begins: locks of the old one are free, faults stay.
+    /// Starts a new process: locks of the old one are released, faults stay.
     pub fn revive(&self) {
         let mut state = locked(&self.state);
         state.kill_at = None;
@@ -238,32 +238,32 @@ impl FakeFiles {
         state.locks.clear();
     }
 
-    /// Whether [`FakeFiles::kill_at`] has come true.
+    /// Whether the process was killed by [`FakeFiles::kill_at`].
     #[must_use]
     pub fn killed(&self) -> bool {
         locked(&self.state).dead
     }
 
-    /// How many mutations there were so far.
+    /// The number of mutations so far.
     #[must_use]
     pub fn mutations(&self) -> u64 {
         locked(&self.state).mutations
     }
 
-    /// Whether a command has changed something since the last [`Files::sync_system`]: a power cut may take
-    /// that away.
+    /// Whether a command has changed a file since the last [`Files::sync_system`], so that a power
+    /// loss may undo the change.
     #[must_use]
     pub fn is_unsynced(&self) -> bool {
         locked(&self.state).unsynced
     }
 
-    /// The tree now.
+    /// Returns the current tree.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of(&locked(&self.state).tree)
     }
 
-    /// A command has ended: what it arranged is not on the disk yet.
+    /// Called after a command: its changes are not on disk yet.
     pub(super) fn after_command(&self) {
         let mut state = locked(&self.state);
         state.unsynced |= state.arranged;
@@ -273,16 +273,16 @@ impl FakeFiles {
         let mut state = locked(&self.state);
         state.arranged |= unsynced::is_on_disk(path);
         if let Err(error) = state.place(path.into(), node, follow) {
-            panic!("cannot arrange {path}: {error}");
+            panic!("cannot create {path}: {error}");
         }
     }
 
-    /// Fails once the process is dead.
+    /// Fails if the process is dead.
     pub(super) fn alive(&self) -> io::Result<()> {
         locked(&self.state).alive()
     }
 
-    /// Counts a mutation and asks the hook.
+    /// Counts a mutation and calls the hook.
     pub(super) fn before(&self, mutation: &Mutation) -> io::Result<()> {
         let (number, hook) = {
             let mut state = locked(&self.state);
@@ -295,7 +295,7 @@ impl FakeFiles {
             }
             (state.mutations, state.hook.take())
         };
-        // Without the lock: the hook may look at the files.
+        // Without holding the lock, because the hook may read the files.
         let Some(mut hook) = hook else { return Ok(()) };
         let answer = hook(number, mutation);
         locked(&self.state).hook.get_or_insert(hook);
@@ -329,7 +329,7 @@ impl FakeFiles {
                 let kept = state.tree.clone();
                 let done = act(&mut state);
                 if done.is_err() {
-                    // A mutation is whole or nothing, as the real one.
+                    // A mutation is atomic, like a real one.
                     state.tree = kept;
                 }
                 done
@@ -337,7 +337,7 @@ impl FakeFiles {
             .map_err(|source| self.disk_of(os::failed(verb, path)(source), path))
     }
 
-    /// Names the filesystem where that is at fault, as the real files do.
+    /// Adds the filesystem to an error that it caused, like the real files.
     fn disk_of(&self, mut error: FilesError, path: &Utf8Path) -> FilesError {
         if let FilesError::Io { source, disk, .. } = &mut error
             && let (mount, room) = locked(&self.state).tree.mount(path)
@@ -372,7 +372,7 @@ impl State {
             .map_or(Ok(()), |(_, _, errno)| Err(os::error(*errno)))
     }
 
-    /// Puts a node, making missing parents; gives its real path.
+    /// Creates a node and its missing parents. Returns its real path.
     fn place(&mut self, path: &Utf8Path, node: Node, follow: bool) -> io::Result<Utf8PathBuf> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(os::error(Errno::EISDIR));
@@ -400,7 +400,7 @@ impl State {
         Ok(())
     }
 
-    /// The owner of a regular file that is about to be replaced.
+    /// Returns the owner of a regular file that is about to be replaced.
     fn owner(&self, path: &Utf8Path) -> io::Result<(u32, u32)> {
         Ok(match self.tree.find(path, false)? {
             Some((_, node)) if matches!(node.thing, Thing::File(_)) => (node.uid, node.gid),
@@ -451,7 +451,7 @@ impl ReadFiles for FakeFiles {
     }
 
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        self.look("ask for the room at", path, |state| {
+        self.look("read the free space of", path, |state| {
             for at in path.ancestors() {
                 if let Some((real, _)) = state.tree.find(at, true)? {
                     return Ok(state.tree.mount(&real).1);
@@ -526,7 +526,7 @@ impl Files for FakeFiles {
     }
 
     fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
-        self.mutate("remove the folder", path, |state| {
+        self.mutate("remove the directory", path, |state| {
             let Some((real, node)) = state.tree.find(path, false)? else {
                 return Ok(true);
             };
@@ -543,7 +543,7 @@ impl Files for FakeFiles {
     }
 
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
-        self.mutate("create the folder", path, |state| {
+        self.mutate("create the directory", path, |state| {
             state.tree.make_folders(path, mode).map(drop)
         })
     }

@@ -1,4 +1,4 @@
-//! NVML and CUDA as the test says.
+//! Fake NVML and CUDA.
 
 use std::sync::{
     Arc, Mutex,
@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::locked;
 use crate::host::{CudaFault, CudaView, Gpu, Nvml};
 
-/// NVML and CUDA with settable answers; at first the libraries are absent.
+/// NVML and CUDA with settable results. By default, the libraries are missing.
 #[derive(Clone)]
 pub struct FakeGpu {
     answer: Arc<Mutex<Nvml>>,
@@ -34,17 +34,17 @@ impl Default for FakeGpu {
 }
 
 impl FakeGpu {
-    /// Sets what NVML says from now on.
+    /// Sets the NVML result.
     pub fn set(&self, answer: Nvml) {
         *locked(&self.answer) = answer;
     }
 
-    /// Sets what CUDA says from now on.
+    /// Sets the CUDA result.
     pub fn set_cuda(&self, answer: CudaView) {
         *locked(&self.cuda) = answer;
     }
 
-    /// How often NVML was asked.
+    /// The number of NVML queries.
     #[must_use]
     pub fn surveys(&self) -> usize {
         self.surveys.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! A network of known addresses.
+//! A fake network with known URLs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::locked;
 use crate::host::{Http, HttpError, HttpRequest, HttpResponse};
 
-/// Addresses with their content; anything else answers 404.
+/// URLs with their content. Any other URL returns 404.
 #[derive(Clone, Default)]
 pub struct FakeHttp {
     state: Arc<Mutex<State>>,
@@ -22,19 +22,19 @@ struct State {
 }
 
 impl FakeHttp {
-    /// Serves this content at the address.
+    /// Serves this content at the URL.
     pub fn serve(&self, url: &str, content: impl Into<Vec<u8>>) {
         locked(&self.state)
             .pages
             .insert(url.to_owned(), content.into());
     }
 
-    /// Takes an address from the network.
+    /// Removes a URL from the network.
     pub fn forget(&self, url: &str) {
         locked(&self.state).pages.remove(url);
     }
 
-    /// Lets the next request for the address fail; several are served in order.
+    /// Makes the next request for the URL fail. Several errors are served in order.
     pub fn fail_next(&self, url: &str, error: HttpError) {
         locked(&self.state)
             .faults
@@ -43,7 +43,7 @@ impl FakeHttp {
             .push_back(error);
     }
 
-    /// Every address asked for, in order.
+    /// Returns all requested URLs in order.
     #[must_use]
     pub fn log(&self) -> Vec<String> {
         locked(&self.state).log.clone()
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn serves_and_bounds() {
+    async fn content_is_served_up_to_the_size_limit() {
         let http = FakeHttp::default();
         http.serve("https://a/key", "abc");
         assert_eq!(http.get("https://a/key", 3).await.unwrap(), b"abc");

@@ -1,7 +1,7 @@
-//! A machine in memory: stateful, written by hand, for tests of everything above `host`.
+//! A machine in memory, stateful and written by hand, for tests of all modules above `host`.
 //!
-//! It is compiled always, so that the scenario tests outside this crate use the same machine as
-//! the unit tests inside it.
+//! It is always compiled, so that scenario tests outside this crate use the same machine as unit
+//! tests.
 
 mod clock;
 mod exec;
@@ -26,22 +26,22 @@ pub use snapshot::{Snapshot, diff};
 use super::Host;
 use super::system::ProcFiles;
 
-/// The parts of a fake [`Host`], to arrange the machine and to look at what was done to it.
+/// The parts of a fake [`Host`], for test setup and inspection.
 #[derive(Clone)]
 pub struct Fakes {
-    /// The tree of files.
+    /// The file tree.
     pub files: FakeFiles,
-    /// The programs, and the log of what ran.
+    /// The programs, and the log of commands.
     pub exec: FakeExec,
-    /// What the network answers.
+    /// The network.
     pub http: FakeHttp,
-    /// What NVML says.
+    /// NVML and CUDA.
     pub gpu: FakeGpu,
-    /// The time, moved by hand and by sleeping.
+    /// The clock, which advances on request and when sleeping.
     pub clock: FakeClock,
 }
 
-/// An empty machine: a root folder, no program, no network, no NVML.
+/// Creates an empty machine: a root directory without programs, network or NVML.
 #[must_use]
 pub fn host() -> (Host, Fakes) {
     let files = FakeFiles::new();
@@ -56,7 +56,7 @@ pub fn host() -> (Host, Fakes) {
 }
 
 impl Fakes {
-    /// The machine as the code under test sees it.
+    /// The machine as seen by the code under test.
     #[must_use]
     pub fn host(&self) -> Host {
         Host {
@@ -70,7 +70,7 @@ impl Fakes {
     }
 }
 
-/// A lock that outlives a panic of another test thread: the fake's state is plain data.
+/// Locks a mutex even if another test thread panicked, because the fake's state is plain data.
 fn locked<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

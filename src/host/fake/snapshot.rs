@@ -1,4 +1,4 @@
-//! The whole tree at one moment, and what differs between two.
+//! A snapshot of the whole tree, and the difference between two snapshots.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::tree::{Node, Thing, Tree};
 
-/// Every path with kind, mode, owner and content; not the times.
+/// Every path with kind, mode, owner and content, but without times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot(BTreeMap<Utf8PathBuf, Node>);
 
@@ -26,7 +26,7 @@ impl Snapshot {
         )
     }
 
-    /// The same without what is at or below these paths: the product's own state, its backups.
+    /// Removes entries at or below these paths, such as our own state and backups.
     #[must_use]
     pub fn without(mut self, paths: &[&str]) -> Self {
         self.0
@@ -34,23 +34,23 @@ impl Snapshot {
         self
     }
 
-    /// Every path.
+    /// All paths.
     pub fn paths(&self) -> impl Iterator<Item = &Utf8Path> {
         self.0.keys().map(Utf8PathBuf::as_path)
     }
 
-    /// The whole tree as text, one path a line.
+    /// The whole tree as text, one path per line.
     #[must_use]
     pub fn text(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, (path, node)| {
-            // Writing to a `String` has no way to fail.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{}", line(path, node));
             text
         })
     }
 }
 
-/// What differs, one line each: `+` came, `-` went, `~` is another one.
+/// Returns the differences, one per line: `+` added, `-` removed, `~` changed.
 #[must_use]
 pub fn diff(before: &Snapshot, after: &Snapshot) -> Vec<String> {
     let gone = before

@@ -1,4 +1,4 @@
-//! Tests of the fake files, beside them for the sake of length.
+//! Tests of the fake files.
 
 use camino::Utf8Path;
 use nix::errno::Errno;
@@ -10,12 +10,12 @@ use crate::host::{FileKind, Files, FilesError, ReadFiles};
 fn errno<T: std::fmt::Debug>(result: Result<T, FilesError>) -> Errno {
     match result {
         Err(FilesError::Io { source, .. }) => Errno::from_raw(source.raw_os_error().unwrap()),
-        other => panic!("expected an error of the system, got {other:?}"),
+        other => panic!("expected an OS error, got {other:?}"),
     }
 }
 
 #[test]
-fn links_lead_where_they_should() {
+fn symlinks_are_resolved() {
     let files = FakeFiles::new();
     files.put("/usr/lib/os-release", "ID=debian\n");
     files.put_link("/etc/os-release", "../usr/lib/os-release");
@@ -42,7 +42,7 @@ fn links_lead_where_they_should() {
 }
 
 #[test]
-fn lists_only_the_names_in_the_folder() {
+fn list_returns_only_names_in_the_directory() {
     let files = FakeFiles::new();
     files.put("/etc/a/b/c", "");
     files.put("/etc/a-b", "");
@@ -70,7 +70,7 @@ fn writing_keeps_the_owner_and_sets_the_mode() {
 }
 
 #[test]
-fn a_full_or_read_only_filesystem_refuses_and_nothing_changes() {
+fn full_or_read_only_filesystem_rejects_writes() {
     let files = FakeFiles::new();
     files.put("/boot/old", "12345");
     let small = Room {
@@ -106,7 +106,7 @@ fn a_full_or_read_only_filesystem_refuses_and_nothing_changes() {
 }
 
 #[test]
-fn damage_hits_what_it_names() {
+fn damage_affects_only_its_operations() {
     let files = FakeFiles::new();
     files.put("/etc/x", "1");
     files.damage("/etc", Damage::Writes, Errno::EACCES);
@@ -122,7 +122,7 @@ fn damage_hits_what_it_names() {
 }
 
 #[test]
-fn a_killed_process_changes_nothing_more() {
+fn killed_process_makes_no_more_changes() {
     let files = FakeFiles::new();
     files.kill_at(2);
     files.write("/a".into(), b"", 0o644).unwrap();
@@ -135,7 +135,7 @@ fn a_killed_process_changes_nothing_more() {
 }
 
 #[test]
-fn the_hook_sees_each_mutation_and_may_look() {
+fn hook_sees_each_mutation_and_may_read() {
     let files = FakeFiles::new();
     let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let (log, looking) = (seen.clone(), files.clone());
@@ -179,7 +179,7 @@ fn snapshots_differ_by_line() {
 }
 
 #[test]
-fn one_holder_of_a_lock() {
+fn lock_has_one_holder() {
     let files = FakeFiles::new();
     let path = Utf8Path::new("/run/lock");
     let guard = files.try_lock(path).unwrap();
@@ -193,7 +193,7 @@ fn one_holder_of_a_lock() {
 }
 
 #[test]
-fn folders_go_only_when_empty() {
+fn only_empty_directories_are_removed() {
     let files = FakeFiles::new();
     files.create_folder("/etc/a/b".into(), 0o700).unwrap();
     assert_eq!(files.stat("/etc/a/b".into()).unwrap().unwrap().mode, 0o700);

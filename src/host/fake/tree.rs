@@ -1,4 +1,4 @@
-//! The tree itself: nodes by path, links, room. Pure data; errors are the operating system's.
+//! The tree: nodes by path, symlinks, free space. Pure data, with errors of the operating system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,10 +10,10 @@ use crate::host::files::Room;
 use crate::host::os;
 use crate::host::{FileKind, Stat};
 
-/// As many links as Linux follows before it says `ELOOP`.
+/// The number of symlinks that Linux follows before `ELOOP`.
 const MAX_LINKS: usize = 40;
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Thing {
     File(Vec<u8>),
@@ -23,7 +23,7 @@ pub(super) enum Thing {
     Other,
 }
 
-/// A thing with its metadata.
+/// An entry with its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
     pub thing: Thing,
@@ -36,11 +36,11 @@ pub(super) struct Node {
 
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
-    /// Every node by its real path: no key leads through a link.
+    /// All nodes by their real path, without symlinks.
     pub nodes: BTreeMap<Utf8PathBuf, Node>,
-    /// Room by mount point; `/` is always there.
+    /// Free space by mount point. `/` always exists.
     pub mounts: BTreeMap<Utf8PathBuf, Room>,
-    /// Goes up with each change: the modification time of what is changed next.
+    /// Incremented with each change. Used as the modification time of the next change.
     pub tick: i64,
 }
 
@@ -98,15 +98,16 @@ impl Tree {
         }
     }
 
-    /// The real path, every link in it resolved; the last component's only if `follow`. The last
-    /// component need not exist. `ENOENT` and `ENOTDIR` when the way to it does not.
+    /// Returns the real path with all symlinks resolved, including the last component only if
+    /// `follow` is set. The last component need not exist. Returns `ENOENT` or `ENOTDIR` if another
+    /// component does not exist.
     pub fn real(&self, path: &Utf8Path, follow: bool) -> io::Result<Utf8PathBuf> {
         self.walk(path, follow, &mut 0)
     }
 
     fn walk(&self, path: &Utf8Path, follow: bool, links: &mut usize) -> io::Result<Utf8PathBuf> {
         if !path.is_absolute() {
-            // A fake has no working folder; neither does the product.
+            // Like the real code, the fake has no working directory.
             return Err(os::error(Errno::EINVAL));
         }
         let mut at = Utf8PathBuf::from("/");
@@ -142,14 +143,14 @@ impl Tree {
                     return Err(os::error(Errno::ELOOP));
                 }
                 at.pop();
-                // `join` of an absolute target is the target.
+                // `join` with an absolute target returns the target.
                 at = self.walk(&at.join(target), true, links)?;
             }
         }
         Ok(at)
     }
 
-    /// The node at a path, or `None` if nothing is there.
+    /// Returns the node at a path, or `None` if it does not exist.
     pub fn find(&self, path: &Utf8Path, follow: bool) -> io::Result<Option<(Utf8PathBuf, &Node)>> {
         match self.real(path, follow) {
             Ok(real) => Ok(self.nodes.get(&real).map(|node| (real, node))),
@@ -158,7 +159,7 @@ impl Tree {
         }
     }
 
-    /// The names in a folder.
+    /// Returns the names in a directory.
     pub fn names(&self, folder: &Utf8Path) -> Vec<String> {
         self.nodes
             .range(folder.to_owned()..)
@@ -168,7 +169,7 @@ impl Tree {
             .collect()
     }
 
-    /// The mount point that holds a real path, and its room.
+    /// Returns the mount point of a real path, and its free space.
     pub fn mount(&self, real: &Utf8Path) -> (Utf8PathBuf, Room) {
         real.ancestors()
             .find_map(|at| self.mounts.get(at).map(|room| (at.to_owned(), *room)))
@@ -183,7 +184,7 @@ impl Tree {
             })
     }
 
-    /// Refuses what a read-only mount refuses.
+    /// Fails on a read-only mount.
     pub fn writable(&self, real: &Utf8Path) -> io::Result<()> {
         if self.mount(real).1.read_only {
             Err(os::error(Errno::EROFS))
@@ -192,7 +193,7 @@ impl Tree {
         }
     }
 
-    /// Puts a node at a real path, taking its size out of the room there.
+    /// Puts a node at a real path, and subtracts its size from the free space.
     pub fn put(&mut self, real: Utf8PathBuf, mut node: Node) -> io::Result<()> {
         let (mount, room) = self.mount(&real);
         let there = self.nodes.get(&real);
@@ -204,13 +205,13 @@ impl Tree {
         self.mounts.insert(mount, Room { free, ..room });
         self.tick += 1;
         node.mtime = self.tick;
-        // No two ticks are equal, so no two files have the same number.
+        // All ticks are different, so all inode numbers are different.
         node.inode = inode.unwrap_or(self.tick.unsigned_abs());
         self.nodes.insert(real, node);
         Ok(())
     }
 
-    /// Takes the node at a real path away, giving its room back.
+    /// Removes the node at a real path, and adds its size to the free space.
     pub fn take(&mut self, real: &Utf8Path) {
         if let Some(node) = self.nodes.remove(real) {
             let (mount, room) = self.mount(real);
@@ -220,7 +221,7 @@ impl Tree {
         }
     }
 
-    /// Makes a folder and its missing parents; gives its real path.
+    /// Creates a directory and its missing parents. Returns its real path.
     pub fn make_folders(&mut self, path: &Utf8Path, mode: u32) -> io::Result<Utf8PathBuf> {
         if let Some((real, node)) = self.find(path, true)? {
             return if node.thing == Thing::Folder {
@@ -234,7 +235,7 @@ impl Tree {
         };
         let real = self.make_folders(parent, 0o755)?.join(name);
         if self.nodes.contains_key(&real) {
-            // A link that leads nowhere.
+            // A dangling symlink.
             return Err(os::error(Errno::EEXIST));
         }
         self.writable(&real)?;

@@ -1,9 +1,9 @@
-//! What a power cut can harm.
+//! Files that a power loss can damage.
 
 use camino::Utf8Path;
 
-/// Whether a power cut can harm what is at a path: the kernel's own files are on no disk, and the lists of
-/// packages and their downloads are caches.
+/// Whether a power loss can damage the file at a path. Kernel filesystems are not on disk, and
+/// package lists and downloads are caches.
 pub(super) fn is_on_disk(path: &str) -> bool {
     let elsewhere = ["/proc", "/sys", "/dev", "/run", "/var/cache"];
     let path = Utf8Path::new(path);

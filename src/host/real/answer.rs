@@ -1,8 +1,8 @@
-//! How NVML is asked and answers: versions of structs, a value that is not there, a fault with a number.
+//! NVML conventions: struct versions, missing values, and error codes.
 
 use nvml_wrapper::error::NvmlError;
 
-/// `None` for what this driver or this GPU does not offer.
+/// Returns `None` for values that the driver or the GPU does not support.
 pub(super) fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -19,7 +19,7 @@ pub(super) fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, Nvm
     }
 }
 
-/// The number of an NVML return code, as `nvml.h` has it; `None` for errors of the wrapper.
+/// Returns the numeric NVML return code as in `nvml.h`, or `None` for errors of the wrapper.
 pub(super) fn code(error: &NvmlError) -> Option<i32> {
     Some(match error {
         NvmlError::Uninitialized => 1,
@@ -44,13 +44,14 @@ pub(super) fn code(error: &NvmlError) -> Option<i32> {
         NvmlError::NoData => 21,
         NvmlError::VgpuEccNotSupported => 22,
         NvmlError::Unknown => 999,
-        // A code that the wrapper has no name for.
+        // A code that the wrapper does not know.
         NvmlError::UnexpectedVariant(code) => return i32::try_from(*code).ok(),
         _ => return None,
     })
 }
 
-/// The version of a struct, as `NVML_STRUCT_VERSION` of `nvml.h` writes it: the size and the number.
+/// Returns the version of a struct as computed by `NVML_STRUCT_VERSION` in `nvml.h` (size and
+/// number).
 pub(super) fn version_of<T>(number: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(u32::MAX) | (number << 24)
 }

@@ -1,4 +1,4 @@
-//! The time of the kernel.
+//! The kernel clock.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::time::ClockId;
 
 use crate::host::Clock;
 
-/// The wall clock, and the monotonic one, which begins at boot.
+/// The wall clock, and the monotonic clock, which starts at boot.
 #[derive(Debug, Clone, Default)]
 pub struct RealClock;
 
@@ -18,10 +18,7 @@ impl Clock for RealClock {
     }
 
     fn monotonic(&self) -> Duration {
-        #[expect(
-            clippy::expect_used,
-            reason = "each kernel that this program runs on has it"
-        )]
+        #[expect(clippy::expect_used, reason = "available on every supported kernel")]
         let now = ClockId::CLOCK_MONOTONIC.now().expect("a monotonic clock");
         now.into()
     }

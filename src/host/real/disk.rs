@@ -1,4 +1,4 @@
-//! The room of a disk, and errors that name the disk at fault.
+//! Free disk space, and errors that contain the affected filesystem.
 
 use std::fs;
 use std::io;
@@ -13,14 +13,14 @@ use crate::host::FilesError;
 use crate::host::files::{FullFilesystem, Limit, Room};
 use crate::host::{os, view};
 
-/// Adds what was tried on which path, and the filesystem where that is at fault.
+/// Adds the operation and path to an error, and the filesystem if it is the cause.
 pub(super) fn failed(
     verb: &'static str,
     path: &Utf8Path,
 ) -> impl FnOnce(io::Error) -> FilesError + use<> {
     let path = path.to_owned();
     move |source| {
-        // Of a file that is read, only this program limits the size.
+        // When reading, only our own limit restricts the file size.
         let disk = (verb != "read")
             .then(|| disk(&path, &source).ok().flatten())
             .flatten()
@@ -34,9 +34,10 @@ pub(super) fn failed(
     }
 }
 
-/// The filesystem on which a path is or would be, if an error shows that one of its limits is reached.
+/// Returns the filesystem of a path if an error shows that one of its limits is reached.
 fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>> {
-    // Most errors are about the path: then the filesystem, which may be a dead mount, is left alone.
+    // Most errors are about the path. Do not access the filesystem then, because it may be a hung
+    // mount.
     if Limit::of(error, &Room::default()).is_none() {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! Child processes: an argument vector, a fixed environment, a session of their own, bounds.
+//! Child processes: argument vector, fixed environment, a separate session, limits.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -21,19 +21,20 @@ use super::work::CommandWork;
 use crate::host::exec::{OnLine, Status};
 use crate::host::{Cmd, Exec, ExecError, Output, Stream};
 
-/// Where programs are looked for, and what children get as `PATH`.
+/// The search path for programs, also passed to child processes.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Between TERM and KILL: time for a package manager to leave its database whole.
+/// The time between TERM and KILL, so that a package manager can leave its database consistent.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// After KILL: a process that waits in the kernel for a sick device does not die, and we go on.
+/// The time to wait after KILL. A process that is blocked in the kernel by a faulty device does not
+/// die, so we continue without it.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// How long the output of a process that the program left behind is still read.
+/// How long the output of remaining background processes is read.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Runs programs of this machine.
+/// Runs programs on this machine.
 #[derive(Debug, Clone)]
 pub struct RealExec {
     grace: Duration,
@@ -51,10 +52,10 @@ impl Exec for RealExec {
         let mut child = start(cmd)?;
         if let (Some(mut stdin), Some(input)) = (child.stdin.take(), cmd.stdin.clone()) {
             tokio::spawn(async move {
-                // A program that does not read all of its input is no fault of ours to report: its
-                // status tells.
+                // A program that does not read all of its input is not an error. Its exit status is
+                // decisive.
                 if let Err(error) = stdin.write_all(input.expose().as_bytes()).await {
-                    tracing::debug!(%error, "the child did not read all of its input");
+                    tracing::debug!(%error, "the child did not read all its input");
                 }
             });
         }
@@ -67,7 +68,7 @@ impl Exec for RealExec {
                 break;
             }
             tokio::select! {
-                // In this order: what was printed before the end is handed out before the end.
+                // In this order, so that output is passed on before the exit is handled.
                 biased;
                 () = sleep_until(run.due()) => {
                     if run.bound_reached() {
@@ -100,7 +101,8 @@ fn start(cmd: &Cmd) -> Result<Child, ExecError> {
         .env("PATH", PATH)
         .env("LC_ALL", "C")
         .env("HOME", "/root")
-        // What root has said with `docker context use` would send questions about this machine to another one.
+        // A context set by root with `docker context use` would send our queries to another
+        // machine.
         .env("DOCKER_CONTEXT", "default")
         .envs(cmd.env.iter().map(|(key, value)| (key, value)))
         .envs(
@@ -116,14 +118,15 @@ fn start(cmd: &Cmd) -> Result<Child, ExecError> {
         })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // SAFETY: between fork and exec only `setsid` and `umask` are called, both async-signal-safe;
-    // nothing allocates.
+    // SAFETY: between fork and exec, only `setsid` and `umask` are called. Both are
+    // async-signal-safe, and nothing is allocated.
     unsafe {
         command.pre_exec(|| {
-            // A session of its own: no terminal to ask questions on, no Ctrl-C meant for us, and
-            // one group to end.
+            // A separate session has no terminal for prompts, receives no Ctrl-C meant for us, and
+            // forms one process group to kill.
             setsid()?;
-            // A hardened root shell may have 077, and then what a package installs is unreadable.
+            // A hardened root shell may use umask 077, which would make installed packages
+            // unreadable.
             umask(Mode::from_bits_truncate(0o022));
             Ok(())
         });
@@ -138,8 +141,8 @@ fn spawn_error(cmd: &Cmd, error: &io::Error) -> ExecError {
     }
 }
 
-/// The program's path, found by us so that "not installed" is never mistaken for a script whose
-/// interpreter is missing.
+/// Finds the path of a program. We do this ourselves to distinguish a missing program from a script
+/// with a missing interpreter.
 fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
     let not_found = || ExecError::NotFound {
         program: cmd.program.clone(),
@@ -155,7 +158,7 @@ fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
     if cmd.program.contains('/') {
         return Err(ExecError::Spawn {
             command: cmd.line(),
-            why: "a program is a bare name or an absolute path".to_owned(),
+            why: "a program must be a name or an absolute path".to_owned(),
         });
     }
     PATH.split(':')
@@ -168,7 +171,8 @@ fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
         .ok_or_else(not_found)
 }
 
-/// Ends the group if the caller stops waiting: nothing that we started outlives our interest.
+/// Kills the process group if the caller stops waiting, so that no child process outlives the
+/// caller.
 struct ProcessGroup(Option<Pid>);
 
 impl ProcessGroup {
@@ -187,19 +191,19 @@ fn signal(group: Option<Pid>, which: Signal) {
     if let Some(group) = group {
         match killpg(group, which) {
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => tracing::warn!(%group, %errno, "the process group cannot be signalled"),
+            Err(errno) => tracing::warn!(%group, %errno, "failed to signal the process group"),
         }
     }
 }
 
-/// Why a command is being ended.
+/// The reason a command is killed.
 #[derive(Clone, Copy)]
 enum EndCause {
     Deadline,
     Silence,
 }
 
-/// How far the ending of a command is.
+/// The stages of killing a command.
 #[derive(Clone, Copy)]
 enum Stage {
     Running,
@@ -207,13 +211,13 @@ enum Stage {
     Killed(EndCause, Instant),
 }
 
-/// One command under way.
+/// A running command.
 struct RunningCommand {
     group: Option<Pid>,
     grace: Duration,
     deadline: Instant,
     silence: Option<Duration>,
-    /// When it last printed something, or was seen to work.
+    /// The time of the last output or CPU activity.
     last_sign: Instant,
     work: Option<CommandWork>,
     stage: Stage,
@@ -251,17 +255,17 @@ impl RunningCommand {
         self.end = Some(match (status.code(), status.signal()) {
             (Some(code), _) => Status::Exited(code),
             (None, Some(signal)) => Status::Signalled(signal),
-            // `wait` reports ended processes only, and those have one of the two.
+            // `wait` only reports exited processes, which have one of the two.
             (None, None) => Status::Exited(-1),
         });
         self.drain_until = Some(Instant::now() + DRAIN);
         if !matches!(self.stage, Stage::Running) {
-            // The leader ended on TERM; the rest of its group is killed now.
+            // The leader exited after TERM. Now kill the rest of its group.
             signal(self.group, Signal::SIGKILL);
         }
     }
 
-    /// When the next bound is reached.
+    /// The time of the next limit.
     fn due(&self) -> Instant {
         if let Some(until) = self.drain_until {
             return until;
@@ -275,7 +279,7 @@ impl RunningCommand {
         }
     }
 
-    /// Acts on the bound that is due; says whether to stop waiting.
+    /// Handles a reached limit. Returns whether to stop waiting.
     fn bound_reached(&mut self) -> bool {
         if self.drain_until.is_some() {
             return true;
@@ -303,13 +307,13 @@ impl RunningCommand {
         false
     }
 
-    /// A compiler prints nothing for as long as it likes; to end it would leave a package half
-    /// configured.
+    /// Whether the command has used CPU time. A compiler may print nothing for a long time, and
+    /// killing it would leave a package half-configured.
     fn works(&mut self) -> bool {
         let seconds = self.last_sign.elapsed().as_secs_f64();
         let works = (self.work.as_mut()).is_some_and(|work| work.went_on(seconds));
         if works {
-            tracing::info!(seconds, "a command prints nothing, but works");
+            tracing::info!(seconds, "a command without output is still working");
         }
         works
     }
@@ -339,7 +343,7 @@ impl RunningCommand {
     }
 }
 
-/// One of the child's output streams.
+/// An output stream of the child.
 struct Pipe<R> {
     stream: Stream,
     reader: Option<R>,
@@ -363,7 +367,7 @@ impl<R: AsyncRead + Unpin> Pipe<R> {
         self.reader.is_none()
     }
 
-    /// Reads a piece; never ready once the stream is closed.
+    /// Reads data. Never completes after the stream is closed.
     async fn read(&mut self) -> io::Result<usize> {
         match &mut self.reader {
             Some(reader) => reader.read(&mut self.buffer).await,
@@ -417,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hands_out_lines_and_keeps_the_whole() {
+    async fn lines_and_complete_output_are_returned() {
         let mut lines = Vec::new();
         let cmd = sh("echo one; printf 'ten\\rtwenty\\r\\n'; echo bad >&2; printf end; exit 3");
         let output = RealExec::default()
@@ -439,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_environment_is_ours_alone() {
+    async fn environment_contains_only_our_variables() {
         let none: [&str; 0] = [];
         let cmd =
             Cmd::new("env", none).secret_env("https_proxy", &Secret::new("http://proxy:3128"));
@@ -459,21 +463,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn input_is_given_or_empty() {
+    async fn stdin_is_given_or_empty() {
         let none: [&str; 0] = [];
         let cmd = Cmd::new("cat", none);
         assert_eq!(run(&cmd).await.unwrap().stdout, "");
-        // More than a pipe holds, both ways at once.
+        // More than the pipe capacity, in both directions at the same time.
         let long = "x".repeat(1 << 20);
         let cmd = cmd.stdin(Secret::new(long.clone()));
         assert_eq!(run(&cmd).await.unwrap().stdout, long);
-        // A program that does not read its input is not our failure.
+        // A program that does not read its input is not an error.
         let cmd = Cmd::new("true", none).stdin(Secret::new(long));
         assert!(run(&cmd).await.unwrap().ok());
     }
 
     #[tokio::test]
-    async fn what_cannot_start_says_so() {
+    async fn missing_program_is_reported() {
         let none: [&str; 0] = [];
         for program in ["no-such-program-here", "/no/such/program"] {
             let error = run(&Cmd::new(program, none)).await.unwrap_err();
@@ -491,13 +495,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_signal_is_no_exit_status() {
+    async fn signal_is_not_an_exit_status() {
         let output = run(&sh("kill -9 $$")).await.unwrap();
         assert_eq!(output.status, Status::Signalled(9));
     }
 
     #[tokio::test]
-    async fn the_deadline_ends_the_whole_group_even_if_it_ignores_term() {
+    async fn deadline_kills_a_group_that_ignores_term() {
         // The grandchild would keep the pipe open for half a minute.
         let cmd =
             sh("trap '' TERM; sleep 31 & echo $!; wait; sleep 32").deadline(Duration::from_secs(2));
@@ -508,17 +512,17 @@ mod tests {
             panic!("{error:?}");
         };
         let grandchild: i32 = tail.trim().parse().unwrap();
-        // A process dies some time after its signal. A zombie that was not reaped yet has ended, too.
+        // A process dies some time after the signal. A zombie counts as dead.
         let stat = format!("/proc/{grandchild}/stat");
         let lives = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         while lives() {
-            assert!(start.elapsed() < Duration::from_secs(20), "it lives");
+            assert!(start.elapsed() < Duration::from_secs(20), "still alive");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     #[tokio::test]
-    async fn silence_ends_it_and_output_keeps_it_alive() {
+    async fn silent_command_is_killed_and_output_keeps_it_alive() {
         let cmd = sh("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done; echo quiet; sleep 33")
             .silence(Duration::from_millis(700));
         let error = run(&cmd).await.unwrap_err();
@@ -529,7 +533,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_works_in_silence_is_not_ended() {
+    async fn busy_silent_command_is_not_killed() {
         let script = "end=$(($(date +%s%N) + 3500000000)); \
                       while [ $(date +%s%N) -lt $end ]; do :; done; echo done; sleep 35";
         let cmd = sh(script).silence(Duration::from_secs(2));
@@ -541,19 +545,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_left_behind_does_not_hold_us() {
+    async fn background_daemon_does_not_block_us() {
         let start = Instant::now();
         let output = run(&sh("sleep 20 & echo started $!")).await.unwrap();
         assert!(start.elapsed() < Duration::from_secs(5));
         assert!(output.ok());
         let pid = output.stdout.trim().rsplit(' ').next().unwrap();
-        // It lives on: it may be a service that the program was meant to start.
+        // It keeps running, because it may be a service that the program started on purpose.
         let pid = Pid::from_raw(pid.parse().unwrap());
         nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
     }
 
     #[tokio::test]
-    async fn who_stops_waiting_ends_the_command() {
+    async fn dropped_command_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let cmd = sh(&format!("echo $$ > {}; sleep 34", file.display()));

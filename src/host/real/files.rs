@@ -1,7 +1,7 @@
-//! Files of this machine. A write is complete and on the disk, or it did not happen.
+//! Files on this machine. A write is either complete and on disk, or it did not happen.
 //!
-//! A writing method opens the parent folder once and does everything relative to it, so that a
-//! folder that is swapped meanwhile cannot redirect the write.
+//! A writing method opens the parent directory once and works relative to it, so that a directory
+//! that is replaced in the meantime cannot redirect the write.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -24,10 +24,10 @@ use crate::host::files::{Room, unfinished};
 use crate::host::os::{self, present};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
-/// How often a name for a temporary file is tried.
+/// The maximum number of attempts to find a name for a temporary file.
 const TEMPORARY_NAMES: u32 = 100;
 
-/// How a lock file is opened: never through a link, never waiting for a pipe.
+/// The flags for opening a lock file: never follow a symlink, never block on a pipe.
 const LOCK_FLAGS: OFlag = OFlag::O_RDWR
     .union(OFlag::O_CREAT)
     .union(OFlag::O_NOFOLLOW)
@@ -58,7 +58,7 @@ impl ReadFiles for RealFiles {
     }
 
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        room(path).map_err(failed("ask for the room at", path))
+        room(path).map_err(failed("read the free space of", path))
     }
 }
 
@@ -105,14 +105,14 @@ impl Files for RealFiles {
         match gone {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-            // POSIX allows either for a folder that is not empty.
+            // POSIX allows both errors for a non-empty directory.
             Err(error) if is(&error, Errno::ENOTEMPTY) || is(&error, Errno::EEXIST) => Ok(false),
-            Err(error) => Err(failed("remove the folder", path)(error)),
+            Err(error) => Err(failed("remove the directory", path)(error)),
         }
     }
 
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
-        create_folders(path, mode).map_err(failed("create the folder", path))
+        create_folders(path, mode).map_err(failed("create the directory", path))
     }
 
     fn sync_system(&self) -> Result<(), FilesError> {
@@ -142,15 +142,15 @@ fn stat(path: &Utf8Path) -> io::Result<Stat> {
 
 fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
     let mut names = fs::read_dir(folder)?
-        // A name that is no UTF-8 is shown with replacement characters: it is listed, and cannot
-        // be reached by mistake.
+        // A name with invalid UTF-8 is listed with replacement characters, so it cannot be opened
+        // by mistake.
         .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
         .collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
 }
 
-/// Makes a folder and its missing parents, each synced into the one above it.
+/// Creates a directory and its missing parents. Each one is synced into its parent.
 fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => return Ok(()),
@@ -160,7 +160,7 @@ fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
     }
     let (above, name) = Folder::of(path, true)?;
     match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
-        // Another process made it first. If that is not a folder, the next step fails.
+        // Another process created it first. If it is not a directory, the next step fails.
         Err(Errno::EEXIST) => return Ok(()),
         made => made?,
     }
@@ -174,17 +174,17 @@ fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
     above.sync()
 }
 
-/// An open folder; everything happens relative to it.
+/// An open directory. All operations are relative to it.
 struct Folder(File);
 
 impl Folder {
-    /// The parent of a path, and the last part of the path.
+    /// Returns the parent directory and the last component of a path.
     fn of(path: &Utf8Path, create: bool) -> io::Result<(Self, &str)> {
-        // A path that ends in `..` or is `/` names nothing that could be written.
+        // A path that is `/` or ends in `..` cannot be written.
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(os::error(Errno::EINVAL));
         };
-        // A name alone lies in the working directory.
+        // A name without a directory is in the working directory.
         let parent = match parent.as_str() {
             "" => Utf8Path::new("."),
             _ => parent,
@@ -214,7 +214,7 @@ impl Folder {
         }
     }
 
-    /// Calls `make` with names that are likely free until one is.
+    /// Calls `make` with temporary names until one is free.
     fn temporary<T>(
         &self,
         name: &str,
@@ -232,19 +232,22 @@ impl Folder {
         Err(os::error(Errno::EEXIST))
     }
 
-    /// Renames a finished temporary file into place; it is gone afterwards in any case.
+    /// Renames a finished temporary file to its final name. The temporary file no longer exists
+    /// afterwards in any case.
     fn put_in_place(&self, temporary: &str, name: &str, ready: io::Result<()>) -> io::Result<()> {
         let renamed = ready.and_then(|()| {
             renameat(&self.0, temporary, &self.0, name)?;
             Ok(())
         });
         if let Err(error) = renamed {
-            // The first error is reported; a leftover is recognised by its name.
+            // Report the first error. A remaining temporary file is recognized by its name.
             return match unlinkat(&self.0, temporary, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => Err(error),
                 Err(errno) => Err(io::Error::new(
                     error.kind(),
-                    format!("{error} (and `{temporary}` beside it could not be removed: {errno})"),
+                    format!(
+                        "{error} (also failed to remove the temporary file `{temporary}`: {errno})"
+                    ),
                 )),
             };
         }
@@ -264,7 +267,7 @@ impl Folder {
             if let Some((uid, gid)) = owner.filter(|owner| *owner != (about.uid(), about.gid())) {
                 fchown(file.as_fd(), Some(uid), Some(gid))?;
             }
-            // After the owner: changing that takes set-uid bits away.
+            // Set the mode after the owner, because changing the owner clears set-uid bits.
             file.set_permissions(Permissions::from_mode(mode))?;
             file.sync_all()
         })();
@@ -321,9 +324,8 @@ impl Folder {
     }
 }
 
-/// Appends to a file that has `before` bytes. If a part cannot be written, or the whole cannot be
-/// synced, all of it is cut off: a record that is half written, or that may be lost at the next
-/// power cut, is worse than none.
+/// Appends to a file with `before` bytes. If writing or syncing fails, everything is truncated,
+/// because a record that is incomplete or may be lost in a power loss is worse than none.
 fn whole_or_nothing(
     file: &mut File,
     before: u64,
@@ -334,11 +336,11 @@ fn whole_or_nothing(
         return Ok(());
     };
     match file.set_len(before) {
-        // The error of the write has the kind that callers ask for.
+        // Callers check the kind of the write error.
         Ok(()) => Err(error),
         Err(also) => Err(io::Error::new(
             error.kind(),
-            format!("{error} (and what was written could not be removed: {also})"),
+            format!("{error} (also failed to remove the written data: {also})"),
         )),
     }
 }
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_whole_files_with_the_exact_mode_and_leaves_nothing_else() {
+    fn write_is_complete_with_exact_mode_and_no_leftovers() {
         let (_keep, root) = folder();
         let path = root.join("a/b/daemon.json");
         RealFiles.write(&path, b"one", 0o666).unwrap();
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_leaves_the_old_content() {
+    fn failed_write_keeps_the_old_content() {
         let (_keep, root) = folder();
         RealFiles.create_folder(&root.join("x/y"), 0o700).unwrap();
         assert!(RealFiles.write(&root.join("x"), b"", 0o644).is_err());
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_replaces_a_link_and_not_its_target() {
+    fn write_replaces_a_symlink_and_not_its_target() {
         let (_keep, root) = folder();
         RealFiles.write(&root.join("target"), b"t", 0o644).unwrap();
         RealFiles.link(&root.join("l"), "target".into()).unwrap();
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn appends_and_never_through_a_link() {
+    fn append_does_not_follow_symlinks() {
         let (_keep, root) = folder();
         let path = root.join("journal");
         RealFiles.append(&path, b"1\n", 0o600).unwrap();
@@ -426,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_synced_is_cut_off() {
+    fn unsynced_data_is_truncated() {
         let (_keep, root) = folder();
         let path = root.join("journal");
         RealFiles.append(&path, b"1\n", 0o600).unwrap();
@@ -440,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn links_replace_links_only() {
+    fn symlink_replaces_only_symlinks() {
         let (_keep, root) = folder();
         let link = root.join("l");
         RealFiles.link(&link, "/nowhere".into()).unwrap();
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_what_is_there_and_is_content_if_nothing_is() {
+    fn remove_accepts_missing_paths() {
         let (_keep, root) = folder();
         let folder = root.join("d");
         RealFiles.remove(&root.join("none/at/all")).unwrap();
@@ -470,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_devices_as_devices_and_not_their_content() {
+    fn device_content_is_not_read() {
         let null = Utf8Path::new("/dev/null");
         assert_eq!(
             RealFiles.stat(null).unwrap().unwrap().kind,
@@ -487,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_that_of_the_nearest_ancestor() {
+    fn free_space_of_the_nearest_parent_is_returned() {
         let (_keep, root) = folder();
         let here = RealFiles.room(&root).unwrap();
         let below = RealFiles.room(&root.join("not/there")).unwrap();
@@ -496,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filesystem_at_fault_is_named() {
+    fn full_filesystem_is_in_the_error() {
         let (_keep, root) = folder();
         let full = failed("write", &root.join("not/there"))(os::error(Errno::ENOSPC));
         let disk = full.disk().unwrap();
@@ -509,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_alone_lies_in_the_working_directory() {
+    fn name_without_directory_is_in_the_working_directory() {
         for path in ["recording", "./recording"] {
             let (folder, name) = Folder::of(Utf8Path::new(path), false).unwrap();
             assert!(folder.0.metadata().unwrap().is_dir());
@@ -518,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_owners_where_allowed() {
+    fn owner_is_changed_if_permitted() {
         let (_keep, root) = folder();
         let path = root.join("f");
         RealFiles.write(&path, b"", 0o600).unwrap();

@@ -1,5 +1,5 @@
-//! NVML, asked in a child process: a sick GPU can make a call hang for ever, and a library of
-//! another version can crash. Then only the child hangs or crashes. CUDA is in `cuda`.
+//! NVML in a child process. A call can hang forever on a faulty GPU, and a library of another
+//! version can crash, so only the child process is affected. CUDA is in `cuda`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -30,13 +30,13 @@ use crate::model::pci::PciId;
 /// The hidden subcommand that prints [`nvml_view`] as JSON.
 pub const NVML_VIEW: &str = "nvml-view";
 
-/// Healthy nodes with many GPUs and without persistence have been seen to need most of this.
+/// Healthy nodes with many GPUs and without persistence mode need almost this long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The name that the driver's packages install on every distribution.
+/// The library name in the driver packages of every distribution.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// If one of these exists, a driver is loaded. The last is the one of WSL.
+/// If one of these paths exists, a driver is loaded. The last one is for WSL.
 const DRIVER_TRACES: [&str; 4] = [
     "/proc/driver/nvidia/version",
     "/sys/module/nvidia",
@@ -44,7 +44,7 @@ const DRIVER_TRACES: [&str; 4] = [
     "/dev/dxg",
 ];
 
-/// NVML and CUDA of this machine.
+/// NVML and CUDA on this machine.
 #[derive(Clone)]
 pub struct RealGpu {
     exec: Arc<dyn Exec>,
@@ -54,13 +54,13 @@ pub struct RealGpu {
 }
 
 impl RealGpu {
-    /// Starts its children, this same executable, by these means.
+    /// Uses `exec` to start its child processes, which run this binary.
     #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
         Self::of(exec, Ourselves::of_process(), TimeLimits::default())
     }
 
-    /// Starts another program, and waits for CUDA's phases so long: for tests.
+    /// Starts another program and uses other time limits for CUDA. For tests.
     #[must_use]
     pub fn of(exec: Arc<dyn Exec>, program: Ourselves, limits: TimeLimits) -> Self {
         Self {
@@ -84,20 +84,14 @@ impl Gpu for RealGpu {
                     after_seconds: after.as_secs(),
                 };
             }
-            Err(error) => return failed(format!("NVML could not be asked: {error}")),
+            Err(error) => return failed(format!("NVML could not be queried: {error}")),
         };
         if !output.ok() {
             let said = tail(&output.stderr);
-            return failed(format!(
-                "the process that asks NVML {}: {said}",
-                output.status
-            ));
+            return failed(format!("the NVML process {}: {said}", output.status));
         }
-        serde_json::from_str(&output.stdout).unwrap_or_else(|error| {
-            failed(format!(
-                "the process that asks NVML printed no answer: {error}"
-            ))
-        })
+        serde_json::from_str(&output.stdout)
+            .unwrap_or_else(|error| failed(format!("the NVML process printed no result: {error}")))
     }
 
     async fn compute(&self, devices: &[String], within: Duration) -> CudaView {
@@ -115,7 +109,8 @@ fn failed(why: String) -> Nvml {
     Nvml::Failed { code: None, why }
 }
 
-/// Asks NVML in this process. It may hang or crash: only the child behind [`RealGpu`] calls it.
+/// Calls NVML in this process. It may hang or crash, so only the child process of [`RealGpu`] calls
+/// it.
 #[must_use]
 pub fn nvml_view() -> Nvml {
     view(
@@ -125,16 +120,16 @@ pub fn nvml_view() -> Nvml {
 }
 
 fn view(library: &Path, driver: bool) -> Nvml {
-    // SAFETY: the driver's own library, found as every CUDA program finds it; its initialisers run
-    // in any process that uses the GPU.
+    // SAFETY: the driver library, found in the same way as by every CUDA program. Its initializers
+    // run in every process that uses the GPU.
     if let Err(error) = unsafe { libloading::Library::new(library) } {
         return Nvml::NotLoadable {
             why: error.to_string(),
         };
     }
     if !driver {
-        // `nvmlInit` as root would load the kernel module (through `nvidia-modprobe`), and looking
-        // must change nothing.
+        // As root, `nvmlInit` would load the kernel module (with `nvidia-modprobe`), but a query
+        // must not change anything.
         return Nvml::DriverNotLoaded;
     }
     inventory(library.as_os_str()).unwrap_or_else(state)
@@ -158,7 +153,8 @@ fn inventory(library: &OsStr) -> Result<Nvml, NvmlError> {
     }))
 }
 
-/// All GPUs, asked side by side: validating the infoROM alone takes 70 ms for each (measured on an H100).
+/// Queries all GPUs in parallel, because validating the infoROM takes 70 ms per GPU (measured on an
+/// H100).
 fn devices(nvml: &Library, count: u32) -> Vec<NvmlDevice> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..count)
@@ -173,7 +169,7 @@ fn devices(nvml: &Library, count: u32) -> Vec<NvmlDevice> {
     })
 }
 
-/// The state that an error of NVML as a whole means.
+/// Converts an NVML initialization error to a state.
 fn state(error: NvmlError) -> Nvml {
     match error {
         NvmlError::LibloadingError(error) => Nvml::NotLoadable {
@@ -188,7 +184,7 @@ fn state(error: NvmlError) -> Nvml {
     }
 }
 
-/// One GPU. A GPU that does not answer is data, not the end of the inventory.
+/// Queries one GPU. A GPU that does not respond is data and does not end the inventory.
 fn device(nvml: &Library, index: u32) -> NvmlDevice {
     let mut about = NvmlDevice {
         index,
@@ -215,11 +211,11 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
     about
 }
 
-/// Fills in the values of the GPU, the most important first, up to the first real fault.
+/// Reads the values of the GPU, the most important first, until the first real error.
 fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(), NvmlError> {
     if let Some(pci) = optional(device.pci_info())? {
-        // An address in a form of its own is left out; the error says nothing that the form in the
-        // field would not.
+        // An address in an unknown format is omitted. The parse error contains no further
+        // information.
         about.pci_address = pci.bus_id.parse().ok();
         let [device_high, device_low, vendor_high, vendor_low] = pci.pci_device_id.to_be_bytes();
         about.pci_id = Some(PciId {
@@ -243,12 +239,12 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
     health(nvml, device, mig, about.health.insert(GpuHealth::default()))
 }
 
-/// The GPU's place in the fabric; `None` if it has none. The wrapper has no function for it.
+/// Returns the fabric registration of the GPU, or `None`. The wrapper has no function for this.
 fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, NvmlError> {
-    // SAFETY: the handle is used only while `device`, and with it the library, is alive.
+    // SAFETY: the handle is only used while `device`, and therefore the library, is alive.
     let handle = unsafe { device.handle() };
     let answer = match fabric_info(nvml, handle) {
-        // Older drivers have only the first version of the function, or of its answer.
+        // Older drivers only have the first version of the function or its struct.
         Err(error) if is_newer_than_driver(&error) => first_fabric_info(nvml, handle)?,
         answer => answer?,
     };
@@ -274,7 +270,7 @@ fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, Nvml
     }))
 }
 
-/// What both versions of the function tell.
+/// The data that both versions of the function return.
 struct FabricAnswer {
     state: u8,
     status: nvmlReturn_t,
@@ -283,16 +279,16 @@ struct FabricAnswer {
     health: u8,
 }
 
-/// The UUID of a cluster; zeros stand for none.
+/// Formats the UUID of a cluster. Zeros mean that there is none.
 fn cluster(bytes: [u8; 16]) -> Option<String> {
     let digits = format!("{:032x}", u128::from_be_bytes(bytes));
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
     (bytes != [0; 16]).then(|| parts.join("-"))
 }
 
-/// Whether the driver does not have a function, or not its version.
+/// Whether the driver lacks the function or its version.
 fn is_newer_than_driver(error: &NvmlError) -> bool {
-    /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH` of `nvml.h`.
+    /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH` in `nvml.h`.
     const OTHER_VERSION: i32 = 25;
     matches!(
         error,
@@ -312,7 +308,7 @@ fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswer, Nvm
         healthMask: 0,
         healthSummary: 0,
     };
-    // SAFETY: `info` is the struct of the version that its first field names.
+    // SAFETY: `info` is the struct of the version in its first field.
     nvml_try(unsafe { ask(device, &raw mut info) })?;
     Ok(FabricAnswer {
         state: info.state,
@@ -332,7 +328,7 @@ fn first_fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswe
         cliqueId: 0,
         state: 0,
     };
-    // SAFETY: `info` is the struct that this function fills in.
+    // SAFETY: `info` is the struct that this function writes.
     nvml_try(unsafe { ask(device, &raw mut info) })?;
     Ok(FabricAnswer {
         state: info.state,
@@ -361,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_answer_of_the_child_is_the_answer() {
+    async fn result_of_the_child_is_returned() {
         for state in [
             Nvml::DriverNotLoaded,
             Nvml::VersionMismatch,
@@ -373,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_that_hangs_crashes_or_babbles_is_a_state() {
+    async fn hung_crashed_or_invalid_child_is_a_state() {
         let hung = survey(|cmd, _| {
             Err(ExecError::Deadline {
                 command: cmd.line(),
@@ -393,15 +389,15 @@ mod tests {
         };
         assert!(why.contains("signal 11"), "{why}");
         let Nvml::Failed { why, .. } = survey(|_, _| Ok(ok("Segmentation fault"))).await else {
-            panic!("babble is a failure");
+            panic!("invalid output is a failure");
         };
-        assert!(why.contains("printed no answer"), "{why}");
+        assert!(why.contains("printed no result"), "{why}");
     }
 
     #[tokio::test]
-    async fn a_child_that_really_hangs_is_ended() {
+    async fn hung_child_is_killed() {
         let gpu = RealGpu {
-            // Called as `yes nvml-view`: it goes on for ever.
+            // Runs `yes nvml-view`, which never exits.
             program: Ourselves {
                 program: "yes".to_owned(),
                 ..Ourselves::of_process()
@@ -414,28 +410,28 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_or_none_is_not_loadable() {
+    fn missing_or_invalid_library_is_not_loadable() {
         for path in ["/no/such/libnvidia-ml.so.1", "/etc/passwd"] {
             let Nvml::NotLoadable { why } = view(Path::new(path), true) else {
-                panic!("{path} is no library");
+                panic!("{path} is not a library");
             };
             assert!(why.contains(path), "{why}");
         }
     }
 
     #[test]
-    fn without_a_driver_nvml_is_not_even_initialised() {
-        // Any library will do: it is opened, and nothing in it is called.
+    fn nvml_is_not_initialized_without_a_driver() {
+        // Any library works, because it is opened without calling a function.
         assert_eq!(view(Path::new("libc.so.6"), false), Nvml::DriverNotLoaded);
-        // With a driver it would be called, and this one has no such function.
+        // With a driver a function would be called, and this library does not have it.
         let Nvml::Failed { why, code: None } = view(Path::new("libc.so.6"), true) else {
-            panic!("libc is no NVML");
+            panic!("libc is not NVML");
         };
         assert!(why.contains("nvmlInit"), "{why}");
     }
 
     #[test]
-    fn zeros_are_no_cluster() {
+    fn zeros_are_not_a_cluster() {
         assert_eq!(cluster([0; 16]), None);
         let uuid = "01020304-0506-0708-090a-0b0c0d0e0f10";
         let bytes = std::array::from_fn(|at| u8::try_from(at + 1).unwrap());
@@ -443,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_whole_are_states() {
+    fn initialization_errors_are_states() {
         assert_eq!(state(NvmlError::DriverNotLoaded), Nvml::DriverNotLoaded);
         assert_eq!(
             state(NvmlError::LibRmVersionMismatch),

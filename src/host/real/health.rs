@@ -1,4 +1,4 @@
-//! The health of a GPU, asked of NVML in the child process of `gpu`.
+//! GPU health from NVML, in the child process of `gpu`.
 
 use nvml_wrapper::{
     Device, Nvml as Library,
@@ -24,11 +24,12 @@ use crate::host::health::{
     Temperature,
 };
 
-/// Asks for the health of a GPU, what the driver asks for first.
+/// Queries the health of a GPU, starting with the recovery action.
 ///
 /// # Errors
-/// If the GPU is lost or must be reset; what it told before that stays. Any other error means that this value is not
-/// known: drivers answer with various numbers what they do not have.
+/// If the GPU is lost or must be reset. Values that were read before are kept. Any other error
+/// means that this value is unknown, because drivers return various error codes for unsupported
+/// values.
 pub(super) fn health(
     nvml: &Library,
     device: &Device<'_>,
@@ -69,14 +70,14 @@ pub(super) fn health(
     into.clock_events = clock_events(nvml, device)?;
     into.performance_state = known(device.performance_state())?.map(|state| state.as_c());
     into.pcie = pcie(device)?;
-    // In MIG mode a GPU does not use its links, and on some boards they are switched off.
+    // In MIG mode, a GPU does not use its NVLinks, and on some boards they are disabled.
     if !mig {
         into.nvlink = nvlink(device, small(links), small(recovery_errors))?;
     }
     Ok(())
 }
 
-/// A value that may not be known; an error only where the whole GPU does not answer.
+/// Converts errors to `None`, except if the GPU itself does not respond.
 fn known<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -89,8 +90,8 @@ fn both<A, B>(one: Option<A>, other: Option<B>) -> Option<(A, B)> {
     Some((one?, other?))
 }
 
-/// The values of NVML's fields with these numbers, all below 251: newer ones have other numbers in older drivers. The
-/// wrapper's function knows no negative values.
+/// Reads NVML fields. All field IDs must be below 251, because newer fields have other IDs in older
+/// drivers. The function of the wrapper does not support negative values.
 fn fields<const N: usize>(
     nvml: &Library,
     device: &Device<'_>,
@@ -99,13 +100,13 @@ fn fields<const N: usize>(
     let Ok(ask) = nvml.lib().nvmlDeviceGetFieldValues.as_ref() else {
         return Ok([None; N]);
     };
-    // SAFETY: the struct has numbers and a union of numbers, for which zero is a value.
+    // SAFETY: the struct consists of numbers and a union of numbers, for which zero is valid.
     let mut values: [nvmlFieldValue_t; N] = unsafe { std::mem::zeroed() };
     for (value, number) in values.iter_mut().zip(numbers) {
         value.fieldId = number;
     }
     let count = i32::try_from(N).unwrap_or(i32::MAX);
-    // SAFETY: the handle lives as long as `device`; the function fills in so many values.
+    // SAFETY: the handle lives as long as `device`. The function writes this many values.
     let answer = nvml_try(unsafe { ask(device.handle(), count, values.as_mut_ptr()) });
     Ok(match known(answer)? {
         Some(()) => values.map(|value| number(&value)),
@@ -113,13 +114,13 @@ fn fields<const N: usize>(
     })
 }
 
-/// The number of a field, by its `nvmlValueType_t`.
+/// Returns the value of a field according to its `nvmlValueType_t`.
 fn number(field: &nvmlFieldValue_t) -> Option<i64> {
     if field.nvmlReturn != 0 {
         return None;
     }
-    // SAFETY: all members are numbers of at most 64 bits in a union that was zero before; the type says which was
-    // written.
+    // SAFETY: all members are numbers of at most 64 bits in a union that was zero before. The type
+    // determines the written member.
     unsafe {
         match field.valueType {
             1 => Some(field.value.uiVal.into()),
@@ -145,10 +146,12 @@ fn ecc(device: &Device<'_>) -> Result<Option<EccErrors>, NvmlError> {
     ))
 }
 
-/// What a function of NVML fills in; `None` if the driver does not have the function or the value.
+/// Calls an NVML function that writes a struct. Returns `None` if the driver does not support the
+/// function or the value.
 ///
 /// # Safety
-/// A `T` whose first field names a version must name that of `T`: NVML writes so much.
+/// If the first field of `T` is a version, it must be the version of `T`, because it determines how
+/// much NVML writes.
 unsafe fn filled<T>(
     device: &Device<'_>,
     ask: Option<&unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t>,
@@ -157,17 +160,18 @@ unsafe fn filled<T>(
     let Some(ask) = ask else {
         return Ok(None);
     };
-    // SAFETY: the handle lives as long as `device`, and the function fills in a `T`, by the caller's promise.
+    // SAFETY: the handle lives as long as `device`, and the caller guarantees that the function
+    // writes a `T`.
     let answer = nvml_try(unsafe { ask(device.handle(), &raw mut value) });
     Ok(known(answer)?.map(|()| value))
 }
 
 fn sram_threshold_exceeded(nvml: &Library, device: &Device<'_>) -> Result<Option<bool>, NvmlError> {
-    // SAFETY: the struct has numbers alone, for which zero is a value.
+    // SAFETY: the struct consists only of numbers, for which zero is valid.
     let mut status: nvmlEccSramErrorStatus_v1_t = unsafe { std::mem::zeroed() };
     status.version = version_of::<nvmlEccSramErrorStatus_v1_t>(1);
     let ask = nvml.lib().nvmlDeviceGetSramEccErrorStatus.as_ref().ok();
-    // SAFETY: the version is that of the struct.
+    // SAFETY: the version matches the struct.
     let answer = unsafe { filled(device, ask, status) };
     Ok(answer?.map(|status| status.bThresholdExceeded != 0))
 }
@@ -177,7 +181,7 @@ fn remapped_rows(nvml: &Library, device: &Device<'_>) -> Result<Option<RemappedR
         return Ok(None);
     };
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
-    // SAFETY: the handle lives as long as `device`; the function fills in four numbers.
+    // SAFETY: the handle lives as long as `device`. The function writes four numbers.
     let answer = nvml_try(unsafe {
         ask(
             device.handle(),
@@ -241,9 +245,9 @@ fn temperature(
         temperature: 0,
     };
     let ask = lib.nvmlDeviceGetTemperatureV.as_ref().ok();
-    // SAFETY: the version is that of the struct.
+    // SAFETY: the version matches the struct.
     let answer = unsafe { filled(device, ask, sensor) };
-    // Newer drivers lose the old functions, older ones have no others.
+    // Newer drivers drop the old functions, and older drivers only have the old functions.
     let gpu = match answer? {
         Some(sensor) => Some(sensor.temperature),
         None => known(device.temperature(TemperatureSensor::Gpu))?
@@ -265,20 +269,21 @@ fn temperature(
     Ok(Some(Temperature {
         gpu,
         margin,
-        // A GPU without this sensor says 0.
+        // A GPU without this sensor reports 0.
         memory: memory.filter(|degrees| *degrees != 0),
         memory_max: limit(TemperatureThreshold::MemoryMax)?,
     }))
 }
 
-/// Degrees below the highest temperature of normal work, from Ada on (T.Limit). The hardware slows down a little above it.
+/// Returns the degrees below the maximum operating temperature (T.Limit, since Ada). The hardware
+/// slows down slightly above it.
 fn below_normal(nvml: &Library, device: &Device<'_>) -> Result<Option<i32>, NvmlError> {
     let margin = nvmlMarginTemperature_v1_t {
         version: version_of::<nvmlMarginTemperature_v1_t>(1),
         marginTemperature: 0,
     };
     let ask = nvml.lib().nvmlDeviceGetMarginTemperature.as_ref().ok();
-    // SAFETY: the version is that of the struct.
+    // SAFETY: the version matches the struct.
     let answer = unsafe { filled(device, ask, margin) };
     Ok(answer?.map(|margin| margin.marginTemperature))
 }
@@ -289,7 +294,7 @@ fn clock_events(nvml: &Library, device: &Device<'_>) -> Result<Option<u64>, Nvml
     let answer = unsafe { filled(device, ask.ok(), 0) };
     match answer? {
         Some(events) => Ok(Some(events)),
-        // By its name before branch 535.
+        // The name before branch 535.
         None => Ok(known(device.current_throttle_reasons())?.map(|reasons| reasons.bits())),
     }
 }
@@ -318,7 +323,7 @@ fn nvlink(
     count: Option<u32>,
     recovery_errors: Option<u32>,
 ) -> Result<Option<NvLinks>, NvmlError> {
-    /// More than any GPU has: NVLink 5 has 18 links, and `NVML_NVLINK_MAX_LINKS` is 36 at most.
+    /// More than any GPU has: NVLink 5 has 18 links, and `NVML_NVLINK_MAX_LINKS` is at most 36.
     const MOST: u32 = 64;
     let Some(count) = count.filter(|count| (1..=MOST).contains(count)) else {
         return Ok(None);

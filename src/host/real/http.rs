@@ -1,4 +1,4 @@
-//! HTTP over reqwest and rustls, with the system's roots: bounded and retried.
+//! HTTP with reqwest and rustls, using the system's root certificates, with limits and retries.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -15,22 +15,22 @@ use crate::error::one_line;
 use crate::host::{Clock, Http, HttpError, HttpRequest, HttpResponse, Method, Route};
 use crate::model::secret::{Secret, without_logins};
 
-/// How this program calls itself.
+/// The User-Agent header.
 const AGENT: &str = concat!("gpu-bootstrap/", env!("CARGO_PKG_VERSION"));
 
-/// Attempts beyond the first.
+/// The number of retries.
 const RETRIES: usize = 4;
 
-/// The first pause between attempts; each following one is twice as long, with jitter.
+/// The first pause between attempts. Each pause is twice as long as the previous one, with jitter.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// No pause is longer.
+/// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// As many redirects as browsers follow, roughly.
+/// The maximum number of redirects, similar to browsers.
 const REDIRECTS: usize = 10;
 
-/// How long the network may take.
+/// Network timeouts.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     connect: Duration,
@@ -44,43 +44,43 @@ const LIMITS: Limits = Limits {
     get: Duration::from_secs(120),
 };
 
-/// The network, from this machine.
+/// The network of this machine.
 #[derive(Clone)]
 pub struct RealHttp {
     clock: Arc<dyn Clock>,
     proxy: Option<HttpProxy>,
     limits: Limits,
     client: BuiltClient,
-    /// The clients of [`Http::ask`].
+    /// The clients for [`Http::ask`].
     direct: BuiltClient,
     proxied: BuiltClient,
 }
 
-/// A client, or why there is none.
+/// A client, or the reason there is none.
 type BuiltClient = Arc<OnceLock<Result<Client, String>>>;
 
-/// A proxy from the configuration. Without one, `https_proxy`, `http_proxy`, `all_proxy` and
-/// `no_proxy` of the environment count.
+/// A configured proxy. Without one, `https_proxy`, `http_proxy`, `all_proxy` and `no_proxy` of the
+/// environment apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxy {
-    /// Its address, `http://proxy:3128`, perhaps with a password.
+    /// The URL, for example `http://proxy:3128`. It may contain a password.
     pub url: Secret,
-    /// Comma-separated hosts, domains and networks that are reached directly.
+    /// Comma-separated hosts, domains and networks that are accessed directly.
     pub no_proxy: Option<String>,
 }
 
-/// Chooses the crypto backend of TLS, once for the process. Calling it again changes nothing.
+/// Selects the TLS crypto provider, once per process. Further calls have no effect.
 fn install_crypto_provider() {
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()
     {
-        tracing::trace!("the crypto provider was chosen before");
+        tracing::trace!("the crypto provider was already selected");
     }
 }
 
 impl RealHttp {
-    /// Pauses between attempts are slept through this clock.
+    /// Creates a client. `clock` is used for pauses between attempts.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, proxy: Option<HttpProxy>) -> Self {
         Self {
@@ -93,8 +93,8 @@ impl RealHttp {
         }
     }
 
-    /// The client, built when first needed: a machine without root certificates can still run
-    /// everything that needs no network.
+    /// Returns the client, which is created on first use. A machine without root certificates can
+    /// therefore run everything that needs no network.
     fn client(&self, url: &str) -> Result<&Client, HttpError> {
         self.client
             .get_or_init(|| self.build().map_err(|error| one_line(&error)))
@@ -113,7 +113,7 @@ impl RealHttp {
                 if from.is_some_and(|from| from.scheme() == "https")
                     && attempt.url().scheme() != "https"
                 {
-                    attempt.error("a redirect from https to an address without it")
+                    attempt.error("redirect from https to a URL without TLS")
                 } else if attempt.previous().len() > REDIRECTS {
                     attempt.error("too many redirects")
                 } else {
@@ -131,7 +131,7 @@ impl RealHttp {
         Ok(builder.proxy(Proxy::all(proxy.url.expose())?.no_proxy(direct)))
     }
 
-    /// The client for services of a cloud.
+    /// Returns the client for cloud services.
     fn asking(&self, route: Route, url: &str) -> Result<&Client, HttpError> {
         let build = || {
             install_crypto_provider();
@@ -165,10 +165,10 @@ impl RealHttp {
         successful(url, response)
     }
 
-    /// The pauses between the attempts of one request.
+    /// Returns the pauses between the attempts of one request.
     fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
-        // Nodes of one pool start at the same moment; without a seed of their own they would also
-        // retry at the same moment.
+        // Nodes of one pool start at the same time. Without a separate seed, they would also retry
+        // at the same time.
         let seed = u64::from(std::process::id()) ^ self.clock.now().as_nanosecond() as u64;
         ExponentialBuilder::default()
             .with_min_delay(FIRST_PAUSE)
@@ -179,12 +179,12 @@ impl RealHttp {
             .build()
     }
 
-    /// Waits for the next attempt, or gives the error back if there is none to hope for.
+    /// Waits for the next attempt, or returns the error if a retry is not possible.
     async fn again(&self, error: HttpError, pause: Option<Duration>) -> Result<(), HttpError> {
         let Some(pause) = pause.filter(|_| error.passes()) else {
             return Err(error);
         };
-        tracing::warn!(%error, ?pause, "trying again");
+        tracing::warn!(%error, ?pause, "retrying");
         self.clock.sleep(pause).await;
         Ok(())
     }
@@ -254,13 +254,13 @@ impl Http for RealHttp {
             Method::Post(document) => client.post(url).body(document.clone()),
             Method::Store(content) => client.put(url).body(content.clone()),
         };
-        // It ends the reading of the answer, too.
+        // The timeout also applies to reading the response.
         let asked = (request.headers.iter())
             .fold(asked.timeout(request.within), |asked, header| {
                 asked.header(header.0, header.1.expose())
             });
         let response = asked.send().await.map_err(|error| broken(url, error))?;
-        // No header that this program reads has other characters.
+        // Headers with other characters are not used by gpu-bootstrap.
         let headers = (response.headers().iter())
             .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
         Ok(HttpResponse {
@@ -271,13 +271,13 @@ impl Http for RealHttp {
     }
 }
 
-/// The path of a `file://` address.
+/// Returns the path of a `file://` URL.
 fn local(url: &str) -> Option<Utf8PathBuf> {
     let url = Url::parse(url).ok().filter(|url| url.scheme() == "file")?;
     Utf8PathBuf::from_path_buf(url.to_file_path().ok()?).ok()
 }
 
-/// The address as errors show it.
+/// Returns the URL as shown in errors, without credentials.
 fn shown(url: &str) -> String {
     without_logins(url).into_owned()
 }
@@ -302,7 +302,7 @@ fn too_large(url: &str, limit: u64) -> HttpError {
 
 fn unreadable(url: &str, path: &Utf8Path, error: &io::Error) -> HttpError {
     if error.kind() == io::ErrorKind::NotFound {
-        // What a server would answer.
+        // Like a server.
         return HttpError::Status {
             url: shown(url),
             status: 404,
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use crate::host::fake::FakeClock;
 
-    /// Serves these raw answers, one connection each, then closes; gives its address.
+    /// Serves these raw responses, one per connection, then closes. Returns the URL.
     fn serve(answers: Vec<String>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn gets_a_page_after_passing_faults() {
+    async fn page_is_returned_after_transient_errors() {
         let (http, clock) = http();
         let url = serve(vec![cut(), status("503 Busy"), page("key")]);
         assert_eq!(http.get(&url, 100).await.unwrap(), b"key");
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn gives_up_after_some_attempts_and_at_once_on_a_plain_no() {
+    async fn retries_are_limited_and_permanent_errors_are_not_retried() {
         let (http, clock) = http();
         let url = serve((0..=RETRIES).map(|_| cut()).collect());
         let error = http.get(&url, 200).await.unwrap_err();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bounds_the_size_with_and_without_a_length() {
+    async fn size_is_limited_with_and_without_content_length() {
         let (http, _) = http();
         let endless = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n12345678901".to_owned();
         let url = serve(vec![page("12345678901"), endless]);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_server_is_given_up() {
+    async fn silent_server_times_out() {
         let (mut http, clock) = http();
         http.limits.read = Duration::from_millis(100);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_is_a_mirror() {
+    async fn directory_can_be_a_mirror() {
         let (http, _) = http();
         let (_keep, root) = folder();
         std::fs::write(root.join("a b"), b"key").unwrap();
@@ -429,20 +429,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn goes_through_the_configured_proxy() {
+    async fn configured_proxy_is_used() {
         let proxy = serve(vec![page("{request}")]);
         let proxy = HttpProxy {
             url: Secret::new(proxy),
             no_proxy: Some("direct.example".to_owned()),
         };
         let http = RealHttp::new(Arc::new(FakeClock::default()), Some(proxy));
-        // Longer than announced: only what was announced counts.
+        // The response is longer than its Content-Length. Only the announced part counts.
         let body = http.get("http://mirror.example/key", 100).await.unwrap();
         assert!("GET http://mirror.example/key".starts_with(std::str::from_utf8(&body).unwrap()));
     }
 
     #[tokio::test]
-    async fn what_is_stored_arrives_and_an_answer_has_its_headers() {
+    async fn stored_content_arrives_and_response_headers_are_returned() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/a", listener.local_addr().unwrap());
         let server = std::thread::spawn(move || {
@@ -451,7 +451,7 @@ mod tests {
             let mut buffer = [0; 1024];
             while !request.ends_with(b"\r\n\r\ncontent") {
                 let count = connection.read(&mut buffer).unwrap();
-                assert!(count > 0, "the connection ended");
+                assert!(count > 0, "the connection was closed");
                 request.extend_from_slice(&buffer[..count]);
             }
             let answer =
@@ -479,21 +479,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn passwords_stay_out_of_errors() {
+    async fn passwords_are_not_in_errors() {
         let (http, _) = http();
         let url = serve(vec![status("403 No")]).replace("http://", "http://user:hush@");
         let error = http.get(&url, 10).await.unwrap_err().to_string();
         assert!(
-            error.contains("answered 403") && !error.contains("hush"),
+            error.contains("returned 403") && !error.contains("hush"),
             "{error}"
         );
     }
 
     #[tokio::test]
-    async fn tls_is_ready_and_never_falls_back_to_plain_text() {
+    async fn tls_is_available_without_fallback_to_plain_text() {
         let (mut http, _) = http();
         http.limits.connect = Duration::from_millis(200);
-        // A server that speaks no TLS: what counts is that building the client works.
+        // The server does not support TLS. The test checks that the client can be built.
         let url = serve((0..=RETRIES).map(|_| page("x")).collect()).replace("http:", "https:");
         let error = http.get(&url, 10).await.unwrap_err();
         assert!(matches!(error, HttpError::Transport { .. }), "{error}");

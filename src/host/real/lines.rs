@@ -1,17 +1,17 @@
-//! Output of a child: handed out line by line, kept within bounds.
+//! Output of a child process: passed on line by line, stored with a size limit.
 
 use std::collections::VecDeque;
 
 use crate::host::exec::{LEFT_OUT, TAIL_LINES};
 
-/// Of each stream at most twice this is kept: its beginning and its end.
+/// At most twice this size is stored per stream: the beginning and the end.
 const HALF: usize = 4 << 20;
 
-/// A line without an end is handed out in pieces of this size.
+/// The maximum line length. Longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// Cuts a byte stream into lines. A carriage return ends a line as well: that is how programs draw
-/// progress.
+/// Splits a byte stream into lines. A carriage return also ends a line, because programs use it for
+/// progress output.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     partial: Vec<u8>,
@@ -19,12 +19,12 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Takes bytes in and hands finished lines out.
+    /// Adds bytes and emits complete lines.
     pub fn feed(&mut self, bytes: &[u8], mut emit: impl FnMut(&str)) {
         for &byte in bytes {
             let after_return = std::mem::replace(&mut self.after_return, byte == b'\r');
             match byte {
-                // The second half of CR LF.
+                // The LF of a CR LF pair.
                 b'\n' if after_return => {}
                 b'\n' => self.flush(&mut emit),
                 b'\r' => {
@@ -42,7 +42,7 @@ impl Lines {
         }
     }
 
-    /// Hands out a last line that has no end.
+    /// Emits an incomplete last line.
     pub fn finish(&mut self, mut emit: impl FnMut(&str)) {
         if !self.partial.is_empty() {
             self.flush(&mut emit);
@@ -55,7 +55,7 @@ impl Lines {
     }
 }
 
-/// A stream as it is kept: whole, or beginning and end with a note between them.
+/// A stored stream: complete, or beginning and end with a note in between.
 #[derive(Debug, Default)]
 pub(super) struct KeptOutput {
     head: Vec<u8>,
@@ -64,19 +64,19 @@ pub(super) struct KeptOutput {
 }
 
 impl KeptOutput {
-    /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         let to_head = bytes.len().min(HALF - self.head.len());
         let (head, tail) = bytes.split_at(to_head);
         self.head.extend_from_slice(head);
         self.tail.extend_from_slice(tail);
-        // Seldom and in large pieces, so that the cost per byte stays constant.
+        // Rarely and in large pieces, so that the cost per byte stays constant.
         if self.tail.len() > 2 * HALF {
             self.cut();
         }
     }
 
-    /// The text. A line of its own says how much was left out; no parser takes it for data.
+    /// Returns the text. If data was dropped, a separate line contains the size, in a form that no
+    /// parser accepts as data.
     pub fn text(mut self) -> String {
         if self.tail.len() > HALF {
             self.cut();
@@ -97,12 +97,11 @@ impl KeptOutput {
     }
 }
 
-/// The last lines of both streams, in the order in which they came.
+/// The last lines of both streams in the order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Tail(VecDeque<String>);
 
 impl Tail {
-    /// Adds a line.
     pub fn add(&mut self, line: &str) {
         if self.0.len() == TAIL_LINES {
             self.0.pop_front();
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_at_every_kind_of_end() {
+    fn lines_are_split_at_every_kind_of_line_end() {
         assert_eq!(
             lines(&[b"a\nb\r", b"\nc\r10%\r20%", b"\r\n\nend"]),
             ["a", "b", "c", "10%", "20%", "", "end"]
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_beginning_and_end() {
+    fn beginning_and_end_are_kept() {
         let mut kept = KeptOutput::default();
         kept.add(b"first\n");
         for _ in 0..(5 * HALF / 1000) {

@@ -1,14 +1,14 @@
-//! An exclusive lock that names its holder.
+//! An exclusive lock with a description of its holder.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 
-/// A held lock. The kernel releases it with the process, whatever becomes of us.
+/// A held lock. The kernel always releases it when the process exits.
 pub(super) struct Lock(File);
 
 impl Lock {
-    /// Takes the lock on an open file; `None` if another process has it.
+    /// Acquires the lock on an open file. Returns `None` if another process holds it.
     pub fn take(mut file: File) -> io::Result<Option<Self>> {
         match file.try_lock() {
             Ok(()) => {}
@@ -25,18 +25,18 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A reader of a lock that is free must not find the name of a holder. If that fails, the
-        // next holder overwrites it.
+        // A released lock must not show a holder. If truncating fails, the next holder overwrites
+        // the content.
         if let Err(error) = self.0.set_len(0) {
-            tracing::debug!(%error, "the released lock file still names this process");
+            tracing::debug!(%error, "the released lock file still describes this process");
         }
     }
 }
 
-/// Names this process for a process that finds the lock taken. Of the arguments only the subcommand:
-/// others may carry secrets.
+/// Describes this process for other processes that find the lock held. It includes only the
+/// subcommand, because other arguments may contain secrets.
 fn holder() -> String {
-    // `args` panics for an argument that is not UTF-8.
+    // `args` panics if an argument is not valid UTF-8.
     let mut all = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let mut words = all
         .next()
@@ -60,7 +60,7 @@ mod tests {
     use crate::host::{Files, ReadFiles};
 
     #[test]
-    fn one_holder_of_a_lock_and_it_is_named() {
+    fn lock_has_one_holder_with_a_description() {
         let keep = tempfile::tempdir().unwrap();
         let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
         let path = root.join("run/lock");

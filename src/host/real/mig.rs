@@ -1,5 +1,5 @@
-//! The MIG devices of a GPU, by NVML. The wrapper has no functions for their instances, so these are
-//! called by their C names.
+//! MIG devices of a GPU, from NVML. The wrapper has no functions for instances, so the C functions
+//! are called directly.
 
 use std::ptr;
 
@@ -12,9 +12,9 @@ use nvml_wrapper_sys::bindings::{
 use super::answer::optional;
 use crate::host::{MigDevice, MigShare};
 
-/// What NVIDIA's tools write for each `NVML_GPU_INSTANCE_PROFILE_…`, in the order of these numbers:
-/// slices, and what sets the profile apart. Source: NVIDIA/go-nvlib v0.12.0,
-/// pkg/nvlib/device/mig_profile.go, and go-nvml v0.13.3, pkg/nvml/const.go.
+/// The names that NVIDIA's tools use for each `NVML_GPU_INSTANCE_PROFILE_…`, by its number: slices
+/// and suffix. Source: NVIDIA/go-nvlib v0.12.0, pkg/nvlib/device/mig_profile.go, and go-nvml
+/// v0.13.3, pkg/nvml/const.go.
 const PROFILES: [(u32, &str); 17] = [
     (1, ""),
     (2, ""),
@@ -35,8 +35,8 @@ const PROFILES: [(u32, &str); 17] = [
     (2, "+me.all"),
 ];
 
-/// The MIG devices of a GPU with so much memory. Their indices may have gaps: a device that was
-/// destroyed leaves its place.
+/// Returns the MIG devices of a GPU with this memory size. Their indices may have gaps after a
+/// device was destroyed.
 pub(super) fn devices(
     nvml: &Library,
     gpu: &Device<'_>,
@@ -48,7 +48,8 @@ pub(super) fn devices(
             Err(NvmlError::NotFound) => continue,
             part => part?,
         };
-        // SAFETY: the handles are used only while the devices, and with them the library, are alive.
+        // SAFETY: the handles are only used while the devices, and therefore the library, are
+        // alive.
         let (gpu, handle) = unsafe { (gpu.handle(), part.handle()) };
         let share = optional(share(nvml, handle))?;
         let kind = optional(kind(nvml, gpu, handle))?;
@@ -80,7 +81,7 @@ fn share(nvml: &Library, part: nvmlDevice_t) -> Result<MigShare, NvmlError> {
         computeInstanceSliceCount: 0,
         memorySizeMB: 0,
     };
-    // SAFETY: `told` is the struct that this function fills in.
+    // SAFETY: `told` is the struct that this function writes.
     nvml_try(unsafe { ask(part, &raw mut told) })?;
     Ok(MigShare {
         memory_mib: told.memorySizeMB,
@@ -95,8 +96,8 @@ fn share(nvml: &Library, part: nvmlDevice_t) -> Result<MigShare, NvmlError> {
     })
 }
 
-/// Which row of [`PROFILES`] the GPU instance of a MIG device has. NVML tells the id of the profile,
-/// which is another number, so all profiles of the GPU are asked for theirs.
+/// Returns the entry of [`PROFILES`] for the GPU instance of a MIG device. NVML only reports the
+/// profile ID, which is a different number, so all profiles of the GPU are queried for their IDs.
 fn kind(
     nvml: &Library,
     gpu: nvmlDevice_t,
@@ -110,21 +111,21 @@ fn kind(
     let profile_of = (lib.nvmlDeviceGetGpuInstanceProfileInfo.as_ref()).map_err(missing)?;
 
     let mut id = 0;
-    // SAFETY: the function writes one number.
+    // SAFETY: writes one number.
     nvml_try(unsafe { instance_id(part, &raw mut id) })?;
     let mut instance = ptr::null_mut();
-    // SAFETY: the function writes one handle.
+    // SAFETY: writes one handle.
     nvml_try(unsafe { instance_by_id(gpu, id, &raw mut instance) })?;
     // SAFETY: a C struct of numbers and a pointer, for which zeros are valid.
     let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the handle is the one above, and `info` is the struct that this function fills in.
+    // SAFETY: the handle is the one above, and `info` is the struct that this function writes.
     nvml_try(unsafe { info_of(instance, &raw mut info) })?;
     for (kind, row) in (0..).zip(PROFILES) {
         // SAFETY: a C struct of numbers, for which zeros are valid.
         let mut profile: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `profile` is the struct that this function fills in.
+        // SAFETY: `profile` is the struct that this function writes.
         match nvml_try(unsafe { profile_of(gpu, kind, &raw mut profile) }) {
-            // The GPU, or the driver, does not have it.
+            // Not supported by the GPU or the driver.
             Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
             Err(error) => return Err(error),
             Ok(()) if profile.id == info.profileId => return Ok(row),
@@ -134,14 +135,14 @@ fn kind(
     Err(NvmlError::NotSupported)
 }
 
-/// The name of a profile, as NVIDIA's tools write it: slices of the compute instance if it has fewer
-/// than its GPU instance, slices of that, memory in eighths of the GPU's, and what sets the profile
-/// apart. Source: as [`PROFILES`].
+/// Returns the profile name as in NVIDIA's tools: compute instance slices if fewer than the GPU
+/// instance slices, GPU instance slices, memory in eighths of the GPU memory, and the suffix.
+/// Source: same as [`PROFILES`].
 fn profile(share: &MigShare, gpu_bytes: u64, (slices, mark): (u32, &str)) -> String {
     let own = u128::from(share.memory_mib) << 20;
     let eighths = (own * 8).div_ceil(u128::from(gpu_bytes.max(1)));
     let gib = u128::from(gpu_bytes.div_ceil(1 << 30));
-    // Rounded half up.
+    // Round half up.
     let memory = (eighths * gib * 2 + 8) / 16;
     let compute = match share.compute_slices {
         compute if compute == slices => String::new(),
@@ -155,8 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_have_the_names_of_nvidias_tools() {
-        // GPUs and their parts have a little less memory than their names say.
+    fn profile_names_match_nvidias_tools() {
+        // GPUs and MIG devices have slightly less memory than their names suggest.
         let name = |gpu_mib: u64, memory_mib, compute_slices, kind: usize| {
             let share = MigShare {
                 memory_mib,

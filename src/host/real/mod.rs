@@ -1,4 +1,4 @@
-//! The machine this process runs on.
+//! The machine that this process runs on.
 
 mod answer;
 mod clock;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use super::Host;
 
-/// This machine.
+/// Returns this machine.
 #[must_use]
 pub fn host() -> Host {
     let clock = Arc::new(RealClock);

@@ -1,4 +1,4 @@
-//! This program, started once more.
+//! Starts further processes of the gpu-bootstrap binary.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -6,20 +6,21 @@ use std::path::Path;
 
 use crate::host::Cmd;
 
-/// This executable, also if a newer version was put in its place meanwhile.
+/// The running binary, even if it was replaced by a newer version.
 const EXE: &str = "/proc/self/exe";
 
-/// Where the dynamic loader looks first. The driver's libraries lie there in some containers.
+/// The first search path of the dynamic loader. In some containers it contains the driver
+/// libraries.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
-/// How this program is started once more.
+/// The command that starts the gpu-bootstrap binary.
 #[derive(Debug, Clone)]
 pub struct Ourselves {
     /// The executable.
     pub program: String,
-    /// What comes before its own arguments.
+    /// The arguments before its own arguments.
     pub prefix: Vec<String>,
-    /// What its children need of the environment.
+    /// The required environment of its child processes.
     pub env: Vec<(String, String)>,
 }
 
@@ -38,7 +39,7 @@ impl Ourselves {
         }
     }
 
-    /// The command with these arguments.
+    /// Returns the command with these arguments.
     #[must_use]
     pub fn command(&self, args: impl IntoIterator<Item = String>) -> Cmd {
         let mut cmd = Cmd::new(&self.program, self.prefix.iter().cloned().chain(args));
@@ -47,9 +48,9 @@ impl Ourselves {
     }
 }
 
-/// If the program was started as an argument of the dynamic loader, the executable is the loader:
-/// these are its arguments up to the program. `arguments` is how many the program has, itself
-/// included.
+/// If the binary was started as an argument of the dynamic loader, the executable is the loader.
+/// Returns the loader arguments up to and including the binary. `arguments` is the number of
+/// arguments of the binary, including itself.
 fn through_loader(exe: &Path, line: &[u8], arguments: usize) -> Vec<String> {
     let name = exe.file_name().map_or(&[][..], |name| name.as_bytes());
     if !name.starts_with(b"ld-") && !name.starts_with(b"ld.so") {
@@ -70,7 +71,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_program_that_the_loader_runs_is_started_by_the_loader_again() {
+    fn loader_prefix_is_kept_for_child_processes() {
         let line = b"/lib/ld-linux-x86-64.so.2\0--library-path\0/lib\0/gpu-bootstrap\0probe\0-v\0";
         let prefix = through_loader(Path::new("/lib/ld-linux-x86-64.so.2"), line, 3);
         assert_eq!(prefix, ["--library-path", "/lib", "/gpu-bootstrap"]);

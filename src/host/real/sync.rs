@@ -1,4 +1,4 @@
-//! Brings to the disk what package managers and their tools have written without syncing it.
+//! Syncs files that package managers and their tools have written without syncing.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use nix::unistd::syncfs;
 use super::disk::failed;
 use crate::host::{FilesError, os::present};
 
-/// Folders that package managers and their tools write, and that may lie on filesystems of their own.
+/// Directories that package managers and their tools write, and that may be separate filesystems.
 const SYSTEM: [&str; 8] = [
     "/",
     "/boot",
@@ -23,14 +23,14 @@ const SYSTEM: [&str; 8] = [
     "/var/lib",
 ];
 
-/// Filesystems whose server may not answer; `fuse` has subtypes, too. On `autofs` nothing was written: what
-/// it mounts is listed after it.
+/// Filesystems whose server may not respond. `fuse` also has subtypes. Nothing is written to
+/// `autofs`, and the filesystems that it mounts are listed after it.
 const REMOTE: [&str; 16] = [
     "9p", "afs", "autofs", "ceph", "cifs", "coda", "fuse", "fuseblk", "gpfs", "lustre", "ncpfs",
     "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
 ];
 
-/// The kernel's list of mounts: device, mount point, type.
+/// The kernel's mount list: device, mount point, type.
 const MOUNTS: &str = "/proc/self/mounts";
 
 /// Syncs the filesystems of [`SYSTEM`].
@@ -40,7 +40,7 @@ pub(super) fn system() -> Result<(), FilesError> {
         .unwrap_or_default();
     let mut synced = BTreeSet::new();
     for path in SYSTEM.map(Utf8Path::new) {
-        // Before it is opened: that alone may wait for ever.
+        // Check before opening, because opening can block forever.
         if path != "/" && is_remote(&mounts, path) {
             continue;
         }
@@ -58,7 +58,8 @@ pub(super) fn system() -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Whether a path lies on a filesystem of [`REMOTE`]. Of several mounts at one point the last is visible.
+/// Whether a path is on a filesystem of [`REMOTE`]. If several filesystems are mounted at one
+/// point, the last one is visible.
 fn is_remote(mounts: &str, path: &Utf8Path) -> bool {
     let mount = |line: &str| {
         let mut words = line.split(' ').skip(1).map(str::to_owned);
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_on_a_server_is_known_before_it_is_opened() {
+    fn remote_filesystem_is_detected_before_opening() {
         let mounts = "/dev/vda1 / ext4 rw 0 0\nserver:/usr /usr nfs4 rw 0 0\n\
                       systemd-1 /boot/efi autofs rw 0 0\n/dev/vda15 /boot/efi vfat rw 0 0\n\
                       systemd-1 /boot autofs rw 0 0\n/dev/vdb /usr/lib/modules xfs rw 0 0\n\
@@ -96,7 +97,7 @@ mod tests {
             assert_eq!(is_remote(mounts, path.into()), remote, "{path}");
         }
         assert!(!is_remote("", "/etc".into()));
-        // What people mount from servers is not looked at at all.
+        // Typical mount points of remote filesystems are never accessed.
         for path in ["/opt", "/home", "/srv", "/mnt"] {
             assert!(!SYSTEM.contains(&path), "{path}");
         }

@@ -1,4 +1,4 @@
-//! Memory and processes of this machine, by `sysinfo`.
+//! Memory and processes of this machine, from `sysinfo`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::host::FilesError;
 use crate::host::os::failed;
 use crate::host::system::{MEMINFO, MemoryError, ProcFiles, Process, System, one_line};
 
-/// Where the kernel lists processes.
+/// The process filesystem.
 const PROC: &str = "/proc";
 
-/// Asks the kernel anew at every call.
+/// Queries the kernel at every call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealSystem;
 
@@ -45,7 +45,7 @@ impl System for RealSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        // `sysinfo` reports neither a `/proc` that it cannot list nor a process that it cannot read.
+        // `sysinfo` does not report an unreadable `/proc` or an unreadable process.
         let listed = pids().map_err(failed("list", PROC.into()))?;
         let found = look(ProcessesToUpdate::All)?;
         complete(found, &listed, std::process::id(), &|pid| {
@@ -55,7 +55,7 @@ impl System for RealSystem {
     }
 }
 
-/// The processes that the kernel lists.
+/// Returns the process IDs listed by the kernel.
 fn pids() -> io::Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in fs::read_dir(PROC)? {
@@ -65,8 +65,8 @@ fn pids() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// The processes that were found, and those that were only listed, as far as `read` knows them. It is
-/// an error if the process that asks is not among them: then others can be missing, too.
+/// Completes the found processes with those that were only listed, using `read`. Fails if the
+/// calling process was not found, because others may also be missing then.
 fn complete(
     mut found: Vec<Process>,
     listed: &[u32],
@@ -74,7 +74,9 @@ fn complete(
     read: &dyn Fn(u32) -> Process,
 ) -> io::Result<Vec<Process>> {
     if !found.iter().any(|process| process.pid == own) {
-        return Err(io::Error::other("this process is missing from the list"));
+        return Err(io::Error::other(
+            "this process is missing in the process list",
+        ));
     }
     let known: BTreeSet<u32> = (found.iter())
         .filter(|process| process.uid.is_some())
@@ -109,7 +111,7 @@ fn look(which: ProcessesToUpdate<'_>) -> Result<Vec<Process>, FilesError> {
     Ok(processes)
 }
 
-/// What `sysinfo` could not do, as the error of what it reads.
+/// Converts a `sysinfo` error to an error for the file that it reads.
 fn unavailable(verb: &'static str, path: &str) -> impl FnOnce(sysinfo::Error) -> FilesError {
     let failed = failed(verb, path.into());
     move |error| failed(io::Error::other(error))
@@ -129,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_this_process_is_an_error() {
+    fn list_without_this_process_is_an_error() {
         for found in [vec![], vec![process(1, Some(0))]] {
             assert!(complete(found, &[1, 7], 7, &|pid| process(pid, None)).is_err());
         }
     }
 
     #[test]
-    fn a_process_that_was_only_listed_is_not_lost() {
+    fn process_that_was_only_listed_is_kept() {
         let found = vec![process(7, Some(0)), process(8, None)];
         let read = |pid| process(pid, (pid == 8).then_some(105));
         assert_eq!(

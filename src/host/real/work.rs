@@ -1,34 +1,35 @@
-//! How much of the processors a command has had: whether one that prints nothing works or hangs.
+//! Measures the CPU time of a command, to tell a busy command from a hung one when it prints
+//! nothing.
 //!
-//! DKMS compiles without output, on a busy machine longer than any limit that would still catch a
-//! script that hangs. So silence counts only while the processes of a command use almost no processor
-//! time; the deadline of the command ends everything else.
+//! DKMS compiles without output. On a busy machine, this takes longer than any limit that would
+//! still detect a hung script. Silence therefore counts only while the processes of a command use
+//! almost no CPU time. The deadline of the command limits everything else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// A command that had less of one processor while it printed nothing hangs: who only asks again and
-/// again whether something has come has less, a compiler on a crowded machine has more.
+/// The minimum CPU share of a busy command without output. A process that only polls uses less, and
+/// a compiler on a busy machine uses more.
 const LEAST_SHARE: f64 = 0.01;
 
-/// The kernel's account of one process. Source: proc_pid_stat(5).
+/// The kernel's data about a process. Source: proc_pid_stat(5).
 struct Told {
     parent: i32,
     session: i32,
-    /// In clock ticks, with that of its children that have ended.
+    /// CPU time in clock ticks, including its exited child processes.
     ticks: u64,
 }
 
-/// How much work there was by now of a command.
+/// The CPU time of a command so far.
 pub(super) struct CommandWork {
     leader: i32,
     ticks: u64,
 }
 
 impl CommandWork {
-    /// Of a session, and of what descends from it, as it begins.
+    /// Starts measuring a new session with its descendants.
     pub(super) fn of(leader: Pid) -> Self {
         Self {
             leader: leader.as_raw(),
@@ -36,18 +37,16 @@ impl CommandWork {
         }
     }
 
-    /// Whether it worked since the last call, which was at least `seconds` ago.
+    /// Whether it was busy since the last call, at least `seconds` ago.
     pub(super) fn went_on(&mut self, seconds: f64) -> bool {
         let ticks = ticks(self.leader, &processes());
-        // Less, where a process has gone that nobody waited for: it has done something, too.
+        // The value decreases if a process exited and was not waited for, which also counts as
+        // work.
         let worked = ticks.abs_diff(self.ticks);
         self.ticks = ticks;
-        // Without an answer x86-64's USER_HZ, time(7).
+        // The fallback is USER_HZ on x86-64, time(7).
         let second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a count of ticks for a comparison"
-        )]
+        #[expect(clippy::cast_precision_loss, reason = "a tick count for a comparison")]
         let (worked, second) = (worked as f64, second as f64);
         worked >= (seconds * second * LEAST_SHARE).max(1.0)
     }
@@ -58,14 +57,14 @@ fn processes() -> BTreeMap<i32, Told> {
     entries
         .filter_map(|entry| {
             let process = entry.file_name().to_str()?.parse().ok()?;
-            // The process has just ended.
+            // The process has just exited.
             let text = fs::read_to_string(entry.path().join("stat")).ok()?;
             Some((process, parse(&text)?))
         })
         .collect()
 }
 
-/// A name, in brackets, may hold blanks and brackets.
+/// Parses a stat line. The process name, in parentheses, may contain spaces and parentheses.
 fn parse(stat: &str) -> Option<Told> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
@@ -77,7 +76,8 @@ fn parse(stat: &str) -> Option<Told> {
     })
 }
 
-/// apt gives dpkg a session of its own where it has a terminal.
+/// Returns the ticks of a session and its descendants. apt starts dpkg in a separate session if it
+/// has a terminal.
 fn ticks(leader: i32, processes: &BTreeMap<i32, Told>) -> u64 {
     let in_session = |told: &Told| told.session == leader;
     let mut ours: BTreeSet<i32> = processes
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_read_whatever_its_name() {
+    fn process_with_any_name_is_parsed() {
         let stat = "42 (a) b (c) S 7 41 40 0 -1 4194560 1 2 3 4 10 20 300 4000 20 0 1 0 99 0";
         let told = parse(stat).unwrap();
         assert_eq!((told.parent, told.session, told.ticks), (7, 40, 4330));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_that_of_the_session_and_its_descendants() {
+    fn session_and_descendants_are_counted() {
         let told = |parent, session, ticks| Told {
             parent,
             session,
@@ -123,19 +123,19 @@ mod tests {
             (1, told(0, 1, 10_000)),
             (40, told(1, 40, 1)),
             (41, told(40, 40, 10)),
-            // A session of its own, and a child of that.
+            // A separate session with a child process.
             (50, told(41, 50, 100)),
             (51, told(50, 50, 1_000)),
-            // Its parent has gone.
+            // The parent has exited.
             (60, told(1, 40, 2)),
         ]);
         assert_eq!(ticks(40, &processes), 1_113);
     }
 
     #[test]
-    fn who_works_goes_on_and_who_waits_does_not() {
+    fn busy_process_works_and_idle_process_does_not() {
         let mut work = CommandWork::of(Pid::this());
-        // Since this process began, there was some.
+        // This process has used CPU time since it started.
         let end = std::time::Instant::now() + std::time::Duration::from_millis(50);
         while std::time::Instant::now() < end {}
         assert!(work.went_on(0.1));

@@ -1,9 +1,9 @@
-//! What a run saw of a machine, kept in a folder: `check --record DIR` writes it. A replay in the
-//! tests shows that nothing is missing.
+//! Recordings: `check --record DIR` stores everything that a run has read from a machine. A replay
+//! in the tests verifies that nothing is missing.
 //!
-//! `manifest.json` holds every answer by what was asked; `files/` holds the contents at their real
-//! paths, with the links that led there, so that `--root DIR/files` works as well. What may be a
-//! secret is left out and named as left out.
+//! `manifest.json` contains every result by its query. `files/` contains file contents at their
+//! real paths, and the symlinks to them, so that `--root DIR/files` also works. Possible secrets
+//! are omitted and marked as omitted.
 
 mod recorder;
 #[cfg(test)]
@@ -21,35 +21,33 @@ pub use recorder::{Recording, record};
 use super::files::Room;
 use super::{Cmd, CudaView, ExecError, FilesError, Nvml, Output, Stat};
 
-/// The version of the format. It only grows.
+/// The format version. It only increases.
 const SCHEMA: u32 = 1;
 
-/// The manifest's name in the folder.
+/// The file name of the manifest.
 const MANIFEST: &str = "manifest.json";
 
-/// The name of the folder with the contents.
+/// The name of the directory with the file contents.
 const FILES: &str = "files";
 
-/// Why a recording cannot be made.
+/// The reason a recording cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The folder holds something already.
-    #[error("record to `{folder}`: it is not empty")]
+    /// The directory is not empty.
+    #[error("record to `{folder}`: the directory is not empty")]
     NotEmpty { folder: Utf8PathBuf },
-    /// The folder cannot be read or written.
+    /// The directory is not readable or not writable.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The manifest cannot be written as JSON.
+    /// The manifest cannot be converted to JSON.
     #[error("write `{path}`")]
     Manifest {
-        /// The manifest.
         path: Utf8PathBuf,
-        /// The reason.
         source: serde_json::Error,
     },
 }
 
-/// Every answer, by its question.
+/// All results by query.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct RecordManifest {
@@ -67,7 +65,7 @@ struct RecordManifest {
     cuda: Option<CudaView>,
 }
 
-/// An answer of the operating system.
+/// A result of the operating system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RecordedAnswer<T> {
@@ -83,19 +81,19 @@ struct RecordedError {
     why: String,
 }
 
-/// Where a content is.
+/// The location of a content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RecordedContent {
-    /// Nothing was at the path.
+    /// The file did not exist.
     Absent,
-    /// Below `files`, at this path.
+    /// In `files`, at this path.
     At(Utf8PathBuf),
-    /// It was there and is not kept, for this reason.
+    /// The file existed but is not stored, for this reason.
     LeftOut(String),
 }
 
-/// A command and how it ended.
+/// A command and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct RecordedCommand {
@@ -105,7 +103,7 @@ struct RecordedCommand {
     end: RecordedEnd,
 }
 
-/// How a command ended, or why there is no end of it.
+/// The result of a command, or the reason there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 enum RecordedEnd {
@@ -149,7 +147,7 @@ impl RecordedError {
     }
 }
 
-/// The place of a path below a folder: `/etc/x` below `files` is `files/etc/x`.
+/// Maps a path into a directory: `/etc/x` in `files` becomes `files/etc/x`.
 fn below(folder: &Utf8Path, path: &Utf8Path) -> Utf8PathBuf {
     folder.join(path.strip_prefix("/").unwrap_or(path))
 }

@@ -1,4 +1,4 @@
-//! A host that passes every call on, and records the answers.
+//! A host that forwards every call and records the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,13 +29,13 @@ use crate::host::{
 };
 use crate::model::secret::Secrets;
 
-/// A larger file is left out: no fixture needs it.
+/// The maximum file size. Larger files are omitted, because no fixture needs them.
 const LARGEST: usize = 32 << 20;
 
-/// Why a content with a secret of the run is left out.
-const SECRET: &str = "it holds a secret of the configuration";
+/// The reason to omit content with a secret of the run.
+const SECRET: &str = "contains a secret from the configuration";
 
-/// What was seen so far; [`Recording::finish`] writes it.
+/// The recorded data so far. [`Recording::finish`] writes it.
 #[derive(Clone)]
 pub struct Recording {
     folder: Utf8PathBuf,
@@ -49,19 +49,21 @@ struct RecorderState {
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
     folders: BTreeSet<Utf8PathBuf>,
-    /// Files that were seen; what was not read of them, as a library, is empty in the tree for `--root`.
+    /// Files that were seen. Files that were not read, such as libraries, are empty in the tree for
+    /// `--root`.
     files: BTreeSet<Utf8PathBuf>,
-    /// Files whose content is left out: they are not in the tree, so that nobody takes them for empty ones.
+    /// Files with omitted content. They are not in the tree, so that they cannot be mistaken for
+    /// empty files.
     left_out: BTreeSet<Utf8PathBuf>,
 }
 
-/// Wraps a host so that everything that is read, asked and answered is kept. Only the first answer
-/// to a question is: a recording is one moment. Requests to the network are not kept, and of the processes in a list only
-/// those that call themselves as one of these programs: the command lines of others may have passwords in them, and are nobody's
-/// business.
+/// Wraps a host so that everything that is read is recorded. Only the first result of a query is
+/// stored, because a recording is a snapshot. Network requests are not stored. Of a process list,
+/// only processes with the names in `programs` are stored, because other command lines may contain
+/// passwords and private data.
 ///
 /// # Errors
-/// When the folder is not empty, or cannot be made.
+/// If the directory is not empty or cannot be created.
 pub fn record(
     host: &Host,
     folder: &Utf8Path,
@@ -110,19 +112,20 @@ pub fn record(
     Ok((wrapped, recording))
 }
 
-/// The path of the folder from the root.
+/// Returns the absolute path of the directory.
 fn from_the_root(folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
-    camino::absolute_utf8(folder).map_err(failed("name the folder", folder))
+    camino::absolute_utf8(folder).map_err(failed("resolve the directory", folder))
 }
 
-/// Makes the folder, which others may not read, or takes one that is empty. Root takes none that others may change: they could
-/// put links there, and root would write where these lead.
+/// Creates the directory with access only for its owner, or uses an empty one. Root rejects a
+/// directory that is writable by non-root users, because they could place symlinks in it to
+/// redirect the writes of root.
 fn prepare(files: &dyn Files, folder: &Utf8Path, by_root: bool) -> Result<(), RecordError> {
     if by_root {
         refuse_foreign(files, folder)?;
     }
     files.create_folder(folder, 0o700)?;
-    // Somebody else may have made it meanwhile.
+    // Another user may have created it in the meantime.
     if by_root {
         refuse_foreign(files, folder)?;
     }
@@ -135,16 +138,16 @@ fn prepare(files: &dyn Files, folder: &Utf8Path, by_root: bool) -> Result<(), Re
 }
 
 impl Recording {
-    /// Writes what was seen: contents first, the manifest last, so that a folder with a manifest is
-    /// whole.
+    /// Writes the recording: contents first, manifest last, so that a directory with a manifest is
+    /// complete.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// If the directory cannot be written.
     pub fn finish(&self) -> Result<(), RecordError> {
         let mut state = self.state();
         self.leave_out_secrets(&mut state);
         let files = self.folder.join(FILES);
-        // One that was there may be readable to others.
+        // An existing directory may be readable by other users.
         fs::set_permissions(&self.folder, Permissions::from_mode(0o700))
             .map_err(failed("set the mode of", &self.folder))?;
         entries(&state)
@@ -162,7 +165,7 @@ impl Recording {
         Ok(())
     }
 
-    /// What the run learned to be a secret may have been read before that.
+    /// Data may have been read before the run learned that it contains a secret.
     fn leave_out_secrets(&self, state: &mut RecorderState) {
         let RecorderState {
             manifest,
@@ -189,7 +192,8 @@ impl Recording {
     }
 }
 
-/// The tree for `--root`. Contents come first, because they are what a reader needs if the tree changed during the recording.
+/// Returns the tree for `--root`. Contents come first, because they are the most important entries
+/// if the tree changed during the recording.
 fn entries(state: &RecorderState) -> Entries<'_> {
     let mut entries = Entries::default();
     for (path, content) in &state.contents {
@@ -208,7 +212,7 @@ fn entries(state: &RecorderState) -> Entries<'_> {
     entries
 }
 
-/// Processes and memory, of which only what is asked for is recorded.
+/// Processes and memory. Only queried data is recorded.
 struct RecordedSystem {
     all: Arc<dyn System>,
     recorded: ProcFiles,
@@ -225,7 +229,7 @@ impl System for RecordedSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        // A replay lists it, too.
+        // Also listed in a replay.
         self.recorded.0.list("/proc".into())?;
         let all = self.all.processes()?;
         let named = all.into_iter().map(|process| {
@@ -244,13 +248,14 @@ impl System for RecordedSystem {
     }
 }
 
-/// Whether a file is one whose name tells: a library, a module, a kernel image.
+/// Whether only the name of a file is relevant: a library, a module, a kernel image.
 fn is_name(path: &Utf8Path) -> bool {
     let name = path.file_name().unwrap_or_default();
     name.contains(".so") || name.contains(".ko") || path.starts_with("/boot")
 }
 
-/// What is kept of a file: of a device's configuration space only the header, because serial numbers are behind it.
+/// Returns the stored part of a file. For the configuration space of a device, only the header is
+/// stored, because serial numbers follow it.
 fn kept<'c>(path: &Utf8Path, content: &'c [u8]) -> &'c [u8] {
     const HEADER: usize = 64;
     if path.starts_with("/sys") && path.file_name() == Some("config") {
@@ -266,17 +271,17 @@ struct Recorder<T: ?Sized> {
 }
 
 impl Recorder<dyn Files> {
-    /// The content's place in the recording, or why it has none.
+    /// Returns the location of the content in the recording, or the reason it is omitted.
     fn keep(&self, path: &Utf8Path, content: &[u8]) -> RecordedContent {
         let real = match self.inner.resolve(path) {
             Ok(Some(real)) => real,
-            // It was removed meanwhile, or cannot be resolved, as some paths below `/proc`.
+            // Removed in the meantime, or not resolvable, like some paths in `/proc`.
             Ok(None) | Err(_) => path.to_owned(),
         };
         let left_out = sensitive::path(path)
             .or_else(|| sensitive::path(&real))
             .or_else(|| sensitive::content(content))
-            .or_else(|| (content.len() > LARGEST).then_some("it is too large"));
+            .or_else(|| (content.len() > LARGEST).then_some("too large"));
         if let Some(why) = left_out {
             self.recording.state().left_out.insert(real);
             return RecordedContent::LeftOut(why.to_owned());
@@ -292,10 +297,11 @@ impl Recorder<dyn Files> {
         RecordedContent::At(real)
     }
 
-    /// Keeps that something was seen without being read, and the links on the way to it, for `--root` on the recording.
+    /// Records that a path was seen without being read, with the symlinks to it, for `--root` on
+    /// the recording.
     fn keep_seen(&self, path: &Utf8Path) {
         let Ok(Some(real)) = self.inner.resolve(path) else {
-            // A link that leads nowhere.
+            // A dangling symlink.
             return self.keep_links(path);
         };
         if real != path {
@@ -314,8 +320,8 @@ impl Recorder<dyn Files> {
         }
     }
 
-    /// Keeps the links on the way to a path, for `--root` on the recording. They are no answers to
-    /// a question, so what cannot be looked at is simply not there.
+    /// Records the symlinks in a path, for `--root` on the recording. They are not the result of a
+    /// query, so unreadable ones are skipped.
     fn keep_links(&self, path: &Utf8Path) {
         for at in path.ancestors() {
             let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
@@ -331,7 +337,7 @@ impl Recorder<dyn Files> {
                     .state()
                     .links
                     .insert(parent.join(name), target.clone());
-                // A link may lead to a link.
+                // A symlink may point to a symlink.
                 let next = parent.join(target);
                 self.keep_next_link(&next);
             }
@@ -351,7 +357,7 @@ impl Recorder<dyn Files> {
     }
 }
 
-/// Remembers the first answer to a question.
+/// Stores the first result of a query.
 fn first<T: Clone>(
     answers: &mut BTreeMap<Utf8PathBuf, RecordedAnswer<T>>,
     path: &Utf8Path,
@@ -414,7 +420,7 @@ impl ReadFiles for Recorder<dyn Files> {
     }
 }
 
-/// Writes are passed on and not recorded: a recording is made by `check`, which only reads.
+/// Writes are forwarded but not recorded, because recordings come from `check`, which is read-only.
 impl Files for Recorder<dyn Files> {
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
         self.inner.write(path, content, mode)
@@ -467,7 +473,7 @@ impl Exec for Recorder<dyn Exec> {
         }
         let env = cmd.env.iter().map(|(_, value)| value);
         let command = match sensitive::args(cmd.args.iter().chain(env)) {
-            // The command line itself must not be kept either.
+            // The command line must not be stored either.
             Some(why) => RecordedCommand {
                 program: cmd.program.clone(),
                 args: Vec::new(),
@@ -512,7 +518,7 @@ mod tests {
     use crate::host::{FilesError, fake::FakeFiles};
 
     #[test]
-    fn root_records_into_no_folder_that_others_may_change() {
+    fn root_rejects_a_directory_writable_by_other_users() {
         let foreign: [fn(&FakeFiles); 3] = [
             |files| {
                 files.put_folder("/tmp/rec", 0o755);
@@ -537,8 +543,8 @@ mod tests {
         }
         let files = FakeFiles::new();
         files.put_folder("/tmp", 0o1777);
-        prepare(&files, "/tmp/rec".into(), true).expect("a new folder");
-        prepare(&files, "/tmp/rec".into(), true).expect("an empty one of root's");
+        prepare(&files, "/tmp/rec".into(), true).expect("a new directory");
+        prepare(&files, "/tmp/rec".into(), true).expect("an empty directory owned by root");
         files.put("/tmp/rec/x", "");
         let full = prepare(&files, "/tmp/rec".into(), true);
         assert!(matches!(full, Err(RecordError::NotEmpty { .. })));

@@ -1,5 +1,5 @@
-//! A host that answers as the recorded one did. A question without a recorded answer is an error
-//! that names it: a guess would make a test pass for the wrong reason.
+//! A host that returns the recorded results. A query without a recorded result is an error that
+//! contains the query, because a guess could make a test pass for the wrong reason.
 
 use std::io;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::host::{
     Cmd, CudaFault, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
 };
 
-/// Why nothing can be changed.
+/// The reason changes are rejected.
 const WHY: &str = "a recorded machine cannot be changed";
 
-/// Why there is no answer.
-const UNKNOWN: &str = "it is not in the recording";
+/// The reason there is no result.
+const UNKNOWN: &str = "not in the recording";
 
-/// The recorded machine, at the time of the recording.
+/// Returns the recorded machine at the time of the recording.
 ///
 /// # Panics
-/// When there is no recording in the folder, or a later version wrote it.
+/// If the directory does not contain a recording, or a later version wrote it.
 pub fn replay(folder: &Utf8Path) -> Host {
     let text = RealFiles.read(&folder.join(MANIFEST)).unwrap().unwrap();
     let manifest: RecordManifest = serde_json::from_slice(&text).unwrap();
@@ -48,7 +48,7 @@ pub fn replay(folder: &Utf8Path) -> Host {
         exec: Arc::new(replay.clone()),
         gpu: Arc::new(replay),
         http: Arc::new(Refusing {
-            why: "a recording holds nothing of the network",
+            why: "a recording contains no network responses",
         }),
         clock: Arc::new(clock),
     }
@@ -117,7 +117,7 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Whether the answers that are there say that nothing is at the path.
+    /// Whether the recorded results show that a path does not exist.
     fn absent(&self, path: &Utf8Path) -> bool {
         path.ancestors().any(|at| self.says_absent(at))
     }
@@ -180,7 +180,7 @@ impl ReadFiles for Replay {
                 None => Err(other(
                     "read",
                     path,
-                    "its recorded content is lost".to_owned(),
+                    "the recorded content is missing".to_owned(),
                 )),
             },
         }
@@ -203,7 +203,8 @@ impl ReadFiles for Replay {
 
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
         let answer = self.0.manifest.rooms.get(path);
-        self.0.answer(answer, "ask for the room at", path, || None)
+        self.0
+            .answer(answer, "read the free space of", path, || None)
     }
 }
 

@@ -1,12 +1,12 @@
-//! Files and commands that a recording leaves out, because they may hold secrets that this program
-//! does not know. In doubt a file is left out: a recording that lacks a file is a nuisance, one that
-//! holds a password is an incident.
+//! Files and commands that a recording omits, because they may contain secrets unknown to
+//! gpu-bootstrap. In doubt, a file is omitted: a missing file is inconvenient, but a leaked
+//! password is an incident.
 
 use camino::Utf8Path;
 
 use crate::model::secret::{NAMES, logins, secret_values};
 
-/// Texts that only a secret contains.
+/// Texts that occur only in secrets.
 const MARKS: [&str; 4] = [
     "private key-----",
     "age-secret-key-",
@@ -14,7 +14,7 @@ const MARKS: [&str; 4] = [
     "certificate-key",
 ];
 
-/// The reason to leave a file out because of its path, if there is one.
+/// Returns the reason to omit a file because of its path, if any.
 pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
     let text = path.as_str();
     let name = path.file_name().unwrap_or_default();
@@ -22,7 +22,7 @@ pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
         .iter()
         .any(|file| name.trim_end_matches('-') == *file)
     {
-        return Some("it holds password hashes");
+        return Some("contains password hashes");
     }
     if matches!(
         path.extension(),
@@ -30,7 +30,7 @@ pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
     ) || (name.starts_with("ssh_host_") && name.ends_with("_key"))
         || (text.contains("/.ssh/") && !name.ends_with(".pub"))
     {
-        return Some("it is named like a private key");
+        return Some("named like a private key");
     }
     if text.starts_with("/etc/apt/auth.conf")
         || text.contains("/.docker/")
@@ -40,27 +40,27 @@ pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
         || name == "environ"
         || name.starts_with("user-data")
     {
-        return Some("it may hold credentials");
+        return Some("may contain credentials");
     }
     None
 }
 
-/// The reason to leave a text out because of its content, if there is one.
+/// Returns the reason to omit a text because of its content, if any.
 pub(super) fn content(content: &[u8]) -> Option<&'static str> {
     let text = String::from_utf8_lossy(content).to_ascii_lowercase();
     if MARKS.iter().any(|mark| text.contains(mark)) {
-        return Some("it holds a private key");
+        return Some("contains a private key");
     }
     if logins(&text).any(|login| login.contains(':')) {
-        return Some("it holds an address with a password");
+        return Some("contains a URL with a password");
     }
     if !secret_values(&text).is_empty() {
-        return Some("it may hold a password or a token");
+        return Some("may contain a password or token");
     }
     None
 }
 
-/// The reason to leave a command out because of its arguments, if there is one.
+/// Returns the reason to omit a command because of its arguments, if any.
 pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'static str> {
     args.into_iter()
         .any(|arg| {
@@ -68,7 +68,7 @@ pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'s
             content(arg.as_bytes()).is_some()
                 || (arg.starts_with('-') && NAMES.iter().any(|name| arg.ends_with(name)))
         })
-        .then_some("its arguments may hold a password or a token")
+        .then_some("the arguments may contain a password or token")
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_looked_at() {
+    fn arguments_are_checked() {
         let args_of = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(ToString::to_string).collect();
             args(&words)

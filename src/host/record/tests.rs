@@ -1,4 +1,4 @@
-//! A machine, recorded and replayed.
+//! A machine that is recorded and replayed.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use crate::host::fake::{self, Damage, Fakes, failed, ok};
 use crate::host::{Cmd, FileKind, Host, Nvml, ReadFiles, rooted};
 use crate::model::secret::{Secret, Secrets};
 
-/// A link that is seen, and leads to nothing that is read.
+/// A symlink that is seen, and whose target is not read.
 const DRIVER: &str = "/sys/bus/pci/devices/0000:18:00.0/driver";
 
-/// A file that is seen, and not read.
+/// A file that is seen but not read.
 const LIBRARY: &str = "/usr/lib/libcuda.so.580.159.04";
 
 fn machine() -> (Host, Fakes) {
@@ -37,7 +37,7 @@ fn machine() -> (Host, Fakes) {
     (host, fakes)
 }
 
-/// Every question of a little audit, with its answer as text.
+/// Returns the results of a small audit as text.
 async fn look(host: &Host) -> Vec<String> {
     let files = &host.files;
     let mut seen = Vec::new();
@@ -88,19 +88,19 @@ fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
 }
 
 #[tokio::test]
-async fn a_replay_answers_as_the_machine_did() {
+async fn replay_returns_the_recorded_results() {
     let (_keep, folder) = folder();
     let (host, fakes) = machine();
     let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = look(&recorded).await;
     assert_eq!(seen, look(&host).await);
-    // What changes after it was seen does not change the recording.
+    // Later changes of the machine do not change the recording.
     fakes.files.put("/usr/lib/os-release", "ID=ubuntu\n");
     assert!(recorded.files.read("/etc/os-release".into()).is_ok());
     recording.finish().unwrap();
     let replayed = replay(&folder);
     assert_eq!(look(&replayed).await, seen);
-    // The recording is a tree for `--root` as well.
+    // The recording also works as a tree for `--root`.
     let tree = rooted::host(&folder.join("files")).unwrap();
     let text = tree.files.read_text("/etc/os-release".into()).unwrap();
     assert_eq!(text.unwrap(), "ID=debian\n");
@@ -113,7 +113,7 @@ async fn a_replay_answers_as_the_machine_did() {
         driver.map(|link| link.kind),
         Some(FileKind::Link("../../drivers/nvidia".into()))
     );
-    // A file that was seen and not read has a name there.
+    // A file that was seen but not read exists there.
     let library = tree.files.resolve(LIBRARY.into()).unwrap();
     assert_eq!(library.as_deref(), Some(Utf8Path::new(LIBRARY)));
 }
@@ -155,7 +155,7 @@ async fn secrets_stay_on_the_machine() {
 }
 
 #[tokio::test]
-async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
+async fn unrecorded_query_is_an_error_unless_implied() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
     let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
@@ -165,9 +165,9 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
 
     let replayed = replay(&folder);
     let error = one_line(&replayed.files.read("/etc/os-release".into()).unwrap_err());
-    assert_eq!(error, "read `/etc/os-release`: it is not in the recording");
+    assert_eq!(error, "read `/etc/os-release`: not in the recording");
     assert!(replayed.files.read("/var/x".into()).is_err());
-    // `/etc` was listed without it, and there is no `/opt`.
+    // `/etc` was listed without this name, and `/opt` does not exist.
     assert_eq!(replayed.files.read("/etc/none/x".into()).unwrap(), None);
     assert_eq!(replayed.files.stat("/opt/nvidia".into()).unwrap(), None);
     assert_eq!(
@@ -182,7 +182,7 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
 }
 
 #[test]
-fn a_recording_overwrites_nothing() {
+fn recording_overwrites_nothing() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
     let (_, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
@@ -194,7 +194,7 @@ fn a_recording_overwrites_nothing() {
 }
 
 #[test]
-fn a_recording_is_written_through_no_link() {
+fn recording_does_not_follow_symlinks() {
     let (keep, folder) = folder();
     let (host, _fakes) = machine();
     let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
@@ -207,7 +207,7 @@ fn a_recording_is_written_through_no_link() {
 }
 
 #[tokio::test]
-async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_read() {
+async fn secret_learned_after_reading_is_omitted() {
     const TOKEN: &str = "abcdef-0123456789";
     let (_keep, folder) = folder();
     let (host, fakes) = machine();
@@ -226,11 +226,11 @@ async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_rea
     let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
     assert!(manifest.contains("joined with ***") && !manifest.contains(TOKEN));
     let error = one_line(&replay(&folder).files.read(path).unwrap_err());
-    assert!(error.contains("a secret of the configuration"), "{error}");
+    assert!(error.contains("a secret from the configuration"), "{error}");
 }
 
 #[test]
-fn no_command_line_of_a_stranger_is_kept() {
+fn command_lines_of_other_programs_are_not_stored() {
     let (host, fakes) = machine();
     for (pid, command) in [
         (7, "/usr/bin/kubelet --v=2"),

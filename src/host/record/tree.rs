@@ -26,8 +26,9 @@ pub(super) enum Entry<'c> {
 
 /// The entries of a tree by path, parents first.
 ///
-/// A path can be seen as a directory and later as a symlink if another process changes it during the recording. The first
-/// entry wins, and entries that do not fit to it are left out: nothing is ever placed below a symlink or a file.
+/// A path can be seen as a directory and later as a symlink if another process changes it during
+/// the recording. The first entry wins, and conflicting entries are omitted, so that nothing is
+/// ever placed below a symlink or a file.
 #[derive(Debug, Default)]
 pub(super) struct Entries<'c>(BTreeMap<Utf8PathBuf, Entry<'c>>);
 
@@ -82,7 +83,8 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
 
-/// Creates one entry whose parents exist. `openat2` could resolve a whole path, but EL 8's kernel 4.18 lacks it.
+/// Creates one entry whose parents exist. `openat2` could resolve a whole path, but the EL 8 kernel
+/// 4.18 lacks it.
 fn create(root: &File, path: &Utf8Path, entry: Entry<'_>) -> io::Result<()> {
     let mut names = Vec::new();
     for part in path.components() {
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_directories_files_and_symlinks() {
+    fn directories_files_and_symlinks_are_written() {
         let (_keep, root) = directory();
         let mut entries = Entries::default();
         entries.add("/usr/lib/x.so".into(), Entry::File(b"x"));
@@ -133,12 +135,12 @@ mod tests {
         entries.write(&files).unwrap();
         assert_eq!(fs::read_to_string(files.join("lib/x.so")).unwrap(), "x");
         assert!(!root.join("outside").exists());
-        assert!(entries.write(&files).is_err(), "it exists");
+        assert!(entries.write(&files).is_err(), "already exists");
     }
 
     /// Another user switches `/a` between a directory with symlinks and a symlink while it is recorded.
     #[test]
-    fn nothing_is_written_through_a_recorded_symlink() {
+    fn recorded_symlinks_are_not_followed() {
         let (_keep, root) = directory();
         let victim = root.join("victim");
         fs::create_dir(&victim).unwrap();
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_in_the_tree_is_not_followed() {
+    fn existing_symlink_in_the_tree_is_not_followed() {
         let (_keep, root) = directory();
         let (victim, files) = (root.join("victim"), root.join("files"));
         fs::create_dir(&victim).unwrap();

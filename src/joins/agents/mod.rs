@@ -1,5 +1,5 @@
-//! The agents of k3s and RKE2: their unit starts, and the kubelet inside of it registers the node. A file that the
-//! step writes names the server.
+//! The k3s and RKE2 agents. Their unit starts the agent, and the kubelet in its process registers the node. The server is
+//! configured in a file that the step writes.
 
 mod tool;
 
@@ -29,7 +29,7 @@ use crate::{
 /// The settings of both agents.
 const ROW: WayRow = WayRow {
     keys: &["server", "token"],
-    runtimes: Cluster::BringsOwn("k3s and RKE2 bring their own"),
+    runtimes: Cluster::BringsOwn("k3s and RKE2 ship their own"),
     node: NodeRule::OURS,
     has_packages: false,
     read: |_, _| None,
@@ -62,18 +62,18 @@ fn read(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<(String,
     let source = wrong.needed(
         "token",
         given.token,
-        "name the place of a token for agents, such as \"file:/etc/gpu-bootstrap/join-token\": of what `k3s token \
-         create --ttl 30m` prints, or of the file `agent-token` of a server that was started with `--agent-token`",
+        "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\": the output of \
+            `k3s token create --ttl 30m`, or the file `agent-token` of a server started with `--agent-token`",
     );
     Some((server?, source?.clone()))
 }
 
 fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String> {
     let Agent { name, port, .. } = agent;
-    let example = format!("name the server as \"https://HOST:{port}\"");
+    let example = format!("set it to \"https://HOST:{port}\"");
     let server = wrong.needed("server", given.server, &example)?;
     if !server.starts_with("https://") {
-        let why = format!("{name} wants the whole address of the server");
+        let why = format!("{name} requires the full URL of the server");
         return wrong.add("server", &why, &example);
     }
     if *port != API_PORT
@@ -81,22 +81,23 @@ fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String
             .trim_end_matches('/')
             .ends_with(&format!(":{API_PORT}"))
     {
-        let why = format!("at {API_PORT} is the API server; {name} registers nodes at {port}");
+        let why =
+            format!("port {API_PORT} is the API server, but {name} registers nodes at {port}");
         return wrong.add("server", &why, &example);
     }
-    // The files of `cloud-init` mark what is to be filled in with `@`.
+    // The files for `cloud-init` use `@` for placeholders.
     if server.contains('@') {
-        return wrong.add("server", "no address of a server contains `@`", &example);
+        return wrong.add("server", "a server URL must not contain `@`", &example);
     }
     Some(server.to_owned())
 }
 
-/// Joins by an agent.
+/// Joins with an agent.
 pub(super) struct ByAgent<'a> {
     pub agent: &'static Agent,
     pub server: &'a str,
     pub token_source: &'a TokenSource,
-    /// How it leaves.
+    /// Its leave method.
     pub leave: Leave,
 }
 
@@ -120,8 +121,8 @@ impl Way for ByAgent<'_> {
         if !found.has_unit {
             return Some(Lack {
                 why: format!("`{unit}` does not exist"),
-                hint: "install the agent first, without starting it: this program installs none, because its vendors \
-                       offer it as a script or by packages of their own",
+                hint: "install the agent first without starting it. gpu-bootstrap does not install it, because its vendors \
+                       provide it as a script or in separate packages",
             });
         }
         found.conflicts.then(|| Lack {
@@ -143,7 +144,7 @@ impl Way for ByAgent<'_> {
         Some((self.agent.config, content))
     }
 
-    /// Its kubelet connects to a proxy on the machine, so its kubeconfig and our configuration of the agent decide.
+    /// Its kubelet connects to a proxy on the machine, so its kubeconfig and our agent configuration identify the cluster.
     fn another(
         &self,
         membership: &Membership,
@@ -179,7 +180,7 @@ pub(super) struct StopAgent(pub &'static Agent);
 
 #[async_trait]
 impl Leaving for StopAgent {
-    /// Its unit starts at the next boot and joins as our configuration says.
+    /// The unit starts at the next boot and joins with our configuration.
     fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
         Ok(hands.host.files.exists(Utf8Path::new(self.0.config))?)
     }
@@ -212,7 +213,7 @@ impl Hands {
             (self.host.files).write(path, content.as_bytes(), 0o600)?;
         }
         let joined = self.start_agent(agent, join, sink).await;
-        // Also where somebody has asked to stop. What failed first is what must be told.
+        // Even if a stop was requested. The first error takes precedence.
         if joined.is_err()
             && let Err(error) = self.hold_agent_back(agent, sink).await
         {
@@ -228,8 +229,8 @@ impl Hands {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
-        // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
-        // has joined, and systemd gives it any time.
+        // A running agent that has not joined has not read the configuration. It only counts as started when it has joined, for
+        // which systemd sets no time limit.
         for (verb, cmd) in [
             ("stop", systemctl::act("stop", agent.unit)),
             ("start", systemctl::start_no_block(agent.unit)),
@@ -241,7 +242,7 @@ impl Hands {
         let joined = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(agent.unit).await?;
-                // Without its certificate it is no membership yet, and the undo would be none.
+                // Without a certificate it is not a member yet, and could not be undone.
                 let there =
                     (self.joined_cluster()?).is_some_and(|now| now.kubeconfig == kubeconfig);
                 Ok((there && unit.is_active()).then_some(()))
@@ -253,8 +254,7 @@ impl Hands {
         }
     }
 
-    /// Stops an agent that nobody waits for any more: it would go on for ever, and join a cluster at a moment that nobody
-    /// awaits.
+    /// Stops an agent that is no longer waited for. Otherwise it would continue, and join a cluster at an unexpected time.
     pub(crate) async fn hold_agent_back(
         &self,
         agent: &Agent,
@@ -270,7 +270,7 @@ impl Hands {
             }
             false => Ok(()),
         };
-        // The agent writes it before the kubelet runs: it would stand for a membership.
+        // The agent writes this file before the kubelet is running, so it would be treated as a membership.
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if self.host.files.exists(kubeconfig)? {
             self.host.files.remove(kubeconfig)?;
@@ -279,7 +279,7 @@ impl Hands {
         stopped
     }
 
-    /// Removes our file with the token.
+    /// Removes our token file.
     pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
@@ -296,7 +296,7 @@ impl Hands {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
             self.forget_token(agent)?;
-            return Ok(Reverted::nothing("the machine is no node any more"));
+            return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         let what = format!("stop `{}`", agent.unit);
         self.tool(&what, &systemctl::act("stop", agent.unit), sink)
@@ -305,10 +305,10 @@ impl Hands {
         self.forget_token(agent)?;
         Ok(Reverted::left(
             format!(
-                "the data and the containers of {} (its own script removes them: `{}-killall.sh`)",
+                "the data and the containers of {} (removed by its script `{}-killall.sh`)",
                 agent.name, agent.name
             ),
-            format!("{} was on this machine before", agent.name),
+            format!("{} was already installed on this machine", agent.name),
         ))
     }
 }

@@ -1,8 +1,8 @@
-//! The agents of k3s and RKE2, which are one program with two names.
+//! The k3s and RKE2 agents, which are one program with two names.
 //!
-//! Sources: k3s, "k3s agent" and "Configuration File" (files of the folder in the order of their names; a `+` behind a key
-//! appends to what earlier files say); RKE2, "Agent Configuration Reference". Labels and taints count at the registration
-//! only.
+//! Sources: k3s, "k3s agent" and "Configuration File" (files in the directory are read in name order, and a `+` after a key
+//! appends to the values of earlier files); RKE2, "Agent Configuration Reference". Labels and taints are used only at
+//! registration.
 
 use camino::Utf8Path;
 use serde_json::json;
@@ -17,23 +17,23 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 pub struct Agent {
     pub name: &'static str,
-    /// Where a server registers nodes. Source: RKE2, "Quick Start": a server of RKE2 serves the API at 6443; k3s does both there.
+    /// The port for node registration. Source: RKE2, "Quick Start": an RKE2 server serves the API at 6443. k3s uses 6443 for both.
     pub port: u16,
     pub unit: &'static str,
-    /// Our part of its configuration. The agent reads the files of this folder in the order of their names.
+    /// The configuration file of gpu-bootstrap. The agent reads the files in this directory in name order.
     pub config: &'static str,
-    /// Our file with the token, where the one of the settings does not last: the agent reads it at each start.
+    /// The copy of the token, for a token source that is not permanent, because the agent reads the token at each start.
     pub token: &'static str,
-    /// The kubeconfig of its kubelet, which exists once the machine has joined.
+    /// The kubeconfig of its kubelet, which exists after the machine has joined.
     pub kubeconfig: &'static str,
 }
 
-/// NetworkManager's set-up for clouds, which removes routes of pods. Units of agents from before October 2025 do not start
-/// while it is enabled, as it is in AlmaLinux' images for AWS and Azure (k3s-io/k3s#12889, rancher/rke2#8935,
+/// The cloud setup of NetworkManager, which removes pod routes. Agent units from before October 2025 do not start while it is
+/// enabled, which is the default in AlmaLinux images for AWS and Azure (k3s-io/k3s#12889, rancher/rke2#8935,
 /// AlmaLinux/cloud-images `ansible/roles`).
 pub const CLOUD_SETUP: &str = "nm-cloud-setup.service";
 
-/// Both.
+/// Both agents.
 pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 
 pub const K3S: Agent = Agent {
@@ -54,19 +54,18 @@ pub const RKE2: Agent = Agent {
     kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 };
 
-/// A server's token.
-const OF_SERVER: &str = "it is the token of the servers, with which a machine becomes a server and reads what the cluster \
-     keeps: use the file `agent-token` of a server that was started with `--agent-token`, or what `k3s token create --ttl \
-     30m` prints";
+/// The error for a server token.
+const OF_SERVER: &str = "server token: it allows a machine to become a server and to read the cluster's secrets; use the file \
+     `agent-token` of a server that was started with `--agent-token`, or the output of `k3s token create --ttl 30m`";
 
-/// A token without the hash of the CA certificate.
-const NOT_SECURE: &str = "it is not a token in the secure form `K10<CA hash>::...`, without which the agent trusts any server \
-     that answers at the address: use what `k3s token create --ttl 30m` prints on a server (`rke2 token create --ttl 30m`), or \
-     the file `agent-token` of a server that was started with `--agent-token`";
+/// The error for a token without the hash of the CA certificate.
+const NOT_SECURE: &str = "not a token in the secure format `K10<CA hash>::...`, so the agent would trust any server at the \
+     address; use the output of `k3s token create --ttl 30m` on a server (`rke2 token create --ttl 30m`), or the file \
+     `agent-token` of a server that was started with `--agent-token`";
 
-/// Returns what is wrong with a token; `None` for a token of agents in the secure form. Its credentials are `node:PASSWORD` or
-/// a bootstrap token. The agent accepts an empty hash, and then verifies nothing. Sources: k3s, "k3s token", token format and
-/// types; `parseToken` and `validateCAHash` of pkg/clientaccess/token.go.
+/// Returns the error of a token, or `None` for an agent token in the secure format. Its credentials are `node:PASSWORD` or a
+/// bootstrap token. The agent accepts an empty hash but then does not verify the server, so an empty hash is an error. Sources:
+/// k3s, "k3s token", token format and types; `parseToken` and `validateCAHash` of pkg/clientaccess/token.go.
 #[must_use]
 pub fn wrong_token(token: &str) -> Option<&'static str> {
     let parts = (token.trim().strip_prefix("K10")).and_then(|rest| rest.split_once("::"));
@@ -82,7 +81,7 @@ pub fn wrong_token(token: &str) -> Option<&'static str> {
     (!is_secure).then_some(NOT_SECURE)
 }
 
-/// The configuration: JSON, which is YAML, too. It names the file with the token, and has no secret.
+/// Returns the configuration as JSON, which is also valid YAML. It contains the path of the token file, but no secret.
 #[must_use]
 pub fn configuration(
     server: &str,
@@ -107,7 +106,7 @@ pub fn configuration(
     format!("{configuration:#}\n")
 }
 
-/// The server of a configuration of ours; `None` for text that is none.
+/// Returns the server in a configuration that gpu-bootstrap wrote, or `None` for other text.
 #[must_use]
 pub fn server_of(configuration: &str) -> Option<String> {
     let parsed: serde_json::Value = serde_json::from_str(configuration).ok()?;
@@ -119,18 +118,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_agent_tokens_in_the_secure_form_pass() {
+    fn only_secure_agent_tokens_are_accepted() {
         let hash = "0123456789abcdef".repeat(4);
         for (token, wrong) in rows! {
             format!("K10{hash}::node:hush\n"), None;
             format!("K10{hash}::abcdef.0123456789abcdef"), None;
             format!("K10{hash}::server:hush"), Some(OF_SERVER);
             "K10::server:hush".to_owned(), Some(OF_SERVER);
-            // The short form: a server's password, an agent's, a bootstrap token.
+            // The short format: a server password, an agent password, a bootstrap token.
             "hush".to_owned(), Some(NOT_SECURE);
             "node:hush".to_owned(), Some(NOT_SECURE);
             "abcdef.0123456789abcdef".to_owned(), Some(NOT_SECURE);
-            // The agent does not compare an empty hash.
+            // The agent does not verify an empty hash.
             "K10::node:hush".to_owned(), Some(NOT_SECURE);
             format!("K10{}::node:hush", &hash[1..]), Some(NOT_SECURE);
             format!("K10{hash}::node:"), Some(NOT_SECURE);
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_names_the_file_with_the_token() {
+    fn configuration_contains_the_token_file() {
         let labels = Labels::from([
             ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
             ("team".to_owned(), "research".to_owned()),

@@ -1,4 +1,4 @@
-//! `kubeadm join`, and `kubeadm reset` after it has failed or when the machine leaves.
+//! Runs `kubeadm join`, and `kubeadm reset` after a failure or when the machine leaves.
 
 mod tool;
 
@@ -22,19 +22,20 @@ use crate::{
         kubernetes::{
             kubeconfig,
             membership::Membership,
+            skew,
             token::{NOT_BOOTSTRAP, is_bootstrap},
         },
     },
     work::{Hands, Problem, Reverted, Sink},
 };
 
-/// Below the state folder while this program joins: what an attempt leaves is this program's.
+/// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
 pub(crate) const JOINING: &str = "joining";
 
-/// The configuration, below the run folder, while kubeadm runs.
+/// The kubeadm configuration in the run directory, which exists while kubeadm is running.
 pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
-/// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
+/// Directories that kubeadm creates, outermost first. `kubeadm reset` does not remove them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
 
 pub(super) const ROW: WayRow = WayRow {
@@ -56,16 +57,17 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
     let version = wrong.needed(
         "version",
         given.version,
-        "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
+        "set it to the Kubernetes version of the cluster, such as \"1.36\" (see `kubectl version`)",
     );
-    // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
-    // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
-    if version.is_some_and(|version| version.minor < 32) {
+    let oldest = given.oldest;
+    if version.is_some_and(|version| version.minor < oldest) {
         wrong.add::<()>(
             "version",
-            "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
-             package does not bring",
-            "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
+            &format!(
+                "1.{oldest} is the oldest version of Kubernetes that is installed; older ones are end-of-life, and their \
+                 repositories may keep an expired key"
+            ),
+            &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
         );
     }
     let mut wanted = RuntimeKind::ALL
@@ -81,13 +83,17 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
     };
     let discovery = discovery(given, wrong);
     let version = version?.to_string();
-    let kernel = (given.kernel).filter(|_| !ignores(&given.ignored, "SystemVerification"));
-    if let Some(why) = kernel.and_then(|kernel| tool::with_kernel(&version, kernel)) {
+    let reasons = [
+        (given.kernel).and_then(|kernel| tool::with_kernel(&version, kernel)),
+        (given.cgroup_v1.then(|| skew::with_cgroup_v1(&version))).flatten(),
+    ];
+    let reasons: Vec<String> = reasons.into_iter().flatten().collect();
+    if !ignores(&given.ignored, "SystemVerification") && !reasons.is_empty() {
         return wrong.add(
             "version",
-            &why,
-            "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
-             kubeadm then joins a kernel that Kubernetes does not support",
+            &reasons.join("; "),
+            "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
+             to join with a kernel that Kubernetes does not support",
         );
     }
     Some(JoinMethod::Kubeadm {
@@ -102,9 +108,9 @@ fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
         if given.server.is_some() || given.ca_cert_hashes.is_some() {
             return wrong.add(
                 "discovery-file",
-                "the file says how to find the cluster, and so do `cluster.server` and \
+                "the file contains the API server and its CA, and so do `cluster.server` and \
                  `cluster.ca-cert-hashes`",
-                "keep one of the two ways",
+                "use only one of them",
             );
         }
         return Some(Discovery::File {
@@ -115,7 +121,7 @@ fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
     let server = wrong.needed(
         "server",
         given.server,
-        "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
+        "set it to `HOST:PORT` of the API server, or set `cluster.discovery-file`",
     );
     let server = server.and_then(|server| {
         let has_port = (server.rsplit_once(':'))
@@ -123,8 +129,8 @@ fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
         if server.contains("://") || server.contains('/') || !has_port {
             return wrong.add(
                 "server",
-                "kubeadm wants the API server as `HOST:PORT`",
-                "write it without `https://`, such as \"10.0.0.1:6443\"",
+                "kubeadm requires `HOST:PORT` of the API server",
+                "set it without `https://`, such as \"10.0.0.1:6443\"",
             );
         }
         Some(server)
@@ -132,19 +138,20 @@ fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
     let token_source = wrong.needed(
         "token",
         given.token,
-        "name the place of the token, such as \"file:/etc/gpu-bootstrap/join-token\"; `kubeadm token create` makes one",
+        "set it to the location of the token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
+             `kubeadm token create`)",
     );
     let hashes = wrong.needed(
         "ca-cert-hashes",
         given.ca_cert_hashes.as_ref(),
-        "without it any server could pretend to be the cluster; `kubeadm token create \
+        "without it, any server could impersonate the cluster; `kubeadm token create \
          --print-join-command` prints the digest",
     );
     if hashes.is_some_and(Vec::is_empty) {
         return wrong.add(
             "ca-cert-hashes",
-            "without a digest any server could pretend to be the cluster",
-            "`kubeadm token create --print-join-command` prints the digest",
+            "without a digest, any server could impersonate the cluster",
+            "run `kubeadm token create --print-join-command` to print the digest",
         );
     }
     Some(Discovery::Token {
@@ -162,7 +169,7 @@ fn ignores(ignored: &[String], check: &str) -> bool {
     (ignored.iter()).any(|one| one.eq_ignore_ascii_case(check) || one.eq_ignore_ascii_case("all"))
 }
 
-/// Joins by kubeadm.
+/// Joins with kubeadm.
 pub(super) struct ByKubeadm<'a> {
     pub discovery: &'a Discovery,
     pub socket: &'a str,
@@ -241,7 +248,7 @@ impl Way for ByKubeadm<'_> {
     }
 }
 
-/// Leaves by `kubeadm reset`.
+/// Leaves with `kubeadm reset`.
 pub(super) struct Reset<'a> {
     pub socket: &'a str,
     pub folders: &'a [Utf8PathBuf],
@@ -253,7 +260,7 @@ impl Leaving for Reset<'_> {
         hands.has_begun()
     }
 
-    /// Removes the file with the token and, if the machine has joined, the mark of the attempt.
+    /// Removes the token file and, if the machine has joined, the marker file.
     async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), Problem> {
         let files = &hands.host.files;
         let configuration = Utf8Path::new(paths::RUN).join(CONFIGURATION);
@@ -273,7 +280,7 @@ impl Leaving for Reset<'_> {
 }
 
 impl Hands {
-    /// Those of its folders that are not there yet.
+    /// Returns the kubeadm directories that do not exist yet.
     pub(crate) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
         let mut missing = Vec::new();
         for folder in FOLDERS {
@@ -292,14 +299,16 @@ impl Hands {
     ) -> Result<(), Problem> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
-        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
-        // somebody else are not thrown away.
+        // An interrupted attempt has left files that kubeadm rejects (its step has checked that the machine is not a node).
+        // Files that we did not create are kept.
         let found = self.left_of_a_join(ignored)?;
         if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
                 return Err(begun(&found));
             }
-            sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
+            sink.line(
+                "an earlier attempt to join was interrupted, so `kubeadm reset` cleans up first",
+            );
             self.reset(socket, sink).await?;
         }
         let registration = Registration {
@@ -336,11 +345,11 @@ impl Hands {
             "join-kubelet" => (self.words_of(kubelet::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
-        // The machine must be able to join with the next attempt.
+        // The next attempt must be able to join.
         if self.has_begun()? || (!had_authority && self.exists(tool::CA)?) {
             match self.reset(socket, sink).await {
                 Ok(()) => self.host.files.remove(&mark)?,
-                // The next attempt clears it away. What failed first is what must be told.
+                // The next attempt cleans up. The first error takes precedence.
                 Err(error) => sink.note(&format!("failed to {}", one_line(&error))),
             }
         } else {
@@ -394,8 +403,8 @@ impl Hands {
         self.usable_token(source, wrong_token).await
     }
 
-    /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:
-    /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
+    /// The files that kubeadm creates and whose existence it rejects, except for ignored checks. Source: kubernetes/kubernetes
+    /// 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
     fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
         let mut found = Vec::new();
         for path in [tool::KUBELET_CONF, tool::BOOTSTRAP_CONF, tool::CA] {
@@ -409,12 +418,12 @@ impl Hands {
         Ok(found)
     }
 
-    /// Whether kubeadm has begun to join, and perhaps not ended.
+    /// Returns `true` if kubeadm has started to join and may be incomplete.
     pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
         Ok(self.exists(tool::BOOTSTRAP_CONF)? || self.exists(tool::KUBELET_CONF)?)
     }
 
-    /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
+    /// Rejects a machine that has or had a control plane, because `kubeadm reset` would delete its data.
     fn is_worker(&self) -> Result<(), Problem> {
         for mark in tool::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
@@ -427,11 +436,11 @@ impl Hands {
             if let Some(found) = found {
                 return Err(Problem::new(
                     "control-plane",
-                    format!("join the cluster: `{found}` is there, which only a control plane has"),
+                    format!("join the cluster: `{found}` exists, which is part of a control plane"),
                 )
                 .advice(
-                    "this program prepares workers only, and never resets a control plane; run `kubeadm reset` \
-                     yourself if the machine is none any more",
+                    "gpu-bootstrap only prepares workers and never resets a control plane; run \
+                     `kubeadm reset` yourself if the machine is no longer one",
                 ));
             }
         }
@@ -443,7 +452,7 @@ impl Hands {
     }
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
-        let what = "forget the cluster with `kubeadm reset`";
+        let what = "leave the cluster with `kubeadm reset`";
         self.tool(what, &tool::reset(socket), sink).await.map(drop)
     }
 
@@ -454,7 +463,7 @@ impl Hands {
     ) -> Result<Reverted, Problem> {
         self.is_worker()?;
         if !self.has_begun()? {
-            return Ok(Reverted::nothing("the machine is no node any more"));
+            return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         self.reset(socket, sink).await?;
         for folder in folders.iter().rev() {
@@ -464,27 +473,28 @@ impl Hands {
     }
 }
 
-/// The error where somebody else has begun to join, or the kubelet has lost its certificate.
+/// The error if another program has started to join, or if the kubelet has lost its certificate.
 fn begun(found: &[&str]) -> Problem {
     let paths: Vec<String> = found.iter().map(|path| format!("`{path}`")).collect();
     let are = if paths.len() == 1 { "is" } else { "are" };
     let paths = paths.join(", ");
     Problem::new(
         "join-begun",
-        format!("join the cluster: {paths} {are} there, of an earlier join that is not complete"),
+        format!("join the cluster: {paths} {are} left from an incomplete join"),
     )
     .advice(
-        "see whether a disk with `/var/lib/kubelet` is not mounted; if a `kubeadm join` that failed has left it, or \
-         the machine shall forget that cluster, run `kubeadm reset`, then run the command again",
+        "check whether a disk with `/var/lib/kubelet` is not mounted. If a failed `kubeadm join` \
+         left these files, or if the machine should leave that cluster, run `kubeadm reset`, then \
+         run the command again",
     )
 }
 
-/// Returns the kubelet's last lines, cut to a length that can be read. systemd's lines about the unit count only if there are
-/// no others: a kubelet that fails at once is started again and again, and they would push its own lines out.
+/// Returns the last lines of the kubelet, shortened. systemd lines about the unit are only included if there are no others,
+/// because a kubelet that fails immediately is restarted repeatedly, which would push out its own lines.
 fn last_of(words: &str) -> String {
     const LINES: usize = 5;
     const LETTERS: usize = 240;
-    // `Started kubelet.service - kubelet: …`; before systemd 250 without the unit's name.
+    // `Started kubelet.service - kubelet: …`, or without the unit name before systemd 250.
     let is_systemds = |line: &&str| {
         let verbs = [
             "Starting ",
@@ -514,7 +524,7 @@ mod tests {
     use super::last_of;
 
     #[test]
-    fn long_lines_of_a_kubelet_are_cut() {
+    fn long_kubelet_lines_are_truncated() {
         let words = format!("1\n2\n3\n4\n5\n{}", "ü".repeat(300));
         let last = last_of(&words);
         assert_eq!(last.lines().count(), 5);
@@ -523,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_says_about_a_kubelet_does_not_take_the_place_of_its_own_lines() {
+    fn kubelet_lines_take_precedence_over_systemd_lines() {
         let systemds = "kubelet.service: Failed with result 'exit-code'.\n\
                         Started kubelet: The Kubernetes Node Agent.\n\
                         kubelet.service: Scheduled restart job, restart counter is at 1.\n\

@@ -21,23 +21,23 @@ use crate::{
     },
 };
 
-/// The kubeconfig of the kubelet. It exists once the machine has joined.
+/// The kubeconfig of the kubelet, which exists after the machine has joined.
 pub const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 
-/// The kubeconfig with the bootstrap token. It exists only while a machine joins, or if that was interrupted.
+/// The kubeconfig with the bootstrap token. It exists only during a join or after an interrupted one.
 pub const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 
-/// The cluster's certificate authority, which kubeadm writes when it has found the cluster.
+/// The cluster's CA certificate. kubeadm writes it after discovery.
 pub const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
-/// What only a control plane has: files of static pods, the key of the certificate authority, the data of etcd.
+/// Paths that exist only on a control plane: static pod manifests, the CA key, the etcd data.
 pub const OF_CONTROL_PLANES: [&str; 3] = [
     "/etc/kubernetes/manifests",
     "/etc/kubernetes/pki/ca.key",
     "/var/lib/etcd/member",
 ];
 
-/// How kubeadm finds the cluster, with the secret itself.
+/// The discovery method, including its secret.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KubeadmDiscovery<'a> {
     /// By a bootstrap token.
@@ -45,33 +45,33 @@ pub enum KubeadmDiscovery<'a> {
         /// `HOST:PORT` of the API server.
         server: &'a str,
         token: &'a Secret,
-        /// Digests of the certificate authority's public key.
+        /// Digests of the public key of the CA certificate.
         ca_cert_hashes: &'a [String],
     },
     /// By a kubeconfig.
     File {
         path: &'a Utf8PathBuf,
-        /// The token for the first certificate.
+        /// The token for the first certificate request.
         token: Option<&'a Secret>,
     },
 }
 
-/// What a machine is registered with.
+/// The registration settings of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Registration<'a> {
-    /// The node's name.
+    /// The node name.
     pub name: &'a str,
-    /// The address of the container runtime's socket.
+    /// The URL of the container runtime socket.
     pub socket: &'a str,
     pub labels: &'a Labels,
     pub taints: &'a [Taint],
-    /// Preflight checks whose errors count as warnings.
+    /// Preflight checks whose errors are treated as warnings.
     pub ignore_preflight_errors: &'a [String],
-    /// The time for each part of the join.
+    /// The time limit of each phase of the join.
     pub timeout: Duration,
 }
 
-/// The configuration of `kubeadm join`: JSON, which is YAML, too. It contains the token.
+/// Returns the configuration of `kubeadm join` as JSON, which is also valid YAML. It contains the token.
 #[must_use]
 pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>) -> Secret {
     let discovery = match found {
@@ -121,7 +121,7 @@ pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>)
     Secret::new(format!("{configuration:#}\n"))
 }
 
-/// Joins with a configuration file. It ends by itself: `timeout` is the time for each of its parts.
+/// Joins with a configuration file. kubeadm has its own time limits: `timeout` applies to each phase.
 #[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     Cmd::new(
@@ -131,12 +131,12 @@ pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     .deadline(timeout * 4 + Duration::from_secs(60))
 }
 
-/// Why it did not join. `signed` means that the cluster proves by a signature that it knows the token, before the token is
-/// used: then an answer of 401 does not mean that the token is wrong.
+/// Explains a kubeadm join error. `signed` means that the API server shows with a signature that it has the token, before the
+/// token is used. In that case, a 401 response does not mean that the token is wrong.
 pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
     let rows = faults::of_join("kubeadm");
     let output = output.to_lowercase();
-    // The lines before it report what kubeadm waits for.
+    // The output before it is progress.
     let output = &output[output.rfind("\nerror:").unwrap_or_default()..];
     let found = faults::find(rows, output);
     let blames_token =
@@ -146,11 +146,11 @@ pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
         .unwrap_or(found)
 }
 
-/// From this minor version on, it rejects older kernels (its check `SystemVerification`). Sources:
-/// kubernetes/kubernetes#129462, kubernetes/system-validators#48.
+/// The first minor version that rejects older kernels (its check `SystemVerification`), and the minimum kernel version.
+/// Sources: kubernetes/kubernetes#129462 and kubernetes/system-validators#48.
 const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
-/// Why this version rejects a kernel.
+/// Returns the reason if kubeadm rejects a kernel.
 #[must_use]
 pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
     let ((_, minor), found) = (series(version)?, series(kernel)?);
@@ -158,12 +158,12 @@ pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
     (minor >= since && found < oldest).then(|| {
         let (major, second) = oldest;
         format!(
-            "kubeadm 1.{since} and newer need kernel {major}.{second} or newer, and this machine has {kernel}"
+            "kubeadm 1.{since} and newer requires kernel {major}.{second} or newer, but this machine has {kernel}"
         )
     })
 }
 
-/// Undoes what `kubeadm join` has done to the machine.
+/// Reverts the changes of `kubeadm join`.
 #[must_use]
 pub fn reset(socket: &str) -> Cmd {
     let socket = format!("--cri-socket={socket}");
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_that_of_kubeadm() {
+    fn configuration_is_in_kubeadm_format() {
         let labels = Labels::from([
             ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
             ("team".to_owned(), "research".to_owned()),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
+    fn unauthorized_blames_the_token_only_without_signature() {
         for (said, signed, reason) in rows! {
             "error: failed to get config map: Unauthorized", false, "join-token-wrong";
             "error: failed to get config map: Unauthorized", true, "join-not-allowed";
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_kernel_is_rejected() {
+    fn old_kernel_is_rejected() {
         for (kubeadm, kernel, is_rejected) in [
             ("1.32", "4.18.0-553.el8_10.x86_64", true),
             ("1.31", "4.18.0-553.el8_10.x86_64", false),

@@ -1,5 +1,5 @@
-//! EKS: Amazon's images start `nodeadm` after cloud-init. A condition that user data adds holds it back until this program
-//! says that the machine is proven.
+//! EKS: Amazon images start `nodeadm` after cloud-init. A condition in user data blocks it until gpu-bootstrap has validated
+//! the machine.
 
 mod tool;
 
@@ -27,14 +27,14 @@ use crate::{
 
 pub(super) const ROW: WayRow = WayRow {
     keys: &[],
-    runtimes: Cluster::BringsOwn("nodeadm configures the one of the image"),
+    runtimes: Cluster::BringsOwn("nodeadm configures the one in the image"),
     node: NodeRule {
         is_named_by_provider: true,
         has_default_taint: false,
         no_taints: Some((
             "they would replace the taints of Karpenter and of the node group, and Karpenter deletes a node without \
-             its own",
-            "give them to the NodePool or the node group, or name them in the NodeConfig of the user data \
+             its taints",
+            "set them in the NodePool or the node group, or in the NodeConfig of the user data \
              (`spec.kubelet.config.registerWithTaints`)",
         )),
     },
@@ -43,25 +43,26 @@ pub(super) const ROW: WayRow = WayRow {
         if given.runtimes.contains(&CONFIGURES) {
             return wrong.add(
                 "join",
-                "EKS' nodeadm writes containerd's configuration itself, at each boot",
-                "set `runtime.use` to a list without \"containerd\", such as `[]`: with the container toolkit nodeadm \
-                 makes `nvidia` the default runtime",
+                "nodeadm (EKS) rewrites the containerd configuration at each boot",
+                "set `runtime.use` to a list without \"containerd\", such as `[]`. If the container toolkit is \
+                 installed, nodeadm makes `nvidia` the default runtime",
             );
         }
         Some(JoinMethod::Eks)
     },
 };
 
-/// The container runtime whose whole configuration it writes.
+/// The container runtime whose complete configuration it writes.
 const CONFIGURES: RuntimeKind = RuntimeKind::Containerd;
 
-/// Whether the machine will join once cloud-init has ended.
+/// Returns whether the machine joins after cloud-init has finished.
 pub(super) fn may_join(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     files.exists(MAY_JOIN.into())
 }
 
-/// The units of which one must run before a kubeconfig of nodeadm's counts: it writes the file long before it starts the
-/// kubelet. Canonical's image has it from the start, with a placeholder for the server, and its kubelet is a snap.
+/// Returns the kubelet units, one of which must be running before the nodeadm kubeconfig counts. nodeadm writes this kubeconfig
+/// long before it starts the kubelet, and so does nodeadm for hybrid nodes, which a command starts. The Canonical image contains
+/// it from the beginning, with placeholders for the server, and its kubelet is a snap.
 pub(super) fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
     match kubeconfig == KUBECONFIG {
         true => &KUBELETS,
@@ -69,7 +70,7 @@ pub(super) fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
     }
 }
 
-/// Joins by `nodeadm`.
+/// Joins with `nodeadm`.
 pub(super) struct ByNodeadm;
 
 #[async_trait]
@@ -86,9 +87,9 @@ impl Way for ByNodeadm {
 
     fn missing(&self, found: &Found) -> Option<Lack> {
         (!found.has_program).then(|| Lack {
-            why: format!("`{PROGRAM}` or its folder `{DROP_INS}` does not exist"),
-            hint: "use an image of EKS with nodeadm, from v20251023 on: older ones do not read the folder, and the node \
-                   would have neither labels nor taints",
+            why: format!("`{PROGRAM}` or its directory `{DROP_INS}` does not exist"),
+            hint: "use an EKS image with nodeadm, v20251023 or newer. Older ones ignore the directory, so the node would \
+                   have no labels or taints",
         })
     }
 
@@ -101,7 +102,7 @@ impl Way for ByNodeadm {
         Some((CONFIG, configuration(labels)))
     }
 
-    /// Those of Karpenter and of the node group would be lost.
+    /// The taints of Karpenter and of the node group would be lost.
     fn registers_taints(&self) -> bool {
         false
     }
@@ -110,7 +111,7 @@ impl Way for ByNodeadm {
         kubelets_of(kubeconfig)
     }
 
-    /// Its user data alone names the cluster, again at each boot.
+    /// The cluster is only configured in its user data, which applies at each boot.
     fn another(
         &self,
         membership: &Membership,
@@ -138,7 +139,7 @@ impl Way for ByNodeadm {
     }
 }
 
-/// Holds `nodeadm` back.
+/// Prevents `nodeadm` from joining.
 pub(super) struct HoldBack;
 
 #[async_trait]
@@ -147,12 +148,12 @@ impl Leaving for HoldBack {
         Ok(false)
     }
 
-    /// `nodeadm` writes the kubeconfig at each boot, before it may join.
+    /// `nodeadm` writes the kubeconfig at each boot, before it is allowed to join.
     fn is_early(&self, hands: &Hands, _: Option<&Membership>) -> Result<bool, Problem> {
         Ok(!may_join(&*hands.host.files)?)
     }
 
-    /// It would join at the next boot, validated or not.
+    /// Otherwise it would join at the next boot without a validation.
     async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), Problem> {
         if may_join(&*hands.host.files)? && !hands.unit_state(kubelet::UNIT).await?.is_active() {
             hands.hold_nodeadm_back(sink).await?;
@@ -181,9 +182,8 @@ impl Hands {
         files.write(tool::MAY_JOIN.into(), instance.as_bytes(), 0o600)?;
         let joined = self.start_nodeadm(join, sink).await;
         if joined.is_err() {
-            // It would join at the next boot, when nobody looks whether the machine is proven, and its kubelet would go on
-            // for ever.
-            // What failed first is what must be told.
+            // Otherwise it would join at the next boot without a validation, and its kubelet would continue to run. The first
+            // error takes precedence.
             if let Err(error) = self.hold_nodeadm_back(sink).await {
                 sink.note(&format!("failed to {}", one_line(&error)));
             }
@@ -191,13 +191,13 @@ impl Hands {
         joined
     }
 
-    /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
+    /// Prevents `nodeadm` from joining, now and at the next boot, and stops its kubelet.
     pub(crate) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
         if files.exists(tool::MAY_JOIN.into())? {
             files.remove(tool::MAY_JOIN.into())?;
         }
-        // It starts the kubelet at its end. One that does not stop keeps nobody from stopping the kubelet.
+        // Stop `nodeadm` first, because it starts the kubelet at the end. If this fails, still stop the kubelet.
         let (what, cmd) = stop(tool::RUN_UNIT);
         let nodeadm = self.tool(&what, &cmd, sink).await;
         let (what, cmd) = stop(kubelet::UNIT);
@@ -205,11 +205,11 @@ impl Hands {
         nodeadm.and(kubelet).map(drop)
     }
 
-    /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
+    /// Files of `nodeadm` are kept: it is part of the image, and user data writes them again at each boot.
     pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::done(format!(
-            "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",
+            "stopped `{}` and removed `{}`, so `nodeadm` no longer joins",
             kubelet::UNIT,
             tool::MAY_JOIN
         )))
@@ -223,7 +223,7 @@ impl Hands {
             let words = self.words_of(tool::RUN_UNIT).await;
             return Err(not_joined(words.or_else(|| Some(error.to_string()))));
         }
-        let what = format!("wait until `{}` runs", kubelet::UNIT);
+        let what = format!("wait until `{}` is running", kubelet::UNIT);
         let runs = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(kubelet::UNIT).await?;

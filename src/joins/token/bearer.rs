@@ -1,4 +1,4 @@
-//! The identity of an instance as a token, which the metadata service gives.
+//! The identity of an instance as a bearer token from the metadata service.
 
 use super::{Clouds, TokenFailure, document};
 use crate::model::{

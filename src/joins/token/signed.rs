@@ -1,4 +1,4 @@
-//! The identity of an instance as credentials of a role, with which each request is signed.
+//! The identity of an instance as role credentials, which sign each request.
 //!
 //! Source: AWS, "Retrieve security credentials from instance metadata" (`Code`, `AccessKeyId`, `SecretAccessKey`, `Token`).
 

@@ -1,4 +1,4 @@
-//! The services of the clouds, played by a local server over real HTTP.
+//! Tests the cloud services with a local server over real HTTP.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const AWS: &str = "aws-secret:eu-central-1/prod/join-token";
 const GCP: &str = "gcp-secret:my-project/join-token";
 const AZURE: &str = "azure-secret:my-vault/join-token";
 
-/// What else is secret in the conversation.
+/// Other secrets in the requests and responses.
 const OTHERS: [&str; 4] = [
     "wJalrXUtnFEMI/K7MDENG",
     "IQoJb3JpZ2luX2VjE",
@@ -65,7 +65,7 @@ fn metadata(seen: &SeenRequest) -> Reply {
     }
 }
 
-/// The services with the secrets: each wants what its cloud wants.
+/// The secret stores. Each checks the request like its cloud.
 fn services(fakes: &Fakes) -> impl Fn(&SeenRequest) -> Reply + Send + 'static {
     use crate::host::Clock;
     let now = fakes.clock.now();
@@ -107,7 +107,7 @@ fn services(fakes: &Fakes) -> impl Fn(&SeenRequest) -> Reply + Send + 'static {
                 r#"{{"value": "{TOKEN}", "id": "https://my-vault.vault.azure.net/x"}}"#
             ))
         }
-        path => panic!("nobody may ask for {path}"),
+        path => panic!("unexpected request for {path}"),
     }
 }
 
@@ -148,7 +148,7 @@ impl Cloud {
 }
 
 #[tokio::test]
-async fn each_cloud_gives_the_token_and_all_that_is_secret_is_hidden() {
+async fn token_is_fetched_from_each_cloud_and_hidden() {
     let cloud = Cloud::new(None);
     let (identity, services) = (serve(metadata), serve(services(&cloud.fakes)));
     for source in [AWS, GCP, AZURE] {
@@ -161,7 +161,7 @@ async fn each_cloud_gives_the_token_and_all_that_is_secret_is_hidden() {
 }
 
 #[tokio::test]
-async fn the_metadata_service_is_asked_through_no_proxy_and_the_cloud_through_it() {
+async fn only_secret_store_is_accessed_through_the_proxy() {
     let proxy = serve(|seen| {
         assert_eq!(
             seen.path,
@@ -182,7 +182,7 @@ async fn the_metadata_service_is_asked_through_no_proxy_and_the_cloud_through_it
 }
 
 #[tokio::test]
-async fn an_instance_without_an_identity_asks_no_further() {
+async fn instance_without_identity_makes_no_further_requests() {
     let nobody = |seen: &SeenRequest| match seen.path.as_str() {
         path if path.starts_with("/metadata/identity/") => {
             Some((400, r#"{"error": "invalid_request"}"#.to_owned()))
@@ -190,7 +190,7 @@ async fn an_instance_without_an_identity_asks_no_further() {
         path if path.starts_with("/computeMetadata/") => no(404),
         _ => imds(seen),
     };
-    let further = serve(|seen| panic!("asked for {}", seen.path));
+    let further = serve(|seen| panic!("unexpected request for {}", seen.path));
     for source in [AWS, GCP, AZURE] {
         let cloud = Cloud::new(None);
         let error = (cloud.token(source, &serve(nobody), &further).await).expect_err(source);
@@ -201,7 +201,7 @@ async fn an_instance_without_an_identity_asks_no_further() {
 }
 
 #[tokio::test]
-async fn what_the_clouds_refuse_is_told_apart() {
+async fn cloud_errors_are_classified() {
     let aws = |word: &str| format!(r#"{{"__type": "{word}", "Message": "secret words: hush"}}"#);
     let gcp = |word: &str| {
         format!(
@@ -262,7 +262,7 @@ async fn what_the_clouds_refuse_is_told_apart() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_used_is_no_silence() {
+fn invalid_response_is_not_a_timeout() {
     let url = || "https://example.org".to_owned();
     let silent = HttpError::Transport {
         url: url(),
@@ -284,11 +284,11 @@ fn an_answer_that_cannot_be_used_is_no_silence() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_yet_is_asked_again_within_a_bound() {
-    // tcpmux: a port that was free a moment ago may be another test's by now.
+async fn unavailable_service_is_retried_within_a_limit() {
+    // Use the tcpmux port, because a free port could be taken by another test.
     let nobody = "http://127.0.0.1:1".to_owned();
     for source in [AWS, GCP, AZURE] {
-        // Neither the metadata service nor, in the second case, the secrets.
+        // Neither the metadata service nor (in the second case) the secret store.
         for (identity, services) in [
             (nobody.clone(), nobody.clone()),
             (serve(metadata), nobody.clone()),
@@ -300,7 +300,7 @@ async fn what_is_not_there_yet_is_asked_again_within_a_bound() {
             assert_eq!(slept.len(), 2, "{slept:?}");
         }
     }
-    // Azure's service answers so while it is updated.
+    // Azure's service returns this while it is updated.
     let cloud = Cloud::new(None);
     let updated = cloud.token(AZURE, &serve(|_| no(410)), &nobody).await;
     assert!(updated.is_err_and(|error| error.passes()));

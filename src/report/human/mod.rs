@@ -9,7 +9,7 @@ mod run;
 use std::io::{self, Write};
 
 pub use check::{Examined, check};
-pub use explain::{explain, findings};
+pub use explain::{Topic, explain, findings};
 pub use plan::plan;
 pub use probe::probe;
 pub use run::{run, troubles};

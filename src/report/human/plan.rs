@@ -14,17 +14,18 @@ use crate::{
     },
 };
 
-/// The number of lines of a diff that are shown without `-v`.
+/// The number of diff lines without `-v`.
 const LINES: usize = 12;
 
-/// The result of `plan`: what would change and why, with diffs; then the next step.
+/// Writes the result of `plan`: the changes with reasons and diffs, then the command that applies them.
 ///
 /// # Errors
-/// An error of the writer.
+/// If the target cannot be written.
 pub fn plan(
     to: &mut dyn Write,
     report: &RunReport,
     (driver, reasons): (Option<&DriverWish>, &[String]),
+    command: &str,
     style: Style,
 ) -> io::Result<()> {
     headline(to, report, style)?;
@@ -58,7 +59,7 @@ pub fn plan(
         notes(to, &report.notes, style)?;
     }
     footer(to, &outcomes(&report.summary(), style), hidden, style)?;
-    end(to, report, style)?;
+    end(to, report, command, style)?;
     to.flush()
 }
 
@@ -89,7 +90,7 @@ fn headline(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<
     writeln!(to, "{text}")
 }
 
-/// Writes a step with its changes. Returns whether a part was left out.
+/// Writes a step with its changes. Returns `true` if it omits a part.
 fn shown(to: &mut dyn Write, step: &StepReport, style: Style) -> io::Result<bool> {
     let title = style.titled(&step.title, step.id.as_str());
     let head = if step.outcome == Outcome::WouldChange {
@@ -118,7 +119,7 @@ fn shown(to: &mut dyn Write, step: &StepReport, style: Style) -> io::Result<bool
     Ok(hidden)
 }
 
-/// Writes the preview of a change. Returns whether lines were left out.
+/// Writes the preview of a change. Returns `true` if it omits lines.
 fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Result<bool> {
     let Some(diff) = &change.diff else {
         return Ok(false);
@@ -133,7 +134,7 @@ fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Resul
             Some(b'+') => Ink::Good,
             Some(b'-') => Ink::Bad,
             Some(b'~' | b'@') => Ink::Hint,
-            // A sentence, in place of a diff.
+            // A sentence instead of a diff.
             Some(b'a'..=b'z') => {
                 writeln!(to, "{}", style.indented(6, line))?;
                 continue;
@@ -152,8 +153,7 @@ fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Resul
     Ok(!all)
 }
 
-/// A line of a diff as people read it: without the header of a file that the summary names, and without
-/// the position in a new file.
+/// Removes the header of a file that the summary contains, and the position in a new file.
 fn readable(line: &str, summary: &str) -> Option<String> {
     if line.starts_with("--- ") || line.starts_with("@@ -0,0 ") {
         return None;
@@ -165,9 +165,9 @@ fn readable(line: &str, summary: &str) -> Option<String> {
     }
 }
 
-fn end(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+fn end(to: &mut dyn Write, report: &RunReport, command: &str, style: Style) -> io::Result<()> {
     if report.summary().blocked > 0 {
-        return writeln!(to, "\n`install` changes nothing until this is solved.");
+        return writeln!(to, "\n`install` changes nothing until this is resolved.");
     }
     let changes = || report.steps.iter().flat_map(|step| &step.changes);
     if changes().next().is_none() {
@@ -175,10 +175,10 @@ fn end(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     }
     let reboots = changes().any(|change| change.kind == "reboot");
     let text = if reboots {
-        "Nothing was changed. The plan includes a reboot; with `--reboot` the run makes it and \
-         continues by itself. To apply the plan, with the same options:"
+        "Nothing was changed. The plan includes a reboot; with `--reboot`, `install` reboots and continues automatically. \
+         To apply the plan:"
     } else {
-        "Nothing was changed. To apply the plan, with the same options:"
+        "Nothing was changed. To apply the plan:"
     };
-    next_step(to, text, "gpu-bootstrap install", style)
+    next_step(to, text, command, style)
 }

@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(lines[3], "  PCI            pass         2 GPUs");
         assert_eq!(
             lines[5],
-            "  device nodes   not reached  a lower layer fails"
+            "  device nodes   not reached  a lower layer failed"
         );
     }
 }

@@ -1,21 +1,21 @@
-//! `ctr`, containerd's own client. Images that the kubelet uses are in the namespace `k8s.io`.
+//! `ctr`, the containerd client. Images of the kubelet are in the namespace `k8s.io`.
 
 use crate::host::{Cmd, Query};
 
 /// The namespace of the kubelet's images.
 pub const KUBERNETES: &str = "k8s.io";
 
-/// The namespaces of containers: the kubelet's, that of `ctr` itself, and Docker's.
+/// The namespaces of containers: those of the kubelet, `ctr` and Docker.
 pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
 
-/// Where containerd's clients look for the addresses, certificates and headers of registries
-/// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only if it is told to.
+/// The directory in which containerd clients look for registry URLs, certificates and headers
+/// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only with an option.
 pub const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The registry of names without one, and the folder of its own images, as Docker has them.
+/// The default registry, and the directory of its official images, like in Docker.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// A name of an image as containerd needs it, with registry and tag: Docker adds them itself.
+/// Returns an image name in the form that containerd requires, with registry and tag. Docker adds them itself.
 #[must_use]
 pub fn full_name(image: &str) -> String {
     let named = match image.split_once('/') {
@@ -31,7 +31,7 @@ pub fn full_name(image: &str) -> String {
     }
 }
 
-/// Asks the daemon for its version: whether it answers over its socket.
+/// Queries the version of the daemon. It succeeds only if the daemon responds on its socket.
 #[must_use]
 pub fn version() -> Query {
     Query::new("ctr", ["version"])
@@ -43,8 +43,7 @@ pub fn plugins() -> Query {
     Query::new("ctr", ["plugins", "list"])
 }
 
-/// The status of the plugin that serves the kubelet, by the answer to [`plugins`]; `None` if it is not
-/// named.
+/// Returns the status of the plugin that serves the kubelet, from the output of [`plugins`]. `None` if the plugin is missing.
 #[must_use]
 pub fn cri_status(text: &str) -> Option<&str> {
     text.lines().find_map(|line| {
@@ -66,21 +65,21 @@ pub fn images(namespace: &str) -> Query {
     Query::new("ctr", [namespace.as_str(), "images", "list", "--quiet"])
 }
 
-/// Lists the names of containers, running or not.
+/// Lists the names of containers, including stopped ones.
 #[must_use]
 pub fn containers(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
 }
 
-/// Lists what runs of a namespace's containers.
+/// Lists the running tasks in a namespace.
 #[must_use]
 pub fn tasks(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "tasks", "list"])
 }
 
-/// The containers that run, by the answer to [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`. Source:
+/// Returns the running containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`. Source:
 /// containerd, `cmd/ctr/commands/tasks/list.go`.
 #[must_use]
 pub fn parse_running(text: &str) -> Vec<String> {
@@ -94,7 +93,7 @@ pub fn parse_running(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Ends the processes of a container. The status is not 0 where none runs.
+/// Kills the processes of a container. The exit status is not 0 if none is running.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);
@@ -119,7 +118,7 @@ pub fn remove_container(namespace: &str, container: &str) -> Cmd {
     )
 }
 
-/// Pulls an image; with `hosts`, by what the files in [`HOSTS`] say about its registry.
+/// Pulls an image. With `hosts`, it uses the registry settings in [`HOSTS`].
 #[must_use]
 pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
     let (namespace, folder) = (in_namespace(namespace), format!("--hosts-dir={HOSTS}"));
@@ -153,7 +152,7 @@ mod tests {
     use super::{full_name, parse_running};
 
     #[test]
-    fn names_get_registry_and_tag_as_docker_adds_them() {
+    fn image_names_get_registry_and_tag_like_in_docker() {
         for (image, full) in rows! {
             "debian", "docker.io/library/debian:latest";
             "nvidia/cuda:12.8.1-base-ubi9", "docker.io/nvidia/cuda:12.8.1-base-ubi9";
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_run_are_told_from_those_that_have_ended() {
+    fn running_and_stopped_containers_are_distinguished() {
         let table = "TASK    PID     STATUS\nweb     812     RUNNING\njob     901     STOPPED\n";
         assert_eq!(parse_running(table), ["web"]);
         assert!(parse_running("TASK    PID    STATUS    \n").is_empty());

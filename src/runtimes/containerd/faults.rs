@@ -1,16 +1,16 @@
-//! What makes containerd refuse its files, or makes them say something else than who wrote them meant. The files are
-//! read as the daemon reads them.
+//! Errors in the containerd configuration: files that containerd rejects, and settings that have no effect. The files are read
+//! in the same way as by the daemon.
 //!
 //! Sources: containerd, `cmd/containerd/server/config/config.go` (versions, imports, merging) and
-//! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must be there);
-//! NVIDIA/aicr issue 1688 and NVIDIA/gpu-operator issue 2646 (a file that is imported may not be of a higher version
-//! than the root file); containerd/containerd issue 5237 (before 2.0 a file without `version` is of version 1, in which
-//! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks), and
-//! `plugins/cri/runtime/plugin.go`, `configMigration` (the older table is read only in files of an older version than
-//! containerd's own); containerd/containerd issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0
-//! (pods are of type `io.containerd.runtime.v1.linux` by default only before 1.3); containerd 1.7, `services/server/config/config.go`
+//! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must exist); NVIDIA/aicr issue 1688 and
+//! NVIDIA/gpu-operator issue 2646 (an imported file may not have a higher version than the root file); containerd/containerd
+//! issue 5237 (before 2.0, a file without `version` has version 1, in which plugins have short names); containerd,
+//! `RELEASES.md`, "Deprecated features" (runtime types that were removed in 2.0), and `plugins/cri/runtime/plugin.go`,
+//! `configMigration` (the older table is read only in files with an older version than containerd's own); containerd/containerd
+//! issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0 (pods have type
+//! `io.containerd.runtime.v1.linux` by default only before 1.3); containerd 1.7, `services/server/config/config.go`
 //! (`ValidateV2`), 2.x, `cmd/containerd/server/config/config.go` (`ValidateVersion`), NVIDIA/nvidia-container-toolkit issue 410
-//! (plugins with names of version 1 in files of version 2).
+//! (version 1 plugin names in version 2 files).
 
 use std::collections::BTreeMap;
 
@@ -24,16 +24,15 @@ use crate::{
     tools::toolkit,
 };
 
-/// A fault of a configuration file.
+/// An error in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFault {
-    /// The file.
     pub path: Utf8PathBuf,
-    /// What is wrong, and what follows.
+    /// The error and its effect.
     pub why: String,
-    /// What mends it.
+    /// The remedy.
     pub remedy: String,
-    /// The daemon does not start with it; otherwise containers of one runtime do not.
+    /// Whether the daemon does not start. Otherwise containers of one runtime do not start.
     pub refused: bool,
 }
 
@@ -44,26 +43,26 @@ struct ParsedConfig<'f> {
 }
 
 impl ParsedConfig<'_> {
-    /// The table of the plugin with the runtimes. containerd 2 keeps other keys below the older name, and reads runtimes
-    /// below the newer one.
+    /// Returns the table of the plugin with the runtimes. In containerd 2, the table with the older name contains other keys,
+    /// and runtimes are in the table with the newer name.
     fn plugin(&self) -> Option<&Table> {
         let plugins = self.root.get("plugins")?.as_table()?;
         (super::ids(&self.root).rev()).find_map(|name| plugins.get(name)?.as_table())
     }
 }
 
-/// Types of runtimes that containerd lacks from 2.0 on.
+/// Runtime types that were removed in containerd 2.0.
 const REMOVED: [&str; 2] = ["io.containerd.runtime.v1.linux", "io.containerd.runc.v1"];
 
-/// A runtime, as all files say together, and the file that spoke last.
+/// A runtime merged from all files, and the last file that sets one of its keys.
 #[derive(Clone)]
 struct MergedRuntime<'f> {
     keys: Table,
     path: &'f Utf8Path,
 }
 
-/// The faults of the files: the first is the one that containerd is started with, the others are those that it
-/// imports, in their order. `strays` are files beside them that nothing imports.
+/// Returns the errors in the files. The first file is the root file of containerd, and the others are imported files in import
+/// order. `strays` are files that are not imported.
 #[must_use]
 pub fn faults(
     files: &[ConfigFile],
@@ -78,7 +77,7 @@ pub fn faults(
             Err(why) => found.push(ConfigFault {
                 path: file.path.clone(),
                 why: format!(
-                    "`{}` is no TOML ({why}), so containerd does not start",
+                    "containerd does not start: `{}` is not TOML ({why})",
                     file.path
                 ),
                 remedy: format!(
@@ -100,8 +99,8 @@ pub fn faults(
     let (runtimes, default) = merged(&parsed, version);
     found.extend(no_default(&runtimes, default, version));
     found.extend(first_shim(&parsed, &runtimes, version));
-    // The built-in runc keeps its type from 2.0 on, whatever keys a file adds (`config dump` of 2.1.9 and 2.3.7; 1.7.24
-    // prints an empty one).
+    // Since 2.0, the built-in runc keeps its type even if a file adds keys (`config dump` of 2.1.9 and 2.3.7; 1.7.24 prints an
+    // empty type).
     let keeps_type =
         |name: &str| name == BUILT_IN && version.is_none_or(|version| !version.forgets_runc());
     for (name, runtime) in runtimes.iter().filter(|(name, _)| !keeps_type(name)) {
@@ -113,13 +112,13 @@ pub fn faults(
             found.push(ConfigFault {
                 path: runtime.path.to_owned(),
                 why: format!(
-                    "runtime `{name}` is of type `{name_of_type}` (`{}`), which containerd {version} lacks: no container of \
-                     it starts",
+                    "containers of runtime `{name}` do not start: its type `{name_of_type}` (`{}`) does not exist in \
+                     containerd {version}",
                     runtime.path
                 ),
                 remedy: format!(
-                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, with its program as `BinaryName` \
-                     in its `options`; then run `systemctl restart containerd`",
+                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, and `BinaryName` in its `options` to \
+                     its program; then run `systemctl restart containerd`",
                     runtime.path
                 ),
                 refused: false,
@@ -129,7 +128,7 @@ pub fn faults(
             found.push(ConfigFault {
                 path: runtime.path.to_owned(),
                 why: format!(
-                    "runtime `{name}` has no `runtime_type` (`{}`), so no container of it starts",
+                    "containers of runtime `{name}` do not start: it has no `runtime_type` (`{}`)",
                     runtime.path
                 ),
                 remedy: format!(
@@ -169,18 +168,18 @@ pub fn faults(
             found.push(ConfigFault {
                 path: stray.path.clone(),
                 why: format!(
-                    "containerd has no runtime `{name}`: `{}` has it, and nothing imports that file",
+                    "containerd has no runtime `{name}`: it is configured in `{}`, which is not imported",
                     stray.path
                 ),
                 remedy: format!(
-                    "add \"{pattern}\" to `imports` in `{root}`, or move the file to a folder that is imported; \
-                     then run `systemctl restart containerd`"
+                    "add \"{pattern}\" to `imports` in `{root}`, or move the file to an imported directory; then run \
+                     `systemctl restart containerd`"
                 ),
                 refused: false,
             });
         }
     }
-    // The table of a plugin in a later file replaces that of earlier ones.
+    // The table of a plugin in a later file replaces the tables in earlier files.
     for file in &parsed {
         for name in file
             .plugin()
@@ -195,11 +194,11 @@ pub fn faults(
                 found.push(ConfigFault {
                     path: last.to_owned(),
                     why: format!(
-                        "containerd has no runtime `{name}`, which `{}` names: before containerd 2.1 the plugin's \
-                         table in `{last}` replaces the whole table",
+                        "containerd has no runtime `{name}`, although it is configured in `{}`: before containerd 2.1, the \
+                         plugin table in `{last}` replaces the complete table",
                         file.path
                     ),
-                    remedy: format!("write runtime `{name}` into `{last}`, too"),
+                    remedy: format!("also add runtime `{name}` to `{last}`"),
                     refused: false,
                 });
             }
@@ -217,19 +216,18 @@ fn parse(file: &ConfigFile) -> Option<ParsedConfig<'_>> {
     })
 }
 
-/// A runtime and the program that it names.
+/// A runtime and its configured program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// The name of the runtime.
     pub runtime: String,
     pub program: String,
-    /// The file that spoke last.
+    /// The last file that sets one of its keys.
     pub path: Utf8PathBuf,
-    /// Whether containers get this runtime that ask for none.
+    /// Whether it is the default runtime.
     pub default: bool,
 }
 
-/// The programs that the runtimes name, as all files say together.
+/// Returns the programs of all runtimes, merged from all files.
 #[must_use]
 pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> {
     let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
@@ -249,7 +247,7 @@ pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> 
         .collect()
 }
 
-/// The versions of the files against containerd and against each other.
+/// Compares the versions of the files with containerd and with each other.
 fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let root = files.first()?;
     let odd =
@@ -258,17 +256,17 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
         return Some(ConfigFault {
             path: file.path.to_owned(),
             why: format!(
-                "`version` in `{}` is no number, so containerd does not start",
+                "containerd does not start: `version` in `{}` is not a number",
                 file.path
             ),
             remedy: format!(
-                "write `version = 2` without quotes in `{}`, then run `systemctl restart containerd`",
+                "set `version = 2` without quotes in `{}`, then run `systemctl restart containerd`",
                 file.path
             ),
             refused: true,
         });
     }
-    // Below 2.0 one version counts for all files.
+    // Before 2.0, one version applies to all files.
     let is_first = files
         .iter()
         .all(|file| file.format.is_none_or(|format| format < 2));
@@ -284,12 +282,12 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
         return Some(ConfigFault {
             path: file.path.to_owned(),
             why: format!(
-                "`{}` has no `version`, so containerd {version} takes it for one of version 1 and does not see \
-                 `plugins.\"{}\"`: its runtimes are not there",
+                "`{}` has no `version`, so containerd {version} reads it as version 1 and ignores the runtimes in \
+                 `plugins.\"{}\"`",
                 file.path, PLUGINS[0]
             ),
             remedy: format!(
-                "write `version = 2` as the first line of `{}`, then run `systemctl restart containerd`",
+                "add `version = 2` as the first line of `{}`, then run `systemctl restart containerd`",
                 root.path
             ),
             refused: false,
@@ -302,12 +300,11 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
-                    "containerd {version} reads files up to version {newest}, and `{}` is of version {format}: it \
-                     does not start",
+                    "containerd {version} does not start: it reads files up to version {newest}, but `{}` has version {format}",
                     file.path
                 ),
                 remedy: format!(
-                    "write the file in version {newest} (plugin `{}`), or upgrade containerd",
+                    "convert the file to version {newest} (plugin `{}`), or upgrade containerd",
                     super::layout::plugin(newest)
                 ),
                 refused: true,
@@ -317,12 +314,11 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
-                    "`{}` is of version {format}, and `{}`, which imports it, of version {own}: containerd does \
-                     not start",
+                    "containerd does not start: `{}` has version {format}, but `{}`, which imports it, has version {own}",
                     file.path, root.path
                 ),
                 remedy: format!(
-                    "write `{}` in version {own} (plugin `{}`) or remove it, then run `systemctl restart containerd`",
+                    "convert `{}` to version {own} (plugin `{}`) or remove it, then run `systemctl restart containerd`",
                     file.path,
                     super::layout::plugin(own)
                 ),
@@ -333,8 +329,8 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
     short_name(files, version).or_else(|| old_table(files, version))
 }
 
-/// A plugin with its name of version 1 in files of a later version. 1.x judges what all files say together, tables too;
-/// 2.0 and newer judge each file, and lists alone.
+/// Finds a version 1 plugin name in files of a later version. containerd 1.x checks the merged files including tables. 2.0 and
+/// newer check each file, but only lists.
 fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     const LISTS: [&str; 2] = ["disabled_plugins", "required_plugins"];
     let together = version.is_some_and(|version| version < Version(2, 0));
@@ -357,34 +353,33 @@ fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Co
         let path = file.path;
         let long = match name {
             super::FIRST_PLUGIN => format!("`{}`", PLUGINS[0]),
-            _ => "its long one (`io.containerd.…`)".to_owned(),
+            _ => "its long name (`io.containerd.…`)".to_owned(),
         };
         let leave_out = match (name, place) {
             (super::FIRST_PLUGIN, "disabled_plugins") => {
-                "; a kubelet that uses this containerd needs that plugin: then take the name out"
+                "; if a kubelet uses this containerd, remove the name instead, because it needs this plugin"
             }
             _ => "",
         };
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "containerd does not start with `{path}`: `{place}` has `{name}`, the name of a plugin in files of version 1, and \
-                 the file is read as one of version {format}"
+                "containerd does not start with `{path}`: `{place}` contains the version 1 plugin name `{name}`, but the file \
+                 is read as version {format}"
             ),
             remedy: format!(
-                "write {long} in place of `{name}` in `{place}` of `{path}`{leave_out}; then run `systemctl restart \
-                 containerd`"
+                "replace `{name}` with {long} in `{place}` of `{path}`{leave_out}; then run `systemctl restart containerd`"
             ),
             refused: true,
         })
     })
 }
 
-/// A runtime in the table of version 2, in a file of containerd's own version, which names it otherwise.
+/// Finds a runtime in the version 2 table, in a file with containerd's own version, which uses another table.
 fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let version = version.filter(|version| *version >= Version(2, 0))?;
     let [old, new] = PLUGINS;
-    // Before 2.3 the version that the last file names counts for all files: with an older one, both tables are read.
+    // Before 2.3, the version in the last file applies to all files. If it is an older one, both tables are read.
     let last = (files.iter().rev()).find_map(|file| file.format.filter(|format| *format > 1));
     if version < Version(2, 3) && last != Some(version.format()) {
         return None;
@@ -401,11 +396,11 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{path}` is of version {format}, in which containerd {version} does not see runtimes below \
-                 `plugins.\"{old}\"`: what it says about runtime `{name}` counts for nothing"
+                "`{path}` has version {format}, in which containerd {version} ignores runtimes in `plugins.\"{old}\"`, so its \
+                 settings of runtime `{name}` have no effect"
             ),
             remedy: format!(
-                "name the table `plugins.\"{new}\".containerd.runtimes.{name}` in `{path}`, then run `systemctl restart \
+                "rename the table to `plugins.\"{new}\".containerd.runtimes.{name}` in `{path}`, then run `systemctl restart \
                  containerd`"
             ),
             refused: false,
@@ -413,7 +408,7 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
     })
 }
 
-/// The toolkit's runtime as the program of the first shims alone: pods have other ones.
+/// Finds the toolkit's runtime configured only for the version 1 shim, which pods do not use.
 fn first_shim(
     files: &[ParsedConfig<'_>],
     runtimes: &BTreeMap<String, MergedRuntime<'_>>,
@@ -427,14 +422,14 @@ fn first_shim(
         let of_type = keys.get("runtime_type").and_then(Value::as_str);
         program.is_some_and(toolkit::is_named_in) || of_type == Some(REMOVED[0])
     };
-    // The default runtime, before it had a name.
+    // The default runtime in the form without a name.
     let has_unnamed = |file: &ParsedConfig<'_>| {
         let plugin = file.plugin();
         let keys =
             plugin.and_then(|plugin| plugin.get("containerd")?.get("default_runtime")?.as_table());
         keys.is_some_and(has_toolkit)
     };
-    // Without the plugin, as where Docker alone uses containerd, there are no pods.
+    // Without the plugin there are no pods, for example if only Docker uses containerd.
     let is_off = |file: &ParsedConfig<'_>| {
         let names = file.root.get("disabled_plugins").and_then(Value::as_array);
         (names.into_iter().flatten().filter_map(Value::as_str))
@@ -455,19 +450,19 @@ fn first_shim(
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{path}` names `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and their \
-                 runtimes do not name it: no pod gets a GPU by it",
+                "`{path}` sets `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and no pod runtime \
+                 uses it: pods do not get a GPU",
                 toolkit::RUNTIME_NAME
             ),
-            remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` that \
-                     of pods that ask for none, then run `systemctl restart containerd`"
+            remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` \
+                     the default for pods, then run `systemctl restart containerd`"
                 .to_owned(),
             refused: false,
         })
     })
 }
 
-/// Returns the runtimes that a file has below one id of the plugin.
+/// Returns the runtimes of a file in the table of one plugin ID.
 fn below<'f>(file: &'f ParsedConfig<'_>, plugin: &str) -> Option<&'f Table> {
     let plugins = file.root.get("plugins")?;
     plugins.get(plugin)?.as_table().and_then(runtimes_of)
@@ -477,7 +472,7 @@ fn runtimes_of(plugin: &Table) -> Option<&Table> {
     plugin.get("containerd")?.get("runtimes")?.as_table()
 }
 
-/// The runtimes as all files say together, and the default one with its file.
+/// Returns the runtimes merged from all files, and the default runtime with its file.
 fn merged<'f>(
     files: &'f [ParsedConfig<'f>],
     version: Option<Version>,
@@ -519,7 +514,7 @@ fn merged<'f>(
     (runtimes, default)
 }
 
-/// A default runtime that is not there: the CRI plugin does not start.
+/// Finds a default runtime that does not exist, so that the CRI plugin does not start.
 fn no_default(
     runtimes: &BTreeMap<String, MergedRuntime<'_>>,
     default: Option<(String, &Utf8Path)>,
@@ -530,7 +525,7 @@ fn no_default(
         Some((name, path)) => (name, path.to_owned()),
         None => {
             let (_, first) = runtimes.first_key_value()?;
-            // Only a containerd that is known to forget runc lacks it.
+            // Only a containerd version that forgets runc can lack it.
             version.filter(|version| version.forgets_runc())?;
             (BUILT_IN.to_owned(), first.path.to_owned())
         }
@@ -538,11 +533,10 @@ fn no_default(
     let is_there = runtimes.contains_key(&name) || (name == BUILT_IN && built_in);
     (!is_there && (version.is_some() || name != BUILT_IN)).then(|| ConfigFault {
         why: format!(
-            "the default runtime of containerd is `{name}`, which no file configures (`{path}`): its CRI plugin does \
-             not start"
+            "the CRI plugin of containerd does not start: its default runtime `{name}` (`{path}`) is not configured in any file"
         ),
         remedy: format!(
-            "name runtime `{name}` in `{path}`, or another one as `default_runtime_name`; then run `systemctl restart \
+            "configure runtime `{name}` in `{path}`, or set `default_runtime_name` to another one; then run `systemctl restart \
              containerd`"
         ),
         path,
@@ -557,7 +551,7 @@ mod tests {
 
     const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 
-    /// A runtime of a file of version 2.
+    /// Returns a version 2 file with a runtime.
     fn old(name: &str, more: &str) -> String {
         let table = format!("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.{name}]\n");
         format!("version = 2\n{table}{more}\n")
@@ -577,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_right_have_no_faults() {
+    fn valid_files_have_no_faults() {
         for (texts, version) in rows! {
             vec![], Some(Version(1, 7));
             vec![old("runc", TYPE)], Some(Version(1, 7));
@@ -586,7 +580,7 @@ mod tests {
             vec![new(3, "nvidia", TYPE)], Some(Version(2, 0));
             vec![new(4, "nvidia", TYPE)], Some(Version(2, 3));
             vec![old("nvidia", TYPE)], None;
-            // What one file lacks another one has.
+            // Keys that are missing in one file are in the other.
             vec![new(3, "nvidia", TYPE), new(3, "nvidia", "snapshotter = 'x'")],
                 Some(Version(2, 1));
         } {
@@ -599,23 +593,23 @@ mod tests {
     }
 
     #[test]
-    fn what_containerd_refuses_is_named_with_its_file() {
+    fn rejected_files_are_reported() {
         for (files, version, path, words) in rows! {
-            vec![file(ROOT, "version = 2\n[plugins\n")], None, ROOT, "no TOML";
+            vec![file(ROOT, "version = 2\n[plugins\n")], None, ROOT, "not TOML";
             vec![file(ROOT, &new(3, "runc", TYPE))], Some(Version(1, 7)), ROOT,
-                "containerd 1.7 reads files up to version 2";
+                "it reads files up to version 2";
             vec![file(ROOT, &new(4, "runc", TYPE))], Some(Version(2, 1)), ROOT, "up to version 3";
             vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(4, "nvidia", TYPE))],
-                Some(Version(2, 3)), DROP_IN, "which imports it, of version 2";
+                Some(Version(2, 3)), DROP_IN, "which imports it, has version 2";
             vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(3, "nvidia", TYPE))], None,
-                DROP_IN, "of version 3";
+                DROP_IN, "has version 3";
             vec![file(
                 ROOT,
                 &format!(
                     "{}[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
                     new(3, "runc", TYPE)
                 ),
-            )], Some(Version(2, 0)), ROOT, "default runtime of containerd is `nvidia`";
+            )], Some(Version(2, 0)), ROOT, "its default runtime `nvidia`";
         } {
             let fault = only(faults(&files, &[], version));
             assert_eq!(fault.path, path, "{}", fault.why);
@@ -625,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_first_version_in_later_files_are_refused() {
+    fn version_1_names_in_later_files_are_rejected() {
         let disabled = "version = 2\ndisabled_plugins = ['cri']\n";
         let table = format!(
             "{}[plugins.cri]\nsandbox_image = 'x'\n",
@@ -638,7 +632,7 @@ mod tests {
             disabled, None, Some("disabled_plugins");
             "version = 3\nrequired_plugins = ['restart']\n", Some(Version(2, 2)), Some("required_plugins");
             table.as_str(), Some(Version(1, 6)), Some("plugins");
-            // 2.0 and newer do not read such a table.
+            // 2.0 and newer ignore such a table.
             table.as_str(), Some(Version(2, 1)), None;
             table.as_str(), None, None;
             whole, Some(Version(1, 7)), None;
@@ -653,7 +647,7 @@ mod tests {
             assert!(fault.refused && fault.path == ROOT, "{}", fault.why);
             assert!(fault.why.contains(&format!("`{place}`")), "{}", fault.why);
         }
-        // Below 2.0 the version of a later file counts for the earlier one.
+        // Before 2.0, the version in a later file also applies to the earlier one.
         let files = [
             file(ROOT, "disabled_plugins = ['cri']\n"),
             file(DROP_IN, &old("nvidia", TYPE)),
@@ -669,25 +663,29 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_without_a_type_starts_no_container() {
+    fn runtime_without_type_is_a_fault() {
         let files = [
             file(ROOT, &new(3, "runc", TYPE)),
             file(DROP_IN, &new(3, "nvidia", "x = 1")),
         ];
         let fault = only(faults(&files, &[], Some(Version(2, 1))));
         assert_eq!(fault.path, DROP_IN);
-        assert!(fault.why.contains("runtime `nvidia` has no `runtime_type`"));
+        assert!(
+            fault
+                .why
+                .contains("runtime `nvidia` do not start: it has no `runtime_type`")
+        );
         assert!(!fault.refused);
     }
 
     #[test]
-    fn files_of_the_first_version_are_read_as_such() {
+    fn files_without_version_are_read_as_version_1() {
         let unversioned = old("nvidia", TYPE).replace("version = 2\n", "");
         let files = [file(ROOT, &unversioned)];
         let fault = only(faults(&files, &[], Some(Version(1, 7))));
         assert!(fault.why.contains("has no `version`"), "{}", fault.why);
         assert!(fault.remedy.contains("version = 2"), "{}", fault.remedy);
-        // 2.0 and newer know it by its long name, too; and another file can name the version of all.
+        // 2.0 and newer also accept the long name, and another file can set the version for all files.
         assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
         let both = [files[0].clone(), file(DROP_IN, &old("runc", TYPE))];
         assert!(
@@ -697,18 +695,18 @@ mod tests {
         );
         let text = "version = '2'\n";
         let fault = only(faults(&[file(ROOT, text)], &[], None));
-        assert!(fault.refused && fault.why.contains("is no number"));
+        assert!(fault.refused && fault.why.contains("is not a number"));
         let linux = "[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
         let fault = only(faults(&[file(ROOT, linux)], &[], Some(Version(2, 1))));
         assert!(
-            fault.why.contains("which containerd 2.1 lacks"),
+            fault.why.contains("does not exist in containerd 2.1"),
             "{}",
             fault.why
         );
     }
 
     #[test]
-    fn a_runtime_in_the_table_of_an_older_version_counts_for_nothing() {
+    fn runtime_in_older_table_has_no_effect() {
         let both = format!(
             "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
             new(3, "runc", TYPE)
@@ -722,7 +720,7 @@ mod tests {
             let fault = only(faults(&[file(ROOT, text)], &[], Some(version)));
             assert!(!fault.refused && fault.path == ROOT, "{}", fault.why);
             assert!(
-                fault.why.contains("does not see runtimes") && fault.why.contains("`nvidia`"),
+                fault.why.contains("ignores runtimes") && fault.why.contains("`nvidia`"),
                 "{}",
                 fault.why
             );
@@ -733,7 +731,7 @@ mod tests {
                 fault.remedy
             );
         }
-        // From 2.3 on files of version 3 are older ones; what both tables name is there.
+        // Since 2.3, version 3 files are older files. A runtime in both tables exists.
         let twice = format!(
             "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
             new(3, "nvidia", TYPE)
@@ -745,17 +743,17 @@ mod tests {
         } {
             assert_eq!(faults(&[file(ROOT, text)], &[], version), [], "{text}");
         }
-        // Another file has the right table, or makes containerd read all as older ones.
+        // Another file has the right table, or makes containerd read all files as older ones.
         for later in [new(3, "nvidia", TYPE), old("x", TYPE)] {
             let files = [file(ROOT, &only_old), file(DROP_IN, &later)];
             let found = faults(&files, &[], Some(Version(2, 1)));
-            let is_said = (found.iter()).any(|fault| fault.why.contains("does not see runtimes"));
+            let is_said = (found.iter()).any(|fault| fault.why.contains("ignores runtimes"));
             assert!(!is_said, "{found:?}");
         }
     }
 
     #[test]
-    fn the_program_of_the_first_shims_is_none_of_pods() {
+    fn version_1_shim_program_does_not_apply_to_pods() {
         let shim =
             |plugin: &str| format!("[plugins.'{plugin}']\nruntime = 'nvidia-container-runtime'\n");
         let (short, long) = (shim("linux"), shim("io.containerd.runtime.v1.linux"));
@@ -783,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_of_the_runtimes_are_those_of_all_files_together() {
+    fn programs_are_merged_from_all_files() {
         let plugin = "plugins.'io.containerd.grpc.v1.cri'.containerd";
         let options = format!("[{plugin}.runtimes.nvidia.options]\nBinaryName = '/opt/nvidia'\n");
         let root = format!("version = 2\n[{plugin}]\ndefault_runtime_name = 'nvidia'\n{options}");
@@ -796,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nothing_imports_is_named() {
+    fn file_that_is_not_imported_is_reported() {
         let stray = [file(
             "/etc/containerd/config.d/99-nvidia.toml",
             &old("nvidia", TYPE),
@@ -804,12 +802,8 @@ mod tests {
         let root = [file(ROOT, &old("runc", TYPE))];
         let fault = only(faults(&root, &stray, Some(Version(1, 7))));
         assert_eq!(fault.path, stray[0].path);
-        assert!(
-            fault.why.contains("nothing imports that file"),
-            "{}",
-            fault.why
-        );
-        // It is harmless where the runtime is there all the same.
+        assert!(fault.why.contains("which is not imported"), "{}", fault.why);
+        // It is harmless if the runtime also exists elsewhere.
         let root = [file(
             ROOT,
             &format!(
@@ -821,13 +815,13 @@ mod tests {
     }
 
     #[test]
-    fn before_2_1_a_later_table_replaces_the_whole_one() {
+    fn later_table_replaces_the_table_before_2_1() {
         let root = old("nvidia", TYPE);
         let later = old("runc", TYPE);
         let files = [file(ROOT, &root), file(DROP_IN, &later)];
         let fault = only(faults(&files, &[], Some(Version(1, 7))));
         assert!(
-            fault.why.contains("replaces the whole table"),
+            fault.why.contains("replaces the complete table"),
             "{}",
             fault.why
         );
@@ -836,7 +830,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_without_panic(text in "(version = [0-9]\n|\\[plugins|runtimes|=|'|\\]|.|\n)*") {
+        fn any_text_is_parsed_without_panic(text in "(version = [0-9]\n|\\[plugins|runtimes|=|'|\\]|.|\n)*") {
             for version in [None, Some(Version(1, 6)), Some(Version(2, 3))] {
                 let _ = faults(&[file(ROOT, &text)], &[file(DROP_IN, &text)], version);
             }

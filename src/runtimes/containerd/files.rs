@@ -1,4 +1,4 @@
-//! Which files containerd reads, and what they say together.
+//! Finds the files that containerd reads, and merges them.
 
 use std::collections::BTreeSet;
 
@@ -11,25 +11,25 @@ use crate::{
     runtimes::{Broken, ConfigFile, Version},
 };
 
-/// The file that it reads first.
+/// The root configuration file.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
-/// The folder of its files.
+/// The directory of its configuration.
 pub(super) const FOLDER: &str = "/etc/containerd";
 
-/// Reads the files: the one that it reads first, whether it exists or not, and those that it imports, in their order. It stops
-/// behind one that is no TOML.
+/// Reads the root file, even if it does not exist, and the imported files in import order. It stops after a file that is not
+/// TOML.
 pub(super) fn read(
     files: &dyn ReadFiles,
     version: Option<Version>,
 ) -> Result<(Vec<ConfigFile>, Option<Broken>), FilesError> {
-    // 1.6 looks for them where it was started (seen with 1.6.20, not with 1.7.24).
+    // 1.6 resolves them relative to its working directory (seen with 1.6.20, not with 1.7.24).
     let relative_patterns = version.is_none_or(|version| version >= Version(1, 7));
     let mut found = vec![ConfigFile {
         path: CONFIG.into(),
         text: files.read_text(Utf8Path::new(CONFIG))?,
     }];
-    // Names with `..` and links lead to one file by many paths.
+    // Resolve names with `..` and symlinks, because they lead to the same file by different paths.
     let place = |path: &Utf8Path| -> Result<Utf8PathBuf, FilesError> {
         Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
     };
@@ -46,14 +46,14 @@ pub(super) fn read(
             if import.contains('*') && !import.starts_with('/') && !relative_patterns {
                 continue;
             }
-            // A relative one is relative to the file that names it.
+            // Relative imports are relative to the importing file.
             let import = path.parent().unwrap_or(Utf8Path::new("/")).join(import);
             let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
                 continue;
             };
             for name in files.list(folder)? {
                 let path = folder.join(&name);
-                // A file that is imported twice is read once.
+                // Read a file that is imported twice only once.
                 if pattern::matches(names, &name) && read.insert(place(&path)?) {
                     let text = files.read_text(&path)?;
                     found.push(ConfigFile { path, text });
@@ -64,7 +64,7 @@ pub(super) fn read(
     Ok((found, None))
 }
 
-/// What the files say together; one that is no TOML says nothing.
+/// Merges the files. A file that is not TOML is ignored.
 pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfig {
     let mut config = CriConfig {
         enabled: true,
@@ -80,7 +80,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
             config = more;
             continue;
         }
-        // Lists are united.
+        // Lists are merged.
         config.enabled &= more.enabled;
         if more.has_plugin && !merges {
             let (enabled, version) = (config.enabled, config.version);
@@ -99,7 +99,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
     config
 }
 
-/// The files that are beside those that it reads: `*.toml` in folders below its own.
+/// Returns files that are not read: `*.toml` in subdirectories of the configuration directory.
 pub(super) fn strays(
     files: &dyn ReadFiles,
     read: &[ConfigFile],

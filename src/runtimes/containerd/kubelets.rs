@@ -1,27 +1,27 @@
-//! Which kubelets containerd goes with.
+//! Compatibility of kubelets and containerd.
 //!
 //! Sources: containerd, `RELEASES.md`, "Kubernetes Support"; the announcement of Kubernetes 1.26 (CRI v1); KEP-4033 and its
 //! deferrals (containerd 1.x).
 
 use crate::tools::kubernetes::skew::series;
 
-/// From this minor version of Kubernetes on, a kubelet needs at least this containerd.
+/// The minimum containerd version for kubelets since this minor version of Kubernetes.
 const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (DROPS_1, (2, 0))];
 
-/// The minor version of Kubernetes that drops containerd 1.x; announced for 1.36, and deferred twice (KEP-4033,
-/// kubernetes/enhancements#6087). From the announced one on it is said.
+/// The minor version of Kubernetes that drops containerd 1.x. It was announced for 1.36 and deferred twice (KEP-4033,
+/// kubernetes/enhancements#6087). A note is shown since the announced version.
 const DROPS_1: u64 = 38;
 const ANNOUNCED: u64 = 36;
 
-/// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
-/// series. containerd/containerd@301026e (2026-08-22) has no row for 1.37.
+/// The containerd versions that a minor version of Kubernetes is tested with, oldest first, one for each series.
+/// containerd/containerd@301026e (2026-08-22) has no entry for 1.37.
 type Tested = (u64, &'static [(u64, u64, u64)]);
 const TESTED: [Tested; 2] = [
     (35, &[(1, 7, 28), (2, 1, 5), (2, 2, 0)]),
     (36, &[(2, 2, 0)]),
 ];
 
-/// Why a kubelet does not go with a containerd.
+/// Returns the reason if a kubelet is incompatible with a containerd version.
 #[must_use]
 pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let ((_, minor), found) = (series(kubelet)?, series(containerd)?);
@@ -31,19 +31,18 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
         .find(|(since, _)| minor >= *since)?;
     (found < (first, second)).then(|| {
         format!(
-            "containerd is {containerd}, and a kubelet from 1.{since} on ({kubelet} here) needs at least \
-             {first}.{second}"
+            "containerd is {containerd}, but kubelet 1.{since} and newer ({kubelet} here) requires at least {first}.{second}"
         )
     })
 }
 
-/// Why a kubelet is not tested with a containerd, although it starts.
+/// Returns the reason if a kubelet is not tested with a containerd version, although it starts.
 #[must_use]
 pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {
         return Some(format!(
-            "containerd is {containerd}, and a kubelet from 1.{DROPS_1} on ({kubelet} here) will need at least 2.0"
+            "containerd is {containerd}, but kubelet 1.{DROPS_1} and newer ({kubelet} here) will require at least 2.0"
         ));
     }
     let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;
@@ -59,7 +58,7 @@ pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
             .map(|(a, b, c)| format!("{a}.{b}.{c}"))
             .collect();
         format!(
-            "containerd is {containerd}; kubelet {kubelet} is tested with {} and newer ones of these series",
+            "containerd is {containerd}, but kubelet {kubelet} is tested with {} and newer versions of these series",
             versions.join(", ")
         )
     })
@@ -70,18 +69,18 @@ mod tests {
     use super::{untested_containerd, with_containerd};
 
     #[test]
-    fn the_runtime_goes_with_the_kubelet() {
+    fn kubelet_compatibility_is_checked() {
         assert_eq!(with_containerd("1.34.*", "1.6.20~ds1"), None);
         assert!(with_containerd("1.26.0", "1.5.18").is_some());
         assert_eq!(with_containerd("1.35.*", "1.7.28"), None);
         let why = with_containerd("1.38.*", "1.7.28").unwrap_or_default();
         assert!(why.contains("at least 2.0"), "{why}");
         assert_eq!(with_containerd("1.38.*", "2.0.1"), None);
-        // Upstream has deferred it twice: until then it is only said.
+        // Upstream has deferred it twice. Until then, only a note is shown.
         for kubelet in ["1.36.*", "1.37.2"] {
             assert_eq!(with_containerd(kubelet, "1.7.28"), None);
             let why = untested_containerd(kubelet, "1.7.28").unwrap_or_default();
-            assert!(why.contains("from 1.38 on"), "{why}");
+            assert!(why.contains("1.38 and newer"), "{why}");
         }
         for (kubelet, containerd, is_tested) in [
             ("v1.34.4", "1.6.20", true),

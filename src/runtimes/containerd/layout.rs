@@ -1,8 +1,8 @@
-//! Which keys of which configuration file make containerd know a runtime.
+//! Determines the configuration keys and files that configure a runtime in containerd.
 //!
-//! Sources: containerd, `docs/cri/config.md` and `docs/PLUGINS.md` (ids of plugins by version);
-//! `cmd/containerd/server/config` (imports, versions, how files are merged: before 2.1 the table of a
-//! plugin in a later file replaces the whole table of an earlier one, containerd/containerd#5837).
+//! Sources: containerd, `docs/cri/config.md` and `docs/PLUGINS.md` (plugin IDs by version); `cmd/containerd/server/config`
+//! (imports, versions, merging of files: before 2.1, the table of a plugin in a later file replaces the complete table of an
+//! earlier one, containerd/containerd#5837).
 
 use serde_json::{Map, Value, json};
 
@@ -11,26 +11,26 @@ use crate::{
     runtimes::{BUILT_IN, ConfigFile, Version, cdi},
 };
 
-/// A runtime that containerd has to know; it may be [`BUILT_IN`].
+/// A runtime to configure in containerd. It may be [`BUILT_IN`].
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerdRuntime<'a> {
     pub name: &'a str,
-    /// The program that takes runc's place.
+    /// The program that replaces runc.
     pub program: &'a str,
-    /// Whether the program that an entry has already stays.
+    /// Whether the program of an existing entry is kept.
     pub kept: bool,
-    /// Whether it has to be the default one.
+    /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether containers get devices by CDI.
+    /// Whether containers get devices with CDI.
     pub cdi: bool,
-    /// Whether systemd makes the control groups of containers; `None` if the files say it.
+    /// Whether systemd is the cgroup driver of its containers. `None` keeps the existing setting.
     pub systemd_cgroup: Option<bool>,
-    /// Whether it has to make those of runc's containers, too: a kubelet will demand it.
+    /// Whether systemd must also be the cgroup driver of runc containers, because a kubelet will require it.
     pub for_kubelet: bool,
 }
 
 impl Version {
-    /// The version of the format of a new file: the newest one that this containerd reads.
+    /// Returns the format version for a new file: the newest version that this containerd reads.
     pub(super) fn format(self) -> i64 {
         match self {
             Self(..=1, _) => 2,
@@ -39,36 +39,36 @@ impl Version {
         }
     }
 
-    /// Files are merged key by key, and not by plugin.
+    /// Whether files are merged by key instead of by plugin.
     #[must_use]
     pub fn merges(self) -> bool {
         self >= Self(2, 1)
     }
 
-    /// The runtimes of a file take the place of those that are built in, so runc has to be named, too
-    /// (seen with 1.6.20 and 1.7.24, not with 2.1.9).
+    /// Whether runtimes in a file replace the built-in ones, so that runc must also be configured (seen with 1.6.20 and 1.7.24,
+    /// not with 2.1.9).
     pub(super) fn forgets_runc(self) -> bool {
         self < Self(2, 0)
     }
 
-    /// CDI can be used, but has to be switched on.
+    /// Whether CDI is supported but must be enabled.
     fn needs_cdi(self) -> bool {
         self == Self(1, 7)
     }
 }
 
-/// How containerd calls runc and what takes its place.
+/// The containerd runtime type of runc and of its replacements.
 const RUNC: &str = "io.containerd.runc.v2";
 
-/// Keys of a runtime that name its program in another way.
+/// Runtime keys that specify its program in another way.
 const PROGRAMS: [&str; 3] = ["runtime_path", "runtime_engine", "runtime_root"];
 
-/// Where Kubernetes' package and the network add-ons put network plugins, which is containerd's default; and the folder
-/// that the file of Debian's package names instead (seen with 1.6.20): no pod starts with it.
+/// The default CNI plugin directory of containerd, which the Kubernetes packages and network add-ons use. Pods do not start
+/// with the directory that the file of the Debian package sets instead (seen with 1.6.20).
 const PLUGINS_FOLDER: &str = "/opt/cni/bin";
 const DEBIANS_PLUGINS: &str = "/usr/lib/cni";
 
-/// The plugin with the runtimes, in a file with this version of the format.
+/// Returns the ID of the plugin with the runtimes in this format version.
 pub(super) fn plugin(format: i64) -> &'static str {
     match format {
         ..=1 => "cri",
@@ -80,9 +80,9 @@ pub(super) fn plugin(format: i64) -> &'static str {
 struct Parsed<'a> {
     file: &'a ConfigFile,
     document: Document,
-    /// The version that has to be written into the file.
+    /// The version to add to the file.
     new_format: Option<i64>,
-    /// The id of the plugin with the runtimes.
+    /// The ID of the plugin with the runtimes.
     id: &'static str,
 }
 
@@ -91,10 +91,10 @@ impl<'a> Parsed<'a> {
         let newest = version.map_or(2, Version::format);
         let text = file.text.as_deref().unwrap_or_default();
         let document = Document::parse(Format::Toml, text)
-            .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
+            .map_err(|error| format!("`{}` cannot be parsed: {error}", file.path))?;
         let named = document.get(&["version".to_owned()]);
-        // Without one it is the first; a file that says nothing of what the versions name differently can become one of
-        // the newest. The file of Docker's package is such a one; 2.1.9 drops a runtime that it has in version 1.
+        // Without a version, the file has version 1. A file without version-dependent settings can get the newest version. The
+        // file of the Docker package is such a file: 2.1.9 ignores a runtime that it contains in version 1.
         let new_format = (named.is_none() && is_of_each_version(&document)).then_some(newest);
         let format = new_format
             .or_else(|| named.and_then(|version| version.as_i64()))
@@ -104,8 +104,8 @@ impl<'a> Parsed<'a> {
                 .get(&["plugins".to_owned(), (*id).to_owned()])
                 .is_some()
         };
-        // AKS ships `version = 2` with the table of version 3, and containerd takes that one: a runtime beside it is lost
-        // without a word when containerd migrates the file (Azure/AgentBaker, pkg/agent/baker.go; NVIDIA/aicr#1688;
+        // AKS ships `version = 2` with the version 3 table, and containerd uses that table. A runtime in the other table would
+        // be lost without an error when containerd migrates the file (Azure/AgentBaker, pkg/agent/baker.go; NVIDIA/aicr#1688;
         // containerd, plugins/cri/runtime/plugin.go).
         let id = [plugin(3), plugin(format)]
             .into_iter()
@@ -132,7 +132,7 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Whether the file means the same in each version of the format: the names of plugins are what they change.
+/// Whether the file has the same meaning in each format version, because it does not contain plugin names.
 fn is_of_each_version(document: &Document) -> bool {
     let get = |key: &str| document.get(&[key.to_owned()]);
     ["plugins", "required_plugins", "imports"]
@@ -144,16 +144,16 @@ fn is_of_each_version(document: &Document) -> bool {
         }
 }
 
-/// Whether the name is that of the CRI plugin, in any version of the format.
+/// Whether the name is the CRI plugin ID in any format version.
 fn is_cri(name: &Value) -> bool {
     (name.as_str()).is_some_and(|name| (1..=3).any(|format| name == plugin(format)))
 }
 
-/// The keys to set, by file; none if the files say all of it. The first file is the one that
-/// containerd is started with, the others are those that it imports, in their order.
+/// Returns the keys to set, by file, or nothing if the files already contain all of them. The first file is the root file of
+/// containerd, and the others are imported files in import order.
 ///
 /// # Errors
-/// Which file cannot be read, and why; in one line.
+/// If a file cannot be parsed. The message is one line with the file and the reason.
 pub fn settings(
     files: &[ConfigFile],
     version: Option<Version>,
@@ -164,10 +164,10 @@ pub fn settings(
         .collect::<Result<_, _>>()?;
     let mut wanted: Vec<(usize, Setting)> = Vec::new();
     let merges = version.is_some_and(Version::merges);
-    // The last file with a key is the one whose value counts.
+    // The last file with a key determines its value.
     let last = |names: &[&str]| files.iter().rposition(|file| file.has(names));
     let last_section = last(&[]);
-    // Of two tables of the plugin, by its older and its newer name, only the newer one is read (seen with 2.1.9).
+    // If both the older and the newer plugin table exist, only the newer one is read (seen with 2.1.9).
     let newer = files
         .iter()
         .rposition(|file| file.id == plugin(3) && file.has(&[]));
@@ -253,7 +253,7 @@ pub fn settings(
         ] {
             let at = place(&[name]);
             let there = files[at].document.get(&files[at].plugin(&[name]));
-            // Other folders may be somebody's choice.
+            // Other directories may have been chosen intentionally.
             if name == "cdi_spec_dirs" && there.is_some() {
                 continue;
             }
@@ -300,7 +300,7 @@ pub fn settings(
     Ok(settings)
 }
 
-/// The entry of runc, whose control groups systemd makes.
+/// Returns the runc entry with systemd as the cgroup driver.
 fn with_systemd(entry: Option<Value>) -> Value {
     let mut entry = match entry {
         Some(Value::Object(entry)) => entry,
@@ -323,8 +323,8 @@ fn set(key: &[&str], value: Value) -> Setting {
     }
 }
 
-/// The runtime's entry: what the file says about runc (an administrator's choices count for all
-/// containers), with the other program. What the entry has already stays.
+/// Returns the entry of the runtime: the settings of runc, because an administrator's choices apply to all containers, with
+/// another program. Existing keys of the entry are kept.
 fn entry(files: &[Parsed<'_>], at: usize, runtime: &ContainerdRuntime<'_>) -> Value {
     let file = &files[at];
     let object = |name: &str| {
@@ -391,16 +391,16 @@ mod tests {
     };
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named() {
+    fn file_that_cannot_be_parsed_is_reported() {
         let why = settings(&[file(ROOT, "version = ")], Some(Version(1, 7)), &NVIDIA).unwrap_err();
         assert!(
-            why.starts_with("`/etc/containerd/config.toml` cannot be read: "),
+            why.starts_with("`/etc/containerd/config.toml` cannot be parsed:"),
             "{why}"
         );
     }
 
     #[test]
-    fn versions_are_read() {
+    fn versions_are_parsed() {
         for (text, version) in rows! {
             "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",
                 Some(Version(1, 6));

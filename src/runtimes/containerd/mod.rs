@@ -1,4 +1,4 @@
-//! containerd: its configuration as it prints it, and its client.
+//! containerd: its printed configuration, and its client.
 
 use std::collections::BTreeMap;
 
@@ -18,56 +18,55 @@ pub use files::CONFIG;
 pub use owners::{KubernetesDistribution, OWNERS, PROGRAMS};
 pub use runtime::{Containerd, SOCKET};
 
-/// What the CRI plugin is configured with.
+/// The configuration of the CRI plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CriConfig {
-    /// Names of runtimes.
+    /// The runtime names.
     pub runtimes: Vec<String>,
     pub default_runtime: Option<String>,
-    /// The runtimes for which systemd makes the control groups, or not, where the configuration
-    /// says so.
+    /// Whether systemd is the cgroup driver, for each runtime that sets it.
     pub systemd_cgroup: BTreeMap<String, bool>,
-    /// The programs that run containers, by runtime, where the configuration names them.
+    /// The program of each runtime that sets one.
     pub programs: BTreeMap<String, String>,
-    /// Other files that belong to it, as patterns.
+    /// Patterns of imported files.
     pub imports: Vec<String>,
-    /// The CRI plugin is not disabled.
+    /// Whether the CRI plugin is enabled.
     pub enabled: bool,
-    /// It says something about the CRI plugin.
+    /// Whether there are settings of the CRI plugin.
     pub has_plugin: bool,
-    /// The version of the format; 1 where none is named.
+    /// The format version. 1 if it is not set.
     pub version: i64,
 }
 
-/// Prints the version: [`Version::parse`](crate::runtimes::Version::parse).
+/// Prints the version, see [`Version::parse`](crate::runtimes::Version::parse).
 #[must_use]
 pub fn version() -> Query {
     Query::new("containerd", ["--version"])
 }
 
-/// Prints the merged configuration, imports included.
+/// Prints the merged configuration, including imports.
 #[must_use]
 pub fn config_dump() -> Query {
     Query::new("containerd", ["config", "dump"])
 }
 
-/// Plugin ids of the CRI's runtime part: configuration version 2, then 3 and newer.
+/// IDs of the plugin with the CRI runtimes: configuration version 2, then 3 and newer.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// The id of that plugin in files of version 1, which have no `version`, or 1.
+/// The ID of this plugin in version 1 files, which have no `version` or 1.
 const FIRST_PLUGIN: &str = "cri";
 
-/// The ids by which a file names the plugin with the runtimes.
+/// Returns the possible IDs of the plugin with the runtimes in a file.
 fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
     let version = root.get("version").and_then(toml::Value::as_integer);
     let first = version.is_none_or(|version| version < 2);
     (first.then_some(FIRST_PLUGIN).into_iter()).chain(PLUGINS)
 }
 
-/// Reads the answer to [`config_dump`].
+/// Parses the output of [`config_dump`].
 ///
 /// # Errors
-/// Where and why it is not TOML.
+/// If the text is not TOML. The message contains the position.
 pub fn parse_config(text: &str) -> Result<CriConfig, String> {
     let root: Table = toml::from_str(text).map_err(|error| error.to_string())?;
     let disabled = root
@@ -142,7 +141,7 @@ mod tests {
     use super::parse_config;
 
     #[test]
-    fn both_layouts_are_read() {
+    fn both_layouts_are_parsed() {
         for plugin in ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"] {
             let text = format!(
                 "version = 2\ndisabled_plugins = []\n[plugins.\"{plugin}\".containerd]\n\

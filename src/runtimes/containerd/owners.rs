@@ -1,27 +1,28 @@
-//! The Kubernetes distributions that bring a containerd of their own.
+//! Kubernetes distributions that ship their own containerd.
 
-/// A Kubernetes distribution that brings a containerd of its own.
+/// A Kubernetes distribution that ships its own containerd.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KubernetesDistribution {
     pub name: &'static str,
-    /// The programs that contain the kubelet, or start it.
+    /// The programs that contain or start the kubelet.
     pub programs: &'static [&'static str],
-    /// What is on the disk only where it is installed.
+    /// A path that exists only if the distribution is installed.
     pub mark: &'static str,
     /// The socket of its containerd.
     pub socket: &'static str,
-    /// The files that its containerd is configured with; `*.toml` stands for all such files of a folder.
+    /// The configuration files of its containerd. `*.toml` matches all such files in a directory.
     pub configs: &'static [&'static str],
-    /// It writes its configuration at each start, with the nvidia runtime if the toolkit is there then.
+    /// Whether it generates its configuration at each start, including the nvidia runtime if the toolkit is installed at that
+    /// time.
     pub detects: bool,
-    /// The files that replace the template of its configuration; the first one that is there counts.
+    /// The files that replace its configuration template. The first existing one is used.
     pub templates: &'static [&'static str],
-    /// What makes its containerd know the nvidia runtime, for people.
+    /// The remedy if its containerd has no nvidia runtime, for the administrator.
     pub remedy: &'static str,
 }
 
-/// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it looks for `/usr/bin/nvidia-container-runtime` when
-/// it starts), `config.go` (`templateGenerations`) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
+/// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it detects `/usr/bin/nvidia-container-runtime` at startup),
+/// `config.go` (`templateGenerations`) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
 /// <https://canonical.com/microk8s/docs/configuring-services>, and `microk8s-resources/default-args`.
 pub const OWNERS: [KubernetesDistribution; 4] = [
     KubernetesDistribution {
@@ -35,7 +36,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
             "/var/lib/rancher/rke2/agent/etc/containerd/config-v3.toml.tmpl",
             "/var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl",
         ],
-        remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may pause",
+        remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may be interrupted",
     },
     KubernetesDistribution {
         name: "k3s",
@@ -48,7 +49,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
             "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl",
             "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl",
         ],
-        remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may pause",
+        remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may be interrupted",
     },
     KubernetesDistribution {
         name: "k0s",
@@ -58,8 +59,8 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
         configs: &["/etc/k0s/containerd.d/*.toml", "/etc/k0s/containerd.toml"],
         detects: false,
         templates: &[],
-        remedy: "add the runtime in a file of the folder `/etc/k0s/containerd.d`, from k0s 1.27.1 on, or in \
-                 `/etc/k0s/containerd.toml`, and restart k0s when its pods may pause",
+        remedy: "add the runtime in a file in `/etc/k0s/containerd.d` (k0s 1.27.1 and newer) or in `/etc/k0s/containerd.toml`, \
+                 and restart k0s when its pods may be interrupted",
     },
     KubernetesDistribution {
         name: "microk8s",
@@ -74,7 +75,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     },
 ];
 
-/// The programs whose processes tell which container runtime the kubelet uses.
+/// The programs whose processes show the container runtime of the kubelet.
 pub const PROGRAMS: [&str; 9] = [
     "kubelet",
     "rke2",
@@ -92,7 +93,7 @@ mod tests {
     use super::{OWNERS, PROGRAMS};
 
     #[test]
-    fn the_programs_are_the_kubelet_and_those_of_its_owners() {
+    fn programs_are_the_kubelet_and_its_owners() {
         let owners = OWNERS.iter().flat_map(|owner| owner.programs);
         let all: Vec<&str> = ["kubelet"].iter().chain(owners).copied().collect();
         assert_eq!(all, PROGRAMS);

@@ -1,4 +1,4 @@
-//! containerd among the runtimes.
+//! Implements the runtime traits for containerd.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -26,11 +26,10 @@ use crate::{
     tools::toolkit,
 };
 
-/// containerd, as the kubelet uses it.
+/// containerd, as used by the kubelet.
 #[derive(Debug)]
 pub struct Containerd;
 
-/// Its socket.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
 
 static FACTS: RuntimeFacts = RuntimeFacts {
@@ -52,10 +51,10 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     reads_groups: None,
 };
 
-/// Google's script of each boot, whose unit starts it (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`,
-/// `setup-containerd`, up to commit c3b0081d7, which removed the directory; the script of GKE itself is not public), and that of
-/// Canonical's image for EKS, by which the node joins. The runtime is put back before each
-/// start, so also before the first pod.
+/// Google's boot script, which is started by its unit (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`,
+/// `setup-containerd`, up to commit c3b0081d7, which removed the directory; the script of GKE itself is not public), and the
+/// join script of Canonical's image for EKS. The runtime is restored before each start, and therefore also before the first
+/// pod.
 static REWRITTEN: Rewritten = Rewritten {
     units: &["kube-node-configuration.service"],
     programs: &["/etc/eks/bootstrap.sh"],
@@ -78,7 +77,7 @@ impl From<CriConfig> for Config {
     }
 }
 
-/// What the answer to [`super::config_dump`] says.
+/// Parses the output of [`super::config_dump`].
 fn of_dump(output: &Output) -> Said {
     match super::parse_config(&output.stdout) {
         Ok(config) if output.ok() => Said::Known(config.into()),
@@ -86,8 +85,8 @@ fn of_dump(output: &Output) -> Said {
     }
 }
 
-/// Why CRI, the part of containerd that the kubelet talks to, cannot be used yet. The list of plugins tells it, and CRI itself
-/// if `crictl` is installed.
+/// Returns the reason if CRI, the interface for the kubelet, is not ready. The evidence is the plugin list, and CRI itself if
+/// `crictl` is installed.
 async fn cri_answers(host: Reader<'_>) -> Result<Answer, ExecError> {
     let flaw = |why: String| Answer {
         flaw: Some(why),
@@ -167,7 +166,7 @@ impl Runtime for Containerd {
             .into_iter())
         .map(of_fault)
         .collect();
-        // What containerd does not read names no program.
+        // A file that containerd does not read does not configure programs.
         if found.iter().all(|fault| fault.harm != Harm::All) {
             for one in faults::programs(&view.files, view.version) {
                 let named = Named {
@@ -178,7 +177,7 @@ impl Runtime for Containerd {
                     path: Some(&one.path),
                     default: one
                         .default
-                        .then_some("and is the default one: no pod starts"),
+                        .then_some("and is the default runtime: no pod starts"),
                 };
                 if named.counts() {
                     found.extend(named.fault(files)?);
@@ -186,9 +185,11 @@ impl Runtime for Containerd {
             }
         }
         if found.is_empty() && !view.has_file() {
-            return Ok(Some(Report::Nothing("it has none".to_owned())));
+            return Ok(Some(Report::Nothing(
+                "containerd has no configuration file".to_owned(),
+            )));
         }
-        let whole = "they can be read, and their runtimes are whole";
+        let whole = "the files are valid, and their runtimes are complete";
         Ok(Some(Report::of(found, whole)))
     }
 
@@ -226,7 +227,7 @@ impl Configured for Containerd {
             },
             _ => false,
         };
-        // Both must let the same one make the control groups.
+        // Both must have the same cgroup driver.
         let cgroup = view.config().and_then(|config| {
             let of = |name| config.systemd_cgroup.get(name);
             match (of(BUILT_IN), of(NVIDIA)) {
@@ -241,8 +242,8 @@ impl Configured for Containerd {
             kept,
             default: goal.default,
             cdi: goal.cdi,
-            // kubeadm's kubelet lets systemd make the control groups (Kubernetes, "Configuring a cgroup driver"), and this
-            // machine has systemd.
+            // The kubelet of kubeadm uses the systemd cgroup driver (Kubernetes, "Configuring a cgroup driver"), and systemd is
+            // running on this machine.
             systemd_cgroup: if goal.for_kubelet { Some(true) } else { cgroup },
             for_kubelet: goal.for_kubelet,
         };
@@ -256,7 +257,7 @@ impl Configured for Containerd {
         _: &str,
         _: &[&Utf8Path],
     ) -> Result<Validated, ReadError> {
-        // `containerd config dump` of 1.6 fails if there is no file, although the daemon starts.
+        // `containerd config dump` of 1.6 fails without a file, although the daemon starts.
         if !host.files().exists(CONFIG.into())? {
             return Ok(Validated::Untold);
         }
@@ -347,7 +348,7 @@ impl Configured for Containerd {
     }
 }
 
-/// An image was pulled into the namespace of the kubelet.
+/// Returns the namespace of a container. Images are pulled into the kubelet's namespace.
 fn namespace<'a>(container: &'a str, image: Option<&str>) -> &'a str {
     image.map_or(container, |_| ctr::KUBERNETES)
 }
@@ -366,7 +367,7 @@ impl Containers for Containerd {
         (output.ok()).then(|| output.stdout.lines().any(|line| line.trim() == image))
     }
 
-    /// Logins come from [`ctr::HOSTS`].
+    /// Credentials come from [`ctr::HOSTS`].
     fn pull(&self, files: &dyn ReadFiles, image: &str) -> Result<Cmd, FilesError> {
         let hosts = files.exists(ctr::HOSTS.into())?;
         Ok(ctr::pull(ctr::KUBERNETES, image, hosts))
@@ -377,7 +378,7 @@ impl Containers for Containerd {
     }
 
     fn start(&self, container: &OneContainer<'_>) -> Cmd {
-        // The default of the CPU shares needs the CPU controller, which systemd does not enable on every machine.
+        // The default CPU shares require the CPU controller, which systemd does not enable on every machine.
         let mut args = words(&format!(
             "--namespace={} run --rm --cpu-shares=0 --runc-binary={} {VARIABLES}",
             namespace(container.name, container.image),
@@ -393,7 +394,7 @@ impl Containers for Containerd {
                 image
             }
         };
-        // It takes the name as a word, and all that follows replaces the image's entry point.
+        // `ctr` takes the name as an argument, and all following arguments replace the entry point of the image.
         args.extend(["--", place, container.name].map(str::to_owned));
         args.extend(container.command.iter().map(ToString::to_string));
         Cmd::new("ctr", args)
@@ -412,7 +413,7 @@ impl Containers for Containerd {
         if !listed.stdout.lines().any(|found| found.trim() == name) {
             return Ok(());
         }
-        // Its task may have ended; if it still runs, the removal of the container fails.
+        // Its task may have exited. If it is still running, removing the container fails.
         (host.exec)
             .run(&ctr::end_task(namespace, name), &mut |_, _| {})
             .await?;
@@ -425,9 +426,9 @@ mod tests {
     use super::*;
     use crate::host::fake;
 
-    /// Google's script writes the file anew at each boot, and restarts containerd.
+    /// Google's script regenerates the file at each boot, and restarts containerd.
     #[tokio::test]
-    async fn a_file_that_was_written_anew_gets_the_runtime_back_once() {
+    async fn regenerated_file_gets_the_runtime_again_once() {
         let (host, fakes) = fake::host();
         fakes.exec.on("containerd", |_, _| {
             fake::ok("containerd containerd.io v2.1.5 abc\n")

@@ -1,9 +1,9 @@
-//! CRI-O: its configuration as it prints it, and which keys of which file make it know a runtime.
+//! CRI-O: its printed configuration, and the keys and files that configure a runtime in it.
 //!
-//! Sources: CRI-O, `docs/crio.conf.d.5.md` (files in the order of their names, the last value counts),
-//! `docs/crio.8.md` (`crio config` prints what the files say), `internal/criocli/config.go` (and validates it),
-//! `docs/crio-status.8.md`, `pkg/config/reload.go` (SIGHUP takes up runtimes); NVIDIA/nvidia-container-toolkit,
-//! `pkg/config/engine/crio/crio.go` (the keys of a runtime). None of it was tried with a real CRI-O.
+//! Sources: CRI-O, `docs/crio.conf.d.5.md` (files are read in name order, and the last value is used), `docs/crio.8.md` (`crio
+//! config` prints the configuration of the files), `internal/criocli/config.go` (and validates it), `docs/crio-status.8.md`,
+//! `pkg/config/reload.go` (SIGHUP reloads runtimes); NVIDIA/nvidia-container-toolkit, `pkg/config/engine/crio/crio.go` (the
+//! keys of a runtime). It was not tested with a real CRI-O.
 
 mod runtime;
 
@@ -20,43 +20,43 @@ use crate::{
     model::document::{Document, FileSettings, Format, Setting},
 };
 
-/// The file that it reads first.
+/// The file that CRI-O reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
 
-/// Its socket, as its `crio.8` names it.
+/// Its socket, according to `crio.8`.
 pub const SOCKET: &str = "/var/run/crio/crio.sock";
 
-/// The folder of the files that it reads then.
+/// The directory of the files that it reads next.
 pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
 
-/// A folder that it does not read, and in which versions of NVIDIA's toolkit write its runtime.
+/// A directory that it does not read, but to which some versions of the NVIDIA toolkit write their runtime.
 ///
 /// Source: NVIDIA/nvidia-container-toolkit PR 1829.
 pub const UNREAD: &str = "/etc/crio/conf.d";
 
-/// The folder into which NVIDIA's GPU Operator puts its hook where CDI is off, and which CRI-O reads only where a file names
-/// it. Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
+/// The directory to which the NVIDIA GPU Operator adds its hook if CDI is disabled. CRI-O reads it only if a file lists it.
+/// Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
 pub const HOOKS: &str = "/run/containers/oci/hooks.d";
 
-/// The file of a runtime that no file names yet.
+/// The file for a runtime that is not in any file yet.
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
-/// Where the runtimes are.
+/// The key of the runtimes.
 const RUNTIMES: [&str; 3] = ["crio", "runtime", "runtimes"];
 
-/// Asks the daemon what it runs with.
+/// Queries the configuration that the daemon uses.
 #[must_use]
 pub fn status() -> Query {
     Query::new("crio", ["status", "config"])
 }
 
-/// Asks the program what its files say. The status is not 0 if the daemon would not start with them.
+/// Prints the configuration of the files. The exit status is not 0 if the daemon would not start with them.
 #[must_use]
 pub fn config() -> Query {
     Query::new("crio", ["config"])
 }
 
-/// What CRI-O is configured with, as far as it matters here.
+/// The parts of the CRI-O configuration that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CrioConfig {
     /// The keys of each runtime.
@@ -65,7 +65,7 @@ pub struct CrioConfig {
 }
 
 impl CrioConfig {
-    /// The programs that run containers, by runtime.
+    /// Returns the program of each runtime.
     #[must_use]
     pub fn programs(&self) -> BTreeMap<String, String> {
         let program =
@@ -76,10 +76,10 @@ impl CrioConfig {
     }
 }
 
-/// Reads the answer to [`status`] or [`config`].
+/// Parses the output of [`status`] or [`config`].
 ///
 /// # Errors
-/// Where and why it is not TOML.
+/// If the text is not TOML. The message contains the position.
 pub fn parse(text: &str) -> Result<CrioConfig, String> {
     let document = Document::parse(Format::Toml, text).map_err(|error| error.to_string())?;
     let runtimes = document.get(&key(&RUNTIMES)).unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
     })
 }
 
-/// The programs of the runtimes, as all files say together; a file that is no TOML says nothing.
+/// Returns the programs of all runtimes, merged from all files. A file that is not TOML is ignored.
 #[must_use]
 pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
     let parsed = files.iter().filter_map(|file| parse(file.text()).ok());
@@ -107,7 +107,7 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
     found
 }
 
-/// Whether CRI-O reads the hooks in [`HOOKS`]: the last file that names folders counts.
+/// Whether CRI-O reads the hooks in [`HOOKS`]. The last file that lists directories is used.
 #[must_use]
 pub fn reads_hooks(files: &[ConfigFile]) -> bool {
     let folders = files.iter().rev().find_map(|file| {
@@ -121,7 +121,7 @@ pub fn reads_hooks(files: &[ConfigFile]) -> bool {
     folders.is_some_and(|folders| folders.as_array().is_some_and(|all| all.iter().any(is_it)))
 }
 
-/// The runtimes that are only in files that CRI-O does not read.
+/// Returns errors for runtimes that exist only in files that CRI-O does not read.
 #[must_use]
 pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
     let known: Vec<String> = (read.iter())
@@ -134,7 +134,7 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
         for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
             found.push(CrioFault {
                 why: format!(
-                    "CRI-O has no runtime `{name}`: `{}` configures it, in a folder that CRI-O does not read",
+                    "CRI-O has no runtime `{name}`: it is configured in `{}`, in a directory that CRI-O does not read",
                     file.path
                 ),
                 remedy: format!(
@@ -147,23 +147,23 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
     found
 }
 
-/// A runtime that CRI-O has to know.
+/// A runtime to configure in CRI-O.
 #[derive(Debug, Clone, Copy)]
 pub struct CrioRuntime<'a> {
     pub name: &'a str,
-    /// The program that takes runc's place.
+    /// The program that replaces runc.
     pub program: &'a str,
-    /// Whether the entry that there is stays as it is.
+    /// Whether an existing entry is kept.
     pub kept: bool,
-    /// Whether it has to be the default one.
+    /// Whether it must be the default runtime.
     pub default: bool,
 }
 
-/// The keys to set, by file; none if the files say all of it. `files` are in the order in which they are read,
-/// `now` is what they say together.
+/// Returns the keys to set, by file, or nothing if the files already contain all of them. `files` are in reading order, and
+/// `now` is their merged configuration.
 ///
 /// # Errors
-/// Which file cannot be read, and why; in one line.
+/// If a file cannot be parsed. The message is one line with the file and the reason.
 pub fn settings(
     files: &[ConfigFile],
     now: &CrioConfig,
@@ -172,7 +172,7 @@ pub fn settings(
     let documents = (files.iter())
         .map(|file| {
             let document = Document::parse(Format::Toml, file.text())
-                .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
+                .map_err(|error| format!("`{}` cannot be parsed: {error}", file.path))?;
             Ok((file.path.as_path(), document))
         })
         .collect::<Result<Vec<_>, String>>()?;
@@ -187,7 +187,7 @@ pub fn settings(
     }
     let mut found: Vec<FileSettings> = Vec::new();
     for (key, value) in wanted {
-        // The last file with a key is the one whose value counts.
+        // The last file with a key determines its value.
         let last = (documents.iter().rev()).find_map(|(path, document)| {
             let now = document.get(&key)?;
             Some((*path, now))
@@ -195,7 +195,7 @@ pub fn settings(
         if last.as_ref().is_some_and(|(_, now)| *now == value) {
             continue;
         }
-        // A file that is read later than the own one has the last word; earlier ones stay as they are.
+        // If a file is read later than our own file, change that file. Earlier files are not changed.
         let own = Utf8Path::new(OWN);
         let is_later = |path: &Utf8Path| path.parent() == own.parent() && path > own;
         let path = last.map_or(own, |(path, _)| if is_later(path) { path } else { own });
@@ -214,20 +214,20 @@ pub fn settings(
     Ok(found)
 }
 
-/// The fault of a runtime.
+/// An error in the configuration of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CrioFault {
-    /// What is wrong, and what follows.
+    /// The error and its effect.
     pub why: String,
-    /// What mends it.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// Why CRI-O does not start with its files, read in their order. `in_path` tells whether a program is where the
-/// daemon looks for programs without a path.
+/// Returns the reasons if CRI-O does not start with its files, given in reading order. `in_path` checks whether a program is in
+/// the `PATH` of the daemon.
 ///
-/// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` takes `conmon` of the
-/// table above, or the one in `PATH`; the default runtime must be there).
+/// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` uses `conmon` of the parent
+/// table, or the one in `PATH`; the default runtime must exist).
 #[must_use]
 pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
     let mut found = Vec::new();
@@ -239,7 +239,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
             Err(error) => {
                 found.push(CrioFault {
                     why: format!(
-                        "`{}` is no TOML ({error}), so CRI-O does not start",
+                        "CRI-O does not start: `{}` is not TOML ({error})",
                         file.path
                     ),
                     remedy: format!("correct `{}`, then run `systemctl restart crio`", file.path),
@@ -285,8 +285,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
         if !is_vm && !says(keys, "monitor_path") && conmon.is_none() && !in_path("conmon") {
             found.push(CrioFault {
                 why: format!(
-                    "runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`, so CRI-O \
-                     does not start"
+                    "CRI-O does not start: runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`"
                 ),
                 remedy: format!(
                     "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
@@ -301,16 +300,15 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
     {
         found.push(CrioFault {
             why: format!(
-                "the default runtime of CRI-O is `{name}` (`{path}`), which no file configures, so it does not start"
+                "CRI-O does not start: its default runtime `{name}` (`{path}`) is not configured in any file"
             ),
-            remedy: format!("configure runtime `{name}`, or name another one in `{path}`"),
+            remedy: format!("configure runtime `{name}`, or set another one in `{path}`"),
         });
     }
     found
 }
 
-/// The keys of the runtime: those of the default one, which name the monitor of its containers, with another
-/// program.
+/// Returns the keys of the runtime: the keys of the default runtime, including the container monitor, with another program.
 fn entry_of(now: &CrioConfig, runtime: &CrioRuntime<'_>) -> Value {
     let default = (now.default_runtime.as_deref())
         .filter(|name| *name != runtime.name)
@@ -339,7 +337,7 @@ mod tests {
         default: false,
     };
 
-    /// As CRI-O's packages have it, with what an administrator adds.
+    /// The file of the CRI-O packages, with a comment of an administrator.
     const PACKAGED: &str = "[crio.runtime]\ndefault_runtime = \"crun\" # the package's\n\n\
         [crio.runtime.runtimes.crun]\nruntime_path = \"/usr/libexec/crio/crun\"\n\
         monitor_path = \"/usr/libexec/crio/conmon\"\nallowed_annotations = [\n    \"io.containers.trace-syscall\",\n]\n";
@@ -354,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_file_that_names_folders_of_hooks_counts() {
+    fn last_file_with_hook_directories_is_used() {
         let dirs = |all: &str| format!("[crio.runtime]\nhooks_dir = [{all}]\n");
         let (usual, both) = (
             dirs("'/usr/share/containers/oci/hooks.d'"),
@@ -378,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_in_a_folder_that_is_not_read_is_named() {
+    fn runtime_in_unread_directory_is_reported() {
         let read = [file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED)];
         let unread = [file("/etc/crio/conf.d/99-nvidia.toml", OLDER)];
         let [fault] = &astray(&read, &unread)[..] else {
@@ -390,7 +388,7 @@ mod tests {
             "{}",
             fault.remedy
         );
-        // It is read from elsewhere, too.
+        // It is also configured in a file that is read.
         let both = [
             &read[..],
             &[file("/etc/crio/crio.conf.d/99-nvidia.toml", OLDER)],
@@ -399,9 +397,9 @@ mod tests {
         assert!(astray(&both, &unread).is_empty());
     }
 
-    /// The files after the settings, each with its name.
+    /// Returns the files after the settings are applied, and their texts with names.
     fn after(files: &[ConfigFile], runtime: &CrioRuntime<'_>) -> (Vec<ConfigFile>, String) {
-        // No file of these tests takes the place of an entry of an earlier one.
+        // In these tests, no file replaces an entry of an earlier one.
         let mut now = CrioConfig::default();
         for one in files {
             let more = parse(one.text()).expect("TOML");
@@ -447,24 +445,24 @@ mod tests {
         for (name, files, runtime) in cases {
             let (files, text) = after(&files, &runtime);
             all.push_str(&format!("#### {name}\n{text}\n"));
-            // What the files say already is not set again.
+            // Keys that are already set are not set again.
             assert_eq!(after(&files, &runtime).1, text, "{name}");
         }
         insta::assert_snapshot!(all);
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named() {
+    fn file_that_cannot_be_parsed_is_reported() {
         let files = [file(CONFIG, "[crio")];
         let why = settings(&files, &CrioConfig::default(), &NVIDIA).unwrap_err();
         assert!(
-            why.starts_with("`/etc/crio/crio.conf` cannot be read: "),
+            why.starts_with("`/etc/crio/crio.conf` cannot be parsed:"),
             "{why}"
         );
     }
 
     #[test]
-    fn what_it_prints_is_read() {
+    fn printed_configuration_is_parsed() {
         let config = parse(PACKAGED).expect("TOML");
         assert_eq!(config.default_runtime.as_deref(), Some("crun"));
         assert_eq!(config.programs()["crun"], "/usr/libexec/crio/crun");
@@ -475,7 +473,7 @@ mod tests {
     reads_any_text!("(\\[crio|\\.runtime|\\]|=|\n|.)*", |text| parse(&text));
 
     #[test]
-    fn files_that_cri_o_refuses_are_named() {
+    fn files_rejected_by_cri_o_are_reported() {
         let file = |name: &str, text: &str| super::ConfigFile {
             path: format!("/etc/crio/crio.conf.d/{name}").into(),
             text: Some(text.to_owned()),
@@ -508,8 +506,8 @@ mod tests {
             "50.conf",
             "[crio.runtime]\ndefault_runtime = 'nvidia'\n",
         )];
-        assert!(of(&default, true)[0].contains("default runtime of CRI-O is `nvidia`"));
-        assert!(of(&[file("x.conf", "[crio\n")], true)[0].contains("no TOML"));
+        assert!(of(&default, true)[0].contains("its default runtime `nvidia`"));
+        assert!(of(&[file("x.conf", "[crio\n")], true)[0].contains("not TOML"));
         let later = file(
             "99.conf",
             "[crio.runtime.runtimes.nvidia]\nruntime_path = '/opt/nvidia'\n",

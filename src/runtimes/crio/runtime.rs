@@ -1,4 +1,5 @@
-//! CRI-O among the runtimes. It runs pods only, which need a network, so no container for a proof.
+//! Implements the runtime traits for CRI-O. It runs only pods, which need a network, so it cannot run a container for
+//! validation.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -17,7 +18,7 @@ use crate::{
     tools::toolkit,
 };
 
-/// CRI-O, as the kubelet uses it.
+/// CRI-O, as used by the kubelet.
 #[derive(Debug)]
 pub struct Crio;
 
@@ -53,7 +54,7 @@ impl From<CrioConfig> for Config {
     }
 }
 
-/// What the answer to [`super::status`] says.
+/// Parses the output of [`super::status`].
 fn of_status(output: &Output) -> Said {
     match super::parse(&output.stdout) {
         Ok(config) if output.ok() => Said::Known(config.into()),
@@ -61,7 +62,7 @@ fn of_status(output: &Output) -> Said {
     }
 }
 
-/// The files, in the order in which it reads them.
+/// Returns the files in reading order.
 fn read(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     let folder = Utf8Path::new(super::DROP_INS);
     let mut names = files.list(folder)?;
@@ -78,7 +79,7 @@ fn read(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     Ok(found)
 }
 
-/// The files of [`super::UNREAD`].
+/// Returns the files in [`super::UNREAD`].
 fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     let folder = Utf8Path::new(super::UNREAD);
     let mut found = Vec::new();
@@ -95,8 +96,8 @@ fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     Ok(found)
 }
 
-/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it, has no runtime of the toolkit, and no CDI specification is
-/// there.
+/// Finds the hook of the NVIDIA GPU Operator if CRI-O does not run it, has no toolkit runtime, and there is no CDI
+/// specification.
 fn unread_hook(
     files: &dyn ReadFiles,
     read: &[ConfigFile],
@@ -115,11 +116,12 @@ fn unread_hook(
     };
     Ok(Some(CrioFault {
         why: format!(
-            "CRI-O does not run the hook `{folder}/{name}`, by which containers get GPUs: `hooks_dir` does not name that folder",
+            "CRI-O does not run the hook `{folder}/{name}`, which gives containers access to GPUs: `hooks_dir` does not \
+            contain its directory",
             folder = super::HOOKS
         ),
         remedy: format!(
-            "write `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` below `[crio.runtime]` into a file of \
+            "set `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` in `[crio.runtime]` in a file in \
              `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
             folder = super::HOOKS,
             drop_ins = super::DROP_INS
@@ -136,7 +138,7 @@ impl Runtime for Crio {
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
         let found = read(place.host.files())?;
         let mut said = Said::from(self.said(place.host).await);
-        // Its program prints what its files say, with what is built in.
+        // Its program prints the configuration of the files, including built-in values.
         let output = match &said {
             Said::Unknown(_) => Ok(None),
             _ => ask(place.host, &super::config()).await,
@@ -177,13 +179,15 @@ impl Runtime for Crio {
             false => None,
         };
         if found.is_empty() && unread.is_empty() && hook.is_none() {
-            return Ok(Some(Report::Nothing("CRI-O has none".to_owned())));
+            return Ok(Some(Report::Nothing(
+                "CRI-O has no configuration file".to_owned(),
+            )));
         }
-        // What cannot be looked for is not said to be missing.
+        // If a program cannot be looked up, it is not reported as missing.
         let in_path = |name: &str| !is_missing(files, name).unwrap_or(false);
         let mut faults = super::faults(found, in_path);
         faults.extend(super::astray(found, &unread));
-        // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
+        // Files for a CRI-O that is not installed yet, for example from the NVIDIA toolkit, have no effect yet.
         let harm = match place.installed {
             true => Harm::Containers,
             false => Harm::Perhaps,
@@ -213,7 +217,7 @@ impl Runtime for Crio {
         if all.is_empty() {
             all.extend(hook.map(of_fault));
         }
-        let whole = "they can be read, and their runtimes are whole";
+        let whole = "the files are valid, and their runtimes are complete";
         Ok(Some(Report::of(all, whole)))
     }
 }

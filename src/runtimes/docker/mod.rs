@@ -1,4 +1,4 @@
-//! Docker: its client, its file, and the command line of its unit.
+//! Docker: its client, its configuration file, and the command line of its unit.
 
 mod runtime;
 
@@ -17,57 +17,56 @@ use crate::{
     tools::systemctl,
 };
 
-/// Docker's unit, whose name each distribution keeps.
+/// The Docker unit. All distributions use this name.
 pub const UNIT: &str = "docker.service";
 
-/// Its default bridge. Source: Docker, "Bridge network driver".
+/// The default bridge. Source: Docker, "Bridge network driver".
 pub const BRIDGE: &str = "docker0";
 
-/// What the daemon says about itself.
+/// The output of `docker info`.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Info {
-    /// Runtimes by name.
+    /// The runtimes by name.
     #[serde(default)]
     pub runtimes: BTreeMap<String, serde_json::Value>,
     pub default_runtime: Option<String>,
-    /// The daemon's version.
+    /// The daemon version.
     pub server_version: Option<String>,
-    /// Whether containers keep running when the daemon stops.
+    /// Whether containers keep running if the daemon stops.
     #[serde(default)]
     pub live_restore_enabled: bool,
-    /// The folders from which it reads CDI specifications; `None` if it does not use CDI.
+    /// The directories of CDI specifications. `None` if the daemon does not use CDI.
     #[serde(default, rename = "CDISpecDirs")]
     pub cdi_folders: Option<Vec<String>>,
-    /// Why the daemon could not be asked. The client prints a document even then.
+    /// Errors if the daemon could not be queried. The client prints a document even in this case.
     #[serde(default)]
     pub server_errors: Vec<String>,
 }
 
-/// Asks the daemon about itself, as JSON.
+/// Queries the daemon's information as JSON.
 #[must_use]
 pub fn info() -> Query {
     Query::new("docker", ["info", "--format={{json .}}"])
 }
 
-/// Asks the daemon's program for its version.
+/// Queries the version of the daemon binary.
 #[must_use]
 pub fn daemon_version() -> Query {
     Query::new("dockerd", ["--version"])
 }
 
-/// The first Docker that can check a configuration file without starting (moby/moby#42393).
+/// The first Docker version that can validate a configuration file without starting (moby/moby#42393).
 const VALIDATES: u32 = 23;
 
-/// Whether the daemon's program can check a file, by the answer to [`daemon_version`].
+/// Whether the daemon binary can validate a file, based on the output of [`daemon_version`].
 #[must_use]
 pub fn can_validate(text: &str) -> bool {
     let version = text.split_whitespace().nth(2).unwrap_or_default();
     numbers(version).is_some_and(|(major, _)| major >= VALIDATES)
 }
 
-/// Checks a configuration file. The exit status is not 0 if the daemon would not start with this file and these
-/// flags.
+/// Validates a configuration file. The exit status is not 0 if the daemon would not start with this file and these flags.
 #[must_use]
 pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
     let mut args = vec!["--validate".to_owned(), format!("--config-file={path}")];
@@ -75,9 +74,9 @@ pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
     Query::new("dockerd", args)
 }
 
-/// Returns the flags in the command line of a unit, as systemd prints it: without quotes. Variables are left out,
-/// because their values are in files that the unit names. The result is empty if another program starts the daemon,
-/// or if quotes are needed to tell the words apart.
+/// Returns the flags in the command line of a unit, as printed by systemd: without quotes. Variables are omitted, because their
+/// values are in the unit's environment files. The result is empty if another program starts the daemon, or if quotes are
+/// needed to separate the arguments.
 #[must_use]
 pub fn flags(command: &str) -> Vec<String> {
     let mut words = command.split_whitespace();
@@ -101,14 +100,14 @@ pub fn flags(command: &str) -> Vec<String> {
     flags
 }
 
-/// Files with options that the units of Debian and of RHEL's relatives append to the command line.
+/// Files with options that the units of Debian and RHEL-like distributions append to the command line.
 const OPTIONS: [&str; 2] = ["/etc/default/docker", "/etc/sysconfig/docker"];
 
-/// Returns the line of a unit, its drop-ins or its option files that names another configuration file; `None` if the
-/// daemon reads the usual one.
+/// Returns the line of a unit, its drop-ins or its option files that sets another configuration file. `None` if the daemon
+/// reads the default file.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn other_config(
     files: &dyn ReadFiles,
     unit: &str,
@@ -129,7 +128,7 @@ pub fn other_config(
                         line: at + 1,
                     });
                 }
-                // A later command line takes the place of an earlier one.
+                // A later command line replaces an earlier one.
                 None if line.trim_start().starts_with("ExecStart=") => found = None,
                 None => {}
             }
@@ -138,18 +137,18 @@ pub fn other_config(
     Ok(found.filter(|found| found.config != usual))
 }
 
-/// A flag with which a unit starts the daemon.
+/// A flag on the daemon's command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitFlag {
-    /// The key of the configuration file that means the same.
+    /// The equivalent key in the configuration file.
     pub key: String,
-    /// Its value; empty where the flag has none.
+    /// The value. Empty if the flag has none.
     pub value: String,
-    /// The file in which the command line is.
+    /// The file with the command line.
     pub path: Utf8PathBuf,
 }
 
-/// Flags whose keys have other names. Source: moby/moby, `cmd/dockerd/config.go` and `config_unix.go`.
+/// Flags whose configuration keys have other names. Source: moby/moby, `cmd/dockerd/config.go` and `config_unix.go`.
 const FLAG_KEYS: [(&str, &str); 23] = [
     ("D", "debug"),
     ("G", "group"),
@@ -176,11 +175,11 @@ const FLAG_KEYS: [(&str, &str); 23] = [
     ("storage-opt", "storage-opts"),
 ];
 
-/// Returns the flags with which a unit starts the daemon, by its files. The last command line counts. Variables have
-/// the values of the unit and of the files that it names. The result is empty if another program starts the daemon.
+/// Returns the flags on the daemon's command line, from the files of its unit. The last command line is used. Variables have
+/// the values of the unit and of its environment files. The result is empty if another program starts the daemon.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, FilesError> {
     let mut command: Option<(Utf8PathBuf, String)> = None;
     let (mut environment, mut named) = (BTreeMap::new(), Vec::new());
@@ -191,7 +190,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     };
     for path in systemctl::files_of(files, unit)? {
         let text = files.read(&path)?.unwrap_or_default();
-        // A backslash at its end continues a line, systemd.syntax(7).
+        // A backslash at the end of a line continues it, systemd.syntax(7).
         let text = String::from_utf8_lossy(&text).replace("\\\n", " ");
         for line in text.lines().map(str::trim) {
             let Some((key, value)) = line.split_once('=') else {
@@ -211,10 +210,10 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
             }
         }
     }
-    // Specifiers and patterns of systemd are not expanded.
+    // systemd specifiers and patterns are not expanded.
     for path in named.iter().filter(|path| path.starts_with('/')) {
         let text = match files.read(Utf8Path::new(path)) {
-            // This user may not read the file, so the flags are unknown.
+            // The current user cannot read the file, so the flags are unknown.
             Err(error) if error.is_denied() => return Ok(Vec::new()),
             text => text?.unwrap_or_default(),
         };
@@ -237,7 +236,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     let mut all = Vec::new();
     for word in words(&command) {
         match word.strip_prefix('$') {
-            // `${NAME}` stands for one word, and `$NAME` for as many as its value has, systemd.service(5).
+            // `${NAME}` is one argument, but the value of `$NAME` is split into words, systemd.service(5).
             Some(name) => match name
                 .strip_prefix('{')
                 .and_then(|name| name.strip_suffix('}'))
@@ -263,7 +262,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
         };
         let (name, value) = match (name.split_once('='), short) {
             (Some((name, value)), _) => (name, Some(value)),
-            // `-Hfd://` is one word, too.
+            // `-Hfd://` is also one argument.
             (None, Some(name)) if name.len() > 1 && name.is_char_boundary(1) => {
                 (&name[..1], Some(&name[1..]))
             }
@@ -285,7 +284,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     Ok(found)
 }
 
-/// Splits a line into words, which may be quoted.
+/// Splits a line into arguments, which may be quoted.
 fn words(line: &str) -> Vec<String> {
     let (mut found, mut word, mut quote): (Vec<String>, Option<String>, Option<char>) =
         (Vec::new(), None, None);
@@ -304,7 +303,7 @@ fn words(line: &str) -> Vec<String> {
     found
 }
 
-/// Keys whose tables the daemon compares as a whole; of other tables it compares the inner keys. Source: moby/moby,
+/// Keys whose tables the daemon compares as a whole. In other tables it compares the inner keys. Source: moby/moby,
 /// `daemon/config/config.go`, `flatOptions`.
 const WHOLE: [&str; 7] = [
     "builder",
@@ -332,8 +331,8 @@ fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()
 }
 
-/// Returns the first key that is both in the configuration file and in the command line of the unit. The daemon does
-/// not start then, even if both have the same value. Only runtimes are merged. Source: moby/moby,
+/// Returns the first key that is set both in the configuration file and on the command line of the unit. In this case the
+/// daemon does not start, even if the values are equal. Only runtimes are merged. Source: moby/moby,
 /// `findConfigurationConflicts` and `skipDuplicates`.
 #[must_use]
 pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
@@ -341,8 +340,8 @@ pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
     (flags.iter()).find(|flag| flag.key != "runtimes" && keys.contains(&flag.key))
 }
 
-/// Keys of Docker's configuration file that people set. Source: moby/moby, `cmd/dockerd/config.go` and
-/// `config_unix.go`: the names that flags have in the file.
+/// Commonly used keys of the Docker configuration file. Source: moby/moby, `cmd/dockerd/config.go` and `config_unix.go`: the
+/// configuration names of flags.
 const KEYS: [&str; 40] = [
     "bip",
     "bridge",
@@ -386,11 +385,11 @@ const KEYS: [&str; 40] = [
     "userns-remap",
 ];
 
-/// Returns a mistyped key and the one that is meant: with a key that it does not know, the daemon does not start. A
-/// key that resembles no known one is left alone, because a newer Docker may know it.
+/// Returns a mistyped key and the intended one. The daemon does not start with an unknown key. A key that is not similar to a
+/// known one is accepted, because a newer Docker may support it.
 #[must_use]
 pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
-    // The daemon ignores a key that has the name of a flag.
+    // The daemon ignores a key with the name of a flag.
     let is_flag = |key: &String| FLAG_KEYS.iter().any(|(flag, _)| flag == key);
     (keys(&parsed(text)?).into_iter().filter(|key| !is_flag(key))).find_map(|key| {
         let plain = key.to_ascii_lowercase().replace(['_', ' '], "-");
@@ -405,7 +404,7 @@ pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
     })
 }
 
-/// Returns the value of `--config-file` in a line that is no comment.
+/// Returns the value of `--config-file` in a line that is not a comment.
 fn config_in(line: &str) -> Option<&str> {
     let line = line.trim_start();
     if line.starts_with(['#', ';']) {
@@ -419,19 +418,19 @@ fn config_in(line: &str) -> Option<&str> {
     Some(&value[..end.unwrap_or(value.len())])
 }
 
-/// Major and minor number of a version such as `26.1.5+dfsg1`.
+/// Parses the major and minor number of a version such as `26.1.5+dfsg1`.
 fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Asks for the names of the running containers, one per line.
+/// Queries the names of the running containers, one per line.
 #[must_use]
 pub fn running() -> Query {
     Query::new("docker", ["ps", "--format={{.Names}}"])
 }
 
-/// Asks for an image. The status is not 0 where the daemon does not have it.
+/// Queries an image. The exit status is not 0 if the daemon does not have it.
 #[must_use]
 pub fn inspect_image(image: &str) -> Query {
     Query::new(
@@ -440,7 +439,6 @@ pub fn inspect_image(image: &str) -> Query {
     )
 }
 
-/// Pulls an image.
 #[must_use]
 pub fn pull(image: &str) -> Cmd {
     Cmd::new("docker", ["pull", "--", image])
@@ -451,47 +449,47 @@ pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
 }
 
-/// Ends and removes a container; it is no error if there is none.
+/// Stops and removes a container. A missing container is not an error.
 #[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("docker", ["rm", "--force", "--", name])
 }
 
-/// Makes an image of one layer, from an archive.
+/// Creates an image with one layer from an archive.
 #[must_use]
 pub fn import(archive: &Utf8Path, image: &str) -> Cmd {
     Cmd::new("docker", ["import", "--", archive.as_str(), image])
 }
 
-/// Reads the answer to [`info`].
+/// Parses the output of [`info`].
 ///
 /// # Errors
-/// Where and why it is not such a document.
+/// If the text is not such a document. The message contains the position.
 pub fn parse_info(text: &str) -> Result<Info, String> {
     serde_json::from_str(text.trim()).map_err(|error| error.to_string())
 }
 
-/// What is wrong with a configuration file.
+/// An error in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flaw {
-    /// Where and why it cannot be read.
+    /// The parse error with its position.
     pub why: String,
-    /// Docker from [`LENIENT`] on reads it all the same; `nvidia-ctk` does not.
+    /// Whether Docker accepts the file since [`LENIENT`]. `nvidia-ctk` does not.
     pub forgiven: bool,
 }
 
-/// The first Docker that treats an empty file as none and skips a byte order mark
-/// (moby/moby, `daemon/config/config.go` of 20.10.24 and 23.0.0). `nvidia-ctk` decodes the bytes as
-/// they are (NVIDIA/nvidia-container-toolkit, `pkg/config/engine/docker/option.go`).
+/// The first Docker version that treats an empty file as missing and skips a byte order mark (moby/moby,
+/// `daemon/config/config.go` of 20.10.24 and 23.0.0). `nvidia-ctk` decodes the bytes unchanged
+/// (NVIDIA/nvidia-container-toolkit, `pkg/config/engine/docker/option.go`).
 pub const LENIENT: u32 = 23;
 
-/// The byte order mark with which some editors on Windows begin a UTF-8 file.
+/// The byte order mark that some Windows editors add to UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Checks that the daemon's configuration file, `daemon.json`, can be read.
+/// Checks whether the daemon's configuration file, `daemon.json`, can be parsed.
 ///
 /// # Errors
-/// Where and why it is not a JSON object.
+/// If the text is not a JSON object. The error contains the position.
 pub fn check_config(text: &str) -> Result<(), Flaw> {
     let unmarked = text.strip_prefix(BYTE_ORDER_MARK);
     let forgiven = |why: &str| Flaw {
@@ -500,7 +498,7 @@ pub fn check_config(text: &str) -> Result<(), Flaw> {
     };
     let rest = unmarked.unwrap_or(text);
     if rest.trim().is_empty() {
-        return Err(forgiven("it is empty"));
+        return Err(forgiven("the file is empty"));
     }
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(rest).map_err(|error| {
         Flaw {
@@ -509,19 +507,19 @@ pub fn check_config(text: &str) -> Result<(), Flaw> {
         }
     })?;
     match unmarked {
-        Some(_) => Err(forgiven("it begins with a byte order mark")),
+        Some(_) => Err(forgiven("the file starts with a byte order mark")),
         None => Ok(()),
     }
 }
 
 impl Info {
-    /// Whether the daemon reads a file whose [`Flaw`] is `forgiven`.
+    /// Whether the daemon accepts a file whose [`Flaw`] is `forgiven`.
     #[must_use]
     pub fn is_lenient(&self) -> bool {
         self.numbers().is_some_and(|(major, _)| major >= LENIENT)
     }
 
-    /// Whether CDI must be switched on: Docker has it from 25.0 on, and uses it by default from 28.2 on
+    /// Whether CDI must be enabled. Docker supports it since 25.0, and enables it by default since 28.2
     /// (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
     #[must_use]
     pub fn needs_cdi(&self) -> bool {
@@ -529,7 +527,7 @@ impl Info {
             .is_some_and(|version| ((25, 0)..(28, 2)).contains(&version))
     }
 
-    /// The programs that run containers, by runtime.
+    /// Returns the program of each runtime.
     #[must_use]
     pub fn programs(&self) -> BTreeMap<String, String> {
         let runtimes = self.runtimes.iter();
@@ -545,20 +543,20 @@ impl Info {
     }
 }
 
-/// Folders that exist while Docker is installed as a snap. What a removed snap leaves behind is not looked at.
+/// Directories that exist while Docker is installed as a snap. Remains of a removed snap are not checked.
 const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker/current"];
 
-/// The configuration file of a Docker that is a snap (canonical/docker-snap).
+/// The configuration file of the Docker snap (canonical/docker-snap).
 pub const SNAP_CONFIG: &str = "/var/snap/docker/current/config/daemon.json";
 
-/// The remedy where Docker is a snap.
+/// The remedy if Docker is a snap.
 pub const SNAP_REMEDY: &str = "run `snap remove docker` and install Docker as a package; or configure the runtime in \
      `/var/snap/docker/current/config/daemon.json`, then run `snap restart docker`";
 
-/// Returns a folder that shows that Docker is a snap; `None` if there is none.
+/// Returns a directory that shows that Docker is a snap, or `None`.
 ///
 /// # Errors
-/// When a folder cannot be read.
+/// If a directory cannot be read.
 pub fn snap(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
     for path in SNAP {
         if files.exists(Utf8Path::new(path))? {
@@ -568,7 +566,7 @@ pub fn snap(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
     Ok(None)
 }
 
-/// The runtimes of the configuration file and of the flags: their names, and their programs where one is named.
+/// Returns the runtimes in the configuration file and the flags, with their programs if specified.
 #[must_use]
 pub fn runtimes(text: &str, flags: &[UnitFlag]) -> BTreeMap<String, Option<String>> {
     let file = parsed(text).unwrap_or_default();
@@ -587,7 +585,7 @@ pub fn runtimes(text: &str, flags: &[UnitFlag]) -> BTreeMap<String, Option<Strin
     found
 }
 
-/// The default runtime by the configuration file, or else by the flags.
+/// Returns the default runtime in the configuration file, or else in the flags.
 #[must_use]
 pub fn default_runtime(text: &str, flags: &[UnitFlag]) -> Option<String> {
     let of_file =
@@ -598,13 +596,13 @@ pub fn default_runtime(text: &str, flags: &[UnitFlag]) -> Option<String> {
         .filter(|name| !name.is_empty())
 }
 
-/// Whether Docker has a runtime without configuration: runc is built in, and so are shims, whose names have dots.
+/// Whether Docker has a runtime without configuration. runc and shims are built in. The names of shims contain dots.
 #[must_use]
 pub fn is_built_in(runtime: &str) -> bool {
     runtime == "runc" || runtime.contains('.')
 }
 
-/// The keys that make Docker know a runtime; those that the file has already are left out.
+/// Returns the keys that configure a runtime in Docker, without keys that are already set.
 #[must_use]
 pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
     let mut wanted = Vec::new();
@@ -615,7 +613,7 @@ pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
         });
     };
     if !runtime.kept {
-        // As `nvidia-ctk` writes it.
+        // The same entry as from `nvidia-ctk`.
         want(
             &["runtimes", runtime.name],
             json!({"args": [], "path": runtime.program}),
@@ -625,7 +623,7 @@ pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
         want(&["default-runtime"], json!(runtime.name));
     }
     let cdi = ["features".to_owned(), "cdi".to_owned()];
-    // If somebody has switched it off, it stays off.
+    // Keep it disabled if the user disabled it.
     if runtime.cdi && file.get(&cdi).is_none() {
         want(&["features", "cdi"], json!(true));
     }
@@ -633,17 +631,17 @@ pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
     wanted
 }
 
-/// A runtime that Docker has to know.
+/// A runtime to configure in Docker.
 #[derive(Debug, Clone, Copy)]
 pub struct DockerRuntime<'a> {
     pub name: &'a str,
-    /// The program that takes runc's place.
+    /// The program that replaces runc.
     pub program: &'a str,
-    /// Whether the existing entry stays as it is.
+    /// Whether an existing entry is kept.
     pub kept: bool,
     /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether CDI must be switched on.
+    /// Whether CDI must be enabled.
     pub cdi: bool,
 }
 
@@ -656,7 +654,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn a_broken_configuration_is_told_with_its_place() {
+    fn broken_configuration_error_has_its_position() {
         assert_eq!(check_config("{\"log-driver\": \"local\"}\n"), Ok(()));
         for (text, place, forgiven) in [
             ("{\n  \"mtu\": 1400,\n}\n", "line 3 column 1", false),
@@ -674,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_the_unit_are_those_of_its_last_command_line() {
+    fn unit_flags_are_read_from_the_last_command_line() {
         let files = FakeFiles::new();
         files.put(
             "/lib/systemd/system/docker.service",
@@ -709,7 +707,7 @@ mod tests {
                 "exec-opts=native.cgroupdriver=systemd"
             ]
         );
-        // A wrapper decides by itself.
+        // A wrapper may use other flags.
         files.put(
             "/etc/systemd/system/docker.service.d/zz.conf",
             "[Service]\nExecStart=\nExecStart=/usr/bin/snap run docker.dockerd -D\n",
@@ -718,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_and_the_flags_both_say_is_a_conflict() {
+    fn key_in_both_file_and_flags_is_a_conflict() {
         let flag = |key: &str, value: &str| UnitFlag {
             key: key.to_owned(),
             value: value.to_owned(),
@@ -754,12 +752,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_key_is_told_from_one_that_is_new() {
+    fn mistyped_keys_are_distinguished_from_new_keys() {
         for (text, meant) in [
             (r#"{"default_runtime": "nvidia"}"#, Some("default-runtime")),
             (r#"{"default-runtimes": "nvidia"}"#, Some("default-runtime")),
             (r#"{"Debug": true}"#, Some("debug")),
-            // The name of a flag is no key, and no error either.
+            // A key with the name of a flag is ignored, so it is not an error.
             (r#"{"label": ["a=b"]}"#, None),
             (r#"{"insecure-registries": [], "a-key-of-2030": 1}"#, None),
         ] {
@@ -769,14 +767,14 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_the_unit_are_validated_with_the_file() {
+    fn unit_flags_are_validated_together_with_the_file() {
         let command = "/usr/sbin/dockerd -H fd:// --default-runtime=runc $DOCKER_OPTS";
         let query = validate(&flags(command), "/etc/docker/daemon.json".into());
         assert_eq!(
             query.cmd().line(),
             "dockerd --validate --config-file=/etc/docker/daemon.json -H fd:// --default-runtime=runc"
         );
-        // The words of quoted arguments and of variables cannot be told apart.
+        // Quoted arguments and variables cannot be split reliably.
         for doubtful in [
             "/usr/bin/dockerd --label rack=a b -D",
             "/usr/bin/dockerd -H $HOST -D",
@@ -790,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_daemons_forgive() {
+    fn newer_daemons_are_lenient() {
         for (version, lenient) in [
             ("\"20.10.24+dfsg1\"", false),
             ("\"23.0.0\"", true),
@@ -803,7 +801,7 @@ mod tests {
     }
 
     #[test]
-    fn runtimes_are_read() {
+    fn runtimes_are_parsed() {
         let info = parse_info(
             r#"{"ID":"x","Runtimes":{"io.containerd.runc.v2":{"path":"runc"},"runc":{"path":"runc"}},
                "DefaultRuntime":"runc","CgroupDriver":"systemd","ServerVersion":"20.10.24+dfsg1"}"#,
@@ -818,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_daemon_is_told() {
+    fn unavailable_daemon_is_reported() {
         let info =
             parse_info(r#"{"ID":"","ServerErrors":["Cannot connect to the Docker daemon"]}"#)
                 .expect("an answer");
@@ -827,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_the_daemon_read_another_file_is_found() {
+    fn unit_line_that_sets_another_file_is_found() {
         const UNIT: &str = "/usr/lib/systemd/system/docker.service";
         const SITE: &str = "/etc/systemd/system/docker.service.d/site.conf";
         let own = "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n";

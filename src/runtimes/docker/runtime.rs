@@ -1,4 +1,4 @@
-//! Docker among the runtimes.
+//! Implements the runtime traits for Docker.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Docker;
 
-/// Its configuration file.
+/// The default configuration file.
 pub const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 
 static FACTS: RuntimeFacts = RuntimeFacts {
@@ -50,7 +50,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     reads_groups: None,
 };
 
-/// What an answer to [`super::info`] says.
+/// Parses the output of [`super::info`].
 fn of_info(output: &Output) -> Said {
     match super::parse_info(&output.stdout) {
         Ok(info) if output.ok() && info.server_errors.is_empty() => Said::Known(config_of(info)),
@@ -60,9 +60,9 @@ fn of_info(output: &Output) -> Said {
         }
         Err(_) if !output.stderr.trim().is_empty() => Said::Silent(last_words(output)),
         Err(_) if output.stdout.trim().is_empty() => {
-            Said::Silent("`docker info` prints nothing".to_owned())
+            Said::Silent("`docker info` printed no output".to_owned())
         }
-        Err(why) => Said::Silent(format!("the answer of `docker info` is unknown: {why}")),
+        Err(why) => Said::Silent(format!("the output of `docker info` is invalid: {why}")),
     }
 }
 
@@ -81,7 +81,7 @@ fn config_of(info: Info) -> Config {
     }
 }
 
-/// What was read of the file that it reads, and of the command line of its unit.
+/// The content of the configuration file and of the unit's command line.
 struct Read {
     path: Utf8PathBuf,
     text: Option<String>,
@@ -90,7 +90,7 @@ struct Read {
 
 impl Read {
     fn of(files: &dyn ReadFiles) -> Result<Self, FilesError> {
-        // A unit can name another file than the usual one.
+        // The unit may set a file other than the default.
         let other = super::other_config(files, super::UNIT, DAEMON_JSON)?
             .filter(|other| other.config.starts_with('/'));
         let path = Utf8Path::new(other.as_ref().map_or(DAEMON_JSON, |other| &other.config));
@@ -101,7 +101,8 @@ impl Read {
         })
     }
 
-    /// The first thing with which it does not start, and what mends it; `lenient` where it forgives flaws.
+    /// Returns the first error that prevents Docker from starting, and its remedy. `lenient` ignores errors that newer versions
+    /// accept.
     fn flaw(&self, lenient: bool) -> Option<(String, Option<String>, bool)> {
         let text = self.text.as_deref()?;
         if let Err(flaw) = super::check_config(text) {
@@ -109,7 +110,7 @@ impl Read {
                 false => Some((flaw.why, None, true)),
                 true if lenient => None,
                 true => Some((
-                    format!("{}, which Docker before 23 does not read", flaw.why),
+                    format!("{}, which Docker before 23 does not accept", flaw.why),
                     None,
                     false,
                 )),
@@ -121,24 +122,24 @@ impl Read {
         {
             let path = &self.path;
             return Some((
-                format!("`{key}` is in it, and is a flag of the command line in `{unit}`, too"),
+                format!("`{key}` is set in the file and also on the command line in `{unit}`"),
                 Some(format!(
-                    "take `{key}` out of `{path}`, or the flag out of `{unit}` (`systemctl edit docker`: an empty \
-                     `ExecStart=`, then the command without it); then run `systemctl daemon-reload` and `systemctl \
-                     restart docker`"
+                    "remove `{key}` from `{path}`, or the flag from `{unit}` (`systemctl edit docker`: an empty `ExecStart=`, \
+                     then the command without it); then run `systemctl daemon-reload` and `systemctl restart docker`"
                 )),
                 true,
             ));
         }
         let (key, meant) = super::mistyped(text)?;
         Some((
-            format!("`{key}` is no key of Docker; it means `{meant}`"),
+            format!("`{key}` is not a Docker key; use `{meant}`"),
             None,
             true,
         ))
     }
 
-    /// The fault of a file with which it does not start. A file that waits for Docker breaks nothing yet.
+    /// Creates the error of a file that prevents Docker from starting. The file of a Docker that is not installed has no effect
+    /// yet.
     fn broken(
         &self,
         installed: bool,
@@ -158,7 +159,7 @@ impl Read {
             },
             false => Fault {
                 why: format!(
-                    "Docker, which is not installed, would not start with `{path}`: {why}"
+                    "Docker is not installed, but it would not start with `{path}`: {why}"
                 ),
                 remedy: format!("correct `{path}`, or remove it"),
                 harm: Harm::Perhaps,
@@ -167,8 +168,8 @@ impl Read {
     }
 }
 
-/// What is told of a Docker without NVIDIA's runtime on a system where containers reach the GPU by that or by CDI alone:
-/// NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
+/// Returns an error for a Docker without the NVIDIA runtime on a system where containers can access the GPU only with this
+/// runtime or with CDI: NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
 fn lacks_runtime(
     files: &dyn ReadFiles,
     surroundings: Surroundings<'_>,
@@ -181,7 +182,7 @@ fn lacks_runtime(
     }
     Ok(Some(Fault {
         why: format!(
-            "Docker has no runtime `nvidia`, by which containers reach the GPU on a system of {owner} (`unknown or invalid \
+            "Docker has no runtime `nvidia`, which containers need for GPU access on a {owner} system (`unknown or invalid \
              runtime name: nvidia`)"
         ),
         remedy: "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
@@ -191,8 +192,8 @@ fn lacks_runtime(
     }))
 }
 
-/// What Docker's own program says against its file alone; `None` where it says nothing, or cannot be asked. What the
-/// flags of its unit contradict is not seen.
+/// Returns the validation error of the Docker binary for the file, or `None` if it reports none or cannot be executed.
+/// Conflicts with the flags of the unit are not detected.
 async fn validated(host: Reader<'_>, path: &Utf8Path) -> Option<String> {
     let version = host.query(&super::daemon_version()).await.ok()?;
     if !version.ok() || !super::can_validate(&version.stdout) {
@@ -202,7 +203,7 @@ async fn validated(host: Reader<'_>, path: &Utf8Path) -> Option<String> {
     if output.ok() {
         return None;
     }
-    // Flags that the unit adds are not known here: what only they explain is no fault of the file.
+    // The flags of the unit are not passed here, so errors that are caused by missing flags are ignored.
     let said = format!("{}{}", output.stderr, output.stdout);
     said.lines().next_back().map(|line| line.trim().to_owned())
 }
@@ -239,7 +240,7 @@ impl Runtime for Docker {
         let (files, installed) = (place.host.files(), place.installed);
         if let Some(form) = self.in_another_form(files)? {
             let beside = match files.exists(Utf8Path::new(DAEMON_JSON))? {
-                true => format!(", and not `{DAEMON_JSON}`, which is there"),
+                true => format!(", and ignores the existing `{DAEMON_JSON}`"),
                 false => String::new(),
             };
             return Ok(Some(Report::Faulty(vec![Fault {
@@ -256,7 +257,7 @@ impl Runtime for Docker {
         let read = Read::of(files)?;
         let exists = read.text.is_some();
         if !exists && read.flags.iter().all(|flag| flag.key != "runtimes") {
-            // A tree may lack the file.
+            // A tree may not contain the file.
             if installed
                 && surroundings.is_this_machine
                 && let Some(fault) = lacks_runtime(files, surroundings)?
@@ -264,7 +265,7 @@ impl Runtime for Docker {
                 return one(fault);
             }
             return Ok(Some(Report::Nothing(match installed {
-                true => "it has none".to_owned(),
+                true => "Docker has no configuration file".to_owned(),
                 false => "Docker is not installed".to_owned(),
             })));
         }
@@ -274,7 +275,7 @@ impl Runtime for Docker {
         }
         let text = read.text.as_deref().unwrap_or_default();
         if lenient && super::check_config(text).is_err() && exists {
-            return Ok(Some(Report::Whole("it can be read")));
+            return Ok(Some(Report::Whole("the file is valid")));
         }
         if exists && let Some(why) = validated(place.host, &read.path).await {
             return one(read.broken(installed, (why, None, true)));
@@ -283,7 +284,7 @@ impl Runtime for Docker {
         let default = super::default_runtime(text, &read.flags);
         let lost = |name: &String| !super::is_built_in(name) && !runtimes.contains_key(name);
         if let Some(name) = default.as_ref().filter(|name| lost(name)) {
-            let why = format!("its `default-runtime` is `{name}`, which it does not configure");
+            let why = format!("its `default-runtime` `{name}` is not configured");
             return one(read.broken(installed, (why, None, true)));
         }
         for (name, program) in &runtimes {
@@ -295,7 +296,7 @@ impl Runtime for Docker {
                 program,
                 path: None,
                 default: (default.as_ref() == Some(name))
-                    .then_some("and is the default one: no container starts"),
+                    .then_some("and is the default runtime: no container starts"),
             };
             if let Some(fault) = named.fault(files)? {
                 return one(match installed {
@@ -316,16 +317,18 @@ impl Runtime for Docker {
             return one(fault);
         }
         Ok(Some(Report::Whole(match exists {
-            true => "it can be read, and its runtimes are there",
-            false => "it has none, and the runtimes of its command line are there",
+            true => "the file is valid, and its runtimes are installed",
+            false => {
+                "Docker has no configuration file, and the runtimes on its command line are installed"
+            }
         })))
     }
 
     fn in_another_form(&self, files: &dyn ReadFiles) -> Result<Option<OtherForm>, FilesError> {
         Ok(super::snap(files)?.map(|folder| OtherForm {
             why: format!(
-                "Docker is there as a snap (`{folder}`), which does not read `{DAEMON_JSON}`; a second one beside it would \
-                 have other containers"
+                "Docker is installed as a snap (`{folder}`), which does not read `{DAEMON_JSON}`; a second Docker in addition \
+                 to it would have other containers"
             ),
             folder,
             remedy: super::SNAP_REMEDY,
@@ -347,11 +350,11 @@ impl Configured for Docker {
     ) -> Result<Vec<FileSettings>, LackError> {
         let path = Utf8PathBuf::from(DAEMON_JSON);
         let text = view.files.first().map_or("", ConfigFile::text);
-        // What keeps it from being read is in `broken`.
+        // Parse errors are in `broken`.
         let Ok(file) = Document::parse(Format::Json, text) else {
             return Ok(Vec::new());
         };
-        // What Docker knows already may be said by its command line, and said twice it would not start.
+        // A runtime that Docker already has may come from its command line. Docker would not start if it were configured twice.
         let (knows, by_default) = match &view.said {
             Said::Known(config) => (
                 config.runtimes.contains(goal.name),
@@ -369,7 +372,7 @@ impl Configured for Docker {
             &file,
             &super::DockerRuntime {
                 name: goal.name,
-                // As `nvidia-ctk` names it to Docker; the others get its path.
+                // `nvidia-ctk` also configures the name in Docker. Other runtimes get the path.
                 program: toolkit::RUNTIME_NAME,
                 kept: knows || is_program,
                 default: goal.default && !by_default,
@@ -387,7 +390,7 @@ impl Configured for Docker {
         let Ok(file) = Document::parse(Format::Json, text) else {
             return false;
         };
-        // Who has switched it off has decided.
+        // Respect an explicit setting.
         let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
         goal.cdi
             && decided != Some(false.into())
@@ -408,12 +411,12 @@ impl Configured for Docker {
         if !can {
             return Ok(Validated::Untold);
         }
-        // A key that the unit's command line has, too, keeps the daemon from starting.
+        // A key that is also on the unit's command line prevents the daemon from starting.
         let said = ask(host, &systemctl::command(unit)).await?;
         let command = match (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout))
         {
             Some(command) => Some(command.to_owned()),
-            // Where systemd does not run, as in the chroot of an image builder, the unit files count.
+            // Use the unit files if systemd is not running, for example in the chroot of an image builder.
             None => {
                 let commands = systemctl::settings(host.files(), unit, "ExecStart")?;
                 <[String; 1]>::try_from(commands).ok().map(|[one]| one)
@@ -433,9 +436,9 @@ impl Configured for Docker {
     }
 
     fn pick_up(&self) -> PickUp {
-        // After SIGHUP it takes up `runtimes` and `default-runtime` if they are in its file (moby/moby,
-        // `daemon/reload_unix.go`), but does not forget what is not there any more, and takes up CDI only when it starts. A
-        // restart stops containers, unless `live-restore` is on (<https://docs.docker.com/engine/daemon/live-restore/>).
+        // SIGHUP reloads `runtimes` and `default-runtime` if they are in the file (moby/moby, `daemon/reload_unix.go`), but
+        // does not remove runtimes, and CDI is enabled only at startup. A restart stops containers, unless `live-restore` is
+        // enabled (<https://docs.docker.com/engine/daemon/live-restore/>).
         PickUp::Reload(ReloadWords {
             spare: "set `\"live-restore\": true` in `/etc/docker/daemon.json`",
             asks: "docker info",
@@ -479,7 +482,7 @@ impl Containers for Docker {
     }
 
     fn has_image(&self, _: &str, output: &Output) -> Option<bool> {
-        // A daemon that does not answer has not said that the image is missing.
+        // No response from the daemon does not mean that the image is missing.
         match output.ok() {
             true => Some(true),
             false => (output.stderr.to_lowercase().contains("no such image")).then_some(false),

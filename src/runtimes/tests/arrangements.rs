@@ -1,9 +1,10 @@
-//! Compares this program with real daemons. For each arrangement of configuration files: what does the daemon read,
-//! what does this program read, and what does the daemon read after this program has set its keys?
+//! Compares gpu-bootstrap with real daemons. For each arrangement of configuration files, it compares the configuration that
+//! the daemon reads, the configuration that gpu-bootstrap reads, and the daemon's configuration after gpu-bootstrap has set its
+//! keys.
 //!
-//! The answers in `tests/daemons` were given by real programs: `containerd config dump` and `dockerd --validate` of
-//! each version there. `tests/daemons/record.sh` asks them again; run it when an arrangement is new, or when this
-//! program sets other keys.
+//! `tests/daemons` contains the recorded output of real programs: `containerd config dump` and `dockerd --validate` of each
+//! version. `tests/daemons/record.sh` records it again. Run it after adding an arrangement, or if gpu-bootstrap sets other
+//! keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,24 +31,24 @@ use crate::{
     steps::fixtures::{facts, state, state_below_root},
 };
 
-/// The answer of a real program.
+/// The result of a real program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum ProgramAnswer<T> {
-    /// It reads the files.
+    /// The configuration that it reads.
     Reads(T),
-    /// It does not: its words, in one line.
+    /// The error message in one line.
     Refuses(String),
 }
 
-/// What a daemon says about an arrangement, before and after the keys are set.
+/// The results of a daemon for an arrangement, before and after the keys are set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct DaemonAnswer<T> {
     arrangement: String,
     set: Vec<FileSettings>,
     before: ProgramAnswer<T>,
     after: ProgramAnswer<T>,
-    /// The other keys whose effective value is different afterwards.
+    /// The other keys whose effective value changed.
     changed: Vec<String>,
 }
 
@@ -55,7 +56,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemons")
 }
 
-/// The answers that are kept, by version of the daemon.
+/// Returns the recorded results, by daemon version.
 fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<DaemonAnswer<T>>> {
     let files = fs::read_dir(folder()).expect("a folder");
     let names = files.map(|file| file.expect("a file").file_name().into_string());
@@ -74,8 +75,7 @@ fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<DaemonAnsw
     found
 }
 
-/// Records the answers of real programs, if `DAEMONS` names a folder with `containerd-VERSION` and
-/// `dockerd-VERSION`.
+/// Records the results of real programs, if `DAEMONS` is a directory with `containerd-VERSION` and `dockerd-VERSION`.
 fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<DaemonAnswer<T>>) {
     let Some(programs) = env::var_os("DAEMONS") else {
         return;
@@ -95,7 +95,7 @@ fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<DaemonAns
     }
 }
 
-/// Fails if the answers that are kept belong to other questions than the present ones.
+/// Fails if the recorded results are for other arrangements than the current ones.
 fn are_current<T>(
     daemon: &str,
     version: &str,
@@ -108,7 +108,7 @@ fn are_current<T>(
     for (kept, now) in kept.iter().zip(now) {
         assert_eq!(
             kept, now,
-            "{daemon} {version} was not asked this: run tests/daemons/record.sh"
+            "{daemon} {version} has no record of this arrangement: run tests/daemons/record.sh"
         );
     }
     assert_eq!(
@@ -118,7 +118,7 @@ fn are_current<T>(
     );
 }
 
-/// Runs a program with its own folder as `PATH`, where dockerd looks for its proxy.
+/// Runs a program with its own directory as `PATH`, where dockerd looks for its proxy.
 fn run(program: &Path, args: &[String]) -> Result<String, String> {
     let output = Command::new(program)
         .args(args)
@@ -160,19 +160,19 @@ mod of_containerd {
         ..KUBELETS
     };
 
-    /// Its name, its files, and the runtime that the daemon must know.
+    /// An arrangement: its name, its files, and the runtime to configure.
     type Arrangement = (
         &'static str,
         Vec<(&'static str, String)>,
         ContainerdRuntime<'static>,
     );
 
-    /// Returns the text of a main file that imports all of `conf.d`.
+    /// Returns the text of a root file that imports all files in `conf.d`.
     fn root(version: u8, more: &str) -> String {
         format!("version = {version}\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n{more}")
     }
 
-    /// Returns the text of a file with settings for runc.
+    /// Returns the text of a file with runc settings.
     fn runc(version: u8, plugin: &str) -> String {
         format!(
             "version = {version}\n[plugins.'{plugin}'.containerd.runtimes.runc]\n\
@@ -181,7 +181,7 @@ mod of_containerd {
         )
     }
 
-    /// Returns the text of a file that has the NVIDIA runtime, with this program.
+    /// Returns the text of a file that configures the NVIDIA runtime with a program.
     fn nvidia(version: u8, plugin: &str, program: &str) -> String {
         runc(version, plugin)
             + &format!(
@@ -212,21 +212,13 @@ mod of_containerd {
             ("no file, as the default", vec![], DEFAULT),
             ("no file, for a kubelet", vec![], KUBELETS),
             ("no file, for a kubelet without GPUs", vec![], ALONE),
-            ("the file of Docker's package", one(docker), NVIDIA),
-            (
-                "the file of Docker's package, for a kubelet",
-                one(docker),
-                KUBELETS,
-            ),
-            ("the file of Debian's package", one(debian), NVIDIA),
-            (
-                "the file of Debian's package, for a kubelet",
-                one(debian),
-                KUBELETS,
-            ),
+            ("Docker package file", one(docker), NVIDIA),
+            ("Docker package file, for a kubelet", one(docker), KUBELETS),
+            ("Debian package file", one(debian), NVIDIA),
+            ("Debian package file, for a kubelet", one(debian), KUBELETS),
             // Azure/AgentBaker, pkg/agent/baker.go.
             (
-                "the file of AKS: version 2 with the table of version 3",
+                "AKS file: version 2 with the version 3 table",
                 one(&format!("oom_score = -999\n{}", runc(2, THREE))),
                 NVIDIA,
             ),
@@ -299,7 +291,7 @@ mod of_containerd {
                 NVIDIA,
             ),
             (
-                "a drop-in imports a file beside it",
+                "a drop-in imports a file in a subdirectory",
                 vec![
                     (
                         CONTAINERD_CONFIG,
@@ -334,8 +326,8 @@ mod of_containerd {
         ]
     }
 
-    /// What this program does with an arrangement: the keys that it sets, the files afterwards, and what it reads in the
-    /// files without the daemon, before and afterwards.
+    /// The result of gpu-bootstrap for an arrangement: the keys that it sets, the files afterwards, and the configuration that
+    /// it reads from the files without the daemon, before and afterwards.
     struct OurEdits {
         set: Vec<FileSettings>,
         files: BTreeMap<String, String>,
@@ -353,7 +345,7 @@ mod of_containerd {
             })
         });
         fakes.files.put("/usr/bin/containerd", "");
-        // Where nothing is executed, its package tells the version.
+        // If commands cannot be executed, the version is read from the package database.
         let package = "Package: containerd\nStatus: install ok installed\nArchitecture: amd64\n";
         fakes.files.put(
             "/var/lib/dpkg/status",
@@ -392,7 +384,7 @@ mod of_containerd {
             fakes.files.put(one.path.as_str(), document.text());
             texts.insert(one.path.to_string(), document.text());
         }
-        assert_eq!(wanted().await, [], "{name}: it is set once");
+        assert_eq!(wanted().await, [], "{name}: keys are set only once");
         OurEdits {
             set,
             files: texts,
@@ -401,7 +393,7 @@ mod of_containerd {
         }
     }
 
-    /// Returns the whole configuration, as the daemon prints it.
+    /// Returns the complete configuration, as printed by the daemon.
     fn dump(program: &Path, files: &BTreeMap<String, String>) -> ProgramAnswer<toml::Table> {
         let folder = tempfile::tempdir().expect("a folder");
         let place = folder.path().to_str().expect("text");
@@ -422,7 +414,7 @@ mod of_containerd {
         }
     }
 
-    /// Returns the part that this program reads, without keys that have no value.
+    /// Returns the part that gpu-bootstrap reads, without keys that have no value.
     fn part(dump: &toml::Table) -> Value {
         let all = serde_json::to_value(dump).expect("JSON");
         let kept = |from: &Value, keys: &[&str]| -> Map<String, Value> {
@@ -459,7 +451,7 @@ mod of_containerd {
         part.into()
     }
 
-    /// Collects each value under the names of the keys that lead to it.
+    /// Collects each leaf value with its key path.
     fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
         match value.as_object() {
             Some(object) if !object.is_empty() => {
@@ -473,7 +465,7 @@ mod of_containerd {
         }
     }
 
-    /// Returns the keys that are different, except those of the runtime itself.
+    /// Returns the changed keys, except the keys of the runtime itself.
     fn changed(before: &toml::Table, after: &toml::Table, runtime: &str) -> Vec<String> {
         let leaves = |table: &toml::Table| {
             let mut found = BTreeMap::new();
@@ -483,13 +475,13 @@ mod of_containerd {
         let (before, after) = (leaves(before), leaves(after));
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         let own = format!("/containerd/runtimes/{runtime}/");
-        // A key without a value counts as absent.
+        // A key without a value is treated as missing.
         let word = |value: Option<&String>| match value.map(String::as_str) {
             None | Some("\"\"" | "0" | "false" | "{}" | "[]") => "none".to_owned(),
             Some(value) => value.to_owned(),
         };
         keys.into_iter()
-            // The daemon does not print its imports in the order in which it reads them.
+            // The daemon does not print imports in reading order.
             .filter(|key| !key.contains(&own) && *key != "/imports")
             .map(|key| (key, word(before.get(key)), word(after.get(key))))
             .filter(|(_, before, after)| before != after)
@@ -527,14 +519,14 @@ mod of_containerd {
         found
     }
 
-    /// Parses what the daemon prints with this program's own parser.
+    /// Parses the daemon output with the parser of gpu-bootstrap.
     fn read(part: &Value) -> Config {
         let text = toml::to_string(part).expect("TOML");
         parse_config(&text).expect("a configuration").into()
     }
 
-    /// Returns what is compared of a configuration: whether it serves pods, the program of each runtime, who makes
-    /// its control groups, and the default runtime.
+    /// Returns the compared part of a configuration: whether it serves pods, the program and cgroup driver of each runtime, and
+    /// the default runtime.
     fn compared(config: &Config) -> Value {
         let runtimes: BTreeSet<&String> = (config.runtimes.iter())
             .filter(|name| *name != BUILT_IN)
@@ -555,7 +547,7 @@ mod of_containerd {
         runtime.expect("a runtime").block_on(work)
     }
 
-    /// Keys that may be different afterwards, because this program sets them.
+    /// Keys that may change because gpu-bootstrap sets them.
     fn is_ours(changed: &str, runtime: &ContainerdRuntime<'_>) -> bool {
         let key = changed.split(": ").next().unwrap_or_default();
         let last = key.rsplit('/').next().unwrap_or_default();
@@ -563,8 +555,8 @@ mod of_containerd {
             "default_runtime_name" => runtime.default,
             "enable_cdi" | "cdi_spec_dirs" => runtime.cdi,
             "bin_dir" | "bin_dirs" | "SystemdCgroup" => runtime.for_kubelet,
-            // containerd 1.7 prints the default in an entry that no file names. In an entry that a file names, it
-            // fills it in after it has printed.
+            // containerd 1.7 prints the default value in an entry that is not in any file. For an entry in a file, it sets the
+            // default only after printing.
             "sandbox_mode" => true,
             "version" | "disabled_plugins" => true,
             _ => false,
@@ -579,13 +571,13 @@ mod of_containerd {
     ) -> Vec<String> {
         let (_, files, runtime) = arrangement;
         let mut wrong = Vec::new();
-        // containerd before 1.7 does not look at the version of a file, and ignores keys that it does not know.
+        // containerd before 1.7 ignores the version of a file and unknown keys.
         let is_newer =
             |text: &str| text.starts_with("version = 3") || text.starts_with("version = 4");
         if version < Version(1, 7) && files.iter().any(|(_, text)| is_newer(text)) {
             return wrong;
         }
-        // containerd before 2.0 does not know the table of version 3.
+        // containerd before 2.0 does not support the version 3 table.
         let knows = version >= Version(2, 0) || files.iter().all(|(_, text)| !text.contains(THREE));
         if let ProgramAnswer::Reads(part) = &answer.before
             && knows
@@ -593,22 +585,26 @@ mod of_containerd {
             let (said, read) = (compared(&read(part)), compared(&ours.before));
             if said != read {
                 wrong.push(format!(
-                    "before: the daemon says {said}, and we read {read}"
+                    "before: the daemon reads {said}, but we read {read}"
                 ));
             }
         }
         let part = match (&answer.before, &answer.after) {
             (_, ProgramAnswer::Reads(part)) => part,
-            // If the daemon refuses the files before and after for the same reason, our keys are not to blame.
+            // If the daemon rejects the files before and after for the same reason, our keys are not the cause.
             (ProgramAnswer::Refuses(before), ProgramAnswer::Refuses(after)) if before == after => {
                 return wrong;
             }
-            (_, ProgramAnswer::Refuses(why)) => return vec![format!("it refuses our keys: {why}")],
+            (_, ProgramAnswer::Refuses(why)) => {
+                return vec![format!("the daemon rejects our keys: {why}")];
+            }
         };
         let config = read(part);
         let (said, read) = (compared(&config), compared(&ours.after));
         if said != read {
-            wrong.push(format!("after: the daemon says {said}, and we read {read}"));
+            wrong.push(format!(
+                "after: the daemon reads {said}, but we read {read}"
+            ));
         }
         let name = runtime.name;
         let systemd = |name: &str| config.systemd_cgroup.get(name) == Some(&true);
@@ -619,7 +615,7 @@ mod of_containerd {
             (config.serves_pods, "the CRI plugin is disabled"),
             (
                 config.runtimes.iter().any(|one| one == BUILT_IN),
-                "runc is forgotten",
+                "runc is missing",
             ),
             (
                 name == BUILT_IN
@@ -631,31 +627,31 @@ mod of_containerd {
             ),
             (
                 !runtime.default || config.default.as_deref() == Some(name),
-                "it is not the default",
+                "the runtime is not the default",
             ),
             (
                 !runtime.for_kubelet || systemd(name) && systemd(BUILT_IN),
-                "systemd does not make the control groups",
+                "systemd is not the cgroup driver",
             ),
             (
                 !runtime.cdi || version < Version(1, 7) || cdi == Some(true),
-                "CDI is off",
+                "CDI is disabled",
             ),
         ] {
             if !is {
                 wrong.push(format!("{what}: {part}"));
             }
         }
-        // The dump has no keys of a disabled plugin, and all of them after it was enabled: they are not compared.
+        // Do not compare the keys of a plugin that was disabled before: the dump contains them only after it was enabled.
         let was_enabled =
             matches!(&answer.before, ProgramAnswer::Reads(part) if self::read(part).serves_pods);
         let others = (answer.changed.iter()).filter(|line| was_enabled && !is_ours(line, runtime));
-        wrong.extend(others.map(|line| format!("it changes something else: {line}")));
+        wrong.extend(others.map(|line| format!("another key changed: {line}")));
         wrong
     }
 
     #[test]
-    fn containerd_makes_of_files_what_is_read_and_set_in_them() {
+    fn containerd_reads_and_sets_the_same_keys() {
         record("containerd", |program, version| {
             wait(asked(program, Version::parse(version).expect("a version")))
         });
@@ -677,7 +673,7 @@ mod of_containerd {
                 (answers.iter()).filter(|answer| matches!(answer.after, ProgramAnswer::Reads(_)));
             assert!(
                 read.count() > arrangements().len() / 2,
-                "containerd {name} reads next to nothing"
+                "containerd {name} reads too few arrangements"
             );
             for ((arrangement, ours), answer) in found.iter().zip(answers) {
                 let judged = judge(arrangement, version, answer, ours);
@@ -702,25 +698,25 @@ mod of_docker {
 
     const FILE: &str = "/etc/docker/daemon.json";
 
-    /// Its name, its file, and the flags with which the unit starts the daemon.
+    /// An arrangement: its name, its file, and the daemon flags of the unit.
     type Arrangement = (&'static str, &'static str, &'static [&'static str]);
 
     const ARRANGEMENTS: [Arrangement; 14] = [
         ("an empty object", "{}", &[]),
         ("a key", "{\"log-driver\": \"local\"}\n", &[]),
         (
-            "another runtime of the name",
+            "another runtime with the same name",
             r#"{"runtimes": {"nvidia": {"path": "/opt/nvidia", "runtimeArgs": ["--debug"]}, "kata": {"path": "/opt/kata"}}}"#,
             &[],
         ),
         ("another default", r#"{"default-runtime": "runc"}"#, &[]),
         (
-            "CDI is switched off",
+            "CDI is disabled",
             r#"{"features": {"cdi": false, "buildkit": true}}"#,
             &[],
         ),
         (
-            "the flags say the same",
+            "the same key in the flags",
             r#"{"default-runtime": "runc"}"#,
             &["--default-runtime=runc"],
         ),
@@ -729,21 +725,16 @@ mod of_docker {
             "{}",
             &["--add-runtime=kata=/opt/kata"],
         ),
-        (
-            "a key that no version knows",
-            r#"{"log-drvier": "local"}"#,
-            &[],
-        ),
-        ("runtimes that are a list", r#"{"runtimes": []}"#, &[]),
-        ("a comma too many", "{\n  \"mtu\": 1400,\n}\n", &[]),
-        ("no object", "[]", &[]),
+        ("an unknown key", r#"{"log-drvier": "local"}"#, &[]),
+        ("runtimes as a list", r#"{"runtimes": []}"#, &[]),
+        ("an extra comma", "{\n  \"mtu\": 1400,\n}\n", &[]),
+        ("not an object", "[]", &[]),
         ("an empty file", "", &[]),
         ("a byte order mark", "\u{feff}{\"mtu\": 1400}", &[]),
-        ("nothing but a byte order mark", "\u{feff}", &[]),
+        ("only a byte order mark", "\u{feff}", &[]),
     ];
 
-    /// Returns the keys that this program sets, and the file afterwards. In a file that cannot be read it sets
-    /// nothing.
+    /// Returns the keys that gpu-bootstrap sets, and the file afterwards. It does not change a file that cannot be parsed.
     fn ours(text: &str) -> (Vec<FileSettings>, String) {
         let runtime = docker::DockerRuntime {
             name: "nvidia",
@@ -794,7 +785,7 @@ mod of_docker {
     }
 
     #[test]
-    fn docker_refuses_the_files_that_are_told_to_be_broken_and_takes_our_keys() {
+    fn docker_rejects_files_reported_broken_and_accepts_our_keys() {
         record("dockerd", |program, _| asked(program));
         let kept = answers::<()>("dockerd");
         let mut validating = 0;

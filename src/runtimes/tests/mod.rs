@@ -1,3 +1,3 @@
-//! What real daemons answered, and that no value can be an option of a command.
+//! Compares gpu-bootstrap with recorded output of real daemons.
 
 mod arrangements;

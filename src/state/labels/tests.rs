@@ -1,5 +1,5 @@
-//! The labels, compared with what the real GPU Feature Discovery said about the same machines
-//! (`tests/labels`, recorded by `record.sh` there).
+//! Compares the labels with the output of the real GPU Feature Discovery for the same machines (`tests/labels`, recorded by
+//! `record.sh` there).
 
 use std::fs;
 
@@ -24,10 +24,10 @@ fn labels(devices: Vec<NvmlDevice>) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn labels_equal_those_of_gpu_feature_discovery() {
+fn labels_match_gpu_feature_discovery() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/labels");
     let mut names: Vec<String> = fs::read_dir(folder)
-        .expect("the folder of recordings")
+        .expect("the directory of recordings")
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned()))
         .collect();
@@ -68,7 +68,7 @@ fn labels_equal_those_of_gpu_feature_discovery() {
         let ours: String = (ours.labels.iter())
             .map(|(key, value)| format!("{key}={value}\n"))
             .collect();
-        // `sort` compares whole lines, so a key can come before one that it begins with.
+        // `sort` compares whole lines, so a key can precede its own prefix.
         let sorted = |text: &str| {
             let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
             lines.sort();
@@ -79,7 +79,7 @@ fn labels_equal_those_of_gpu_feature_discovery() {
 }
 
 #[test]
-fn names_have_only_what_a_label_can_have() {
+fn invalid_characters_are_removed_from_labels() {
     for (name, label) in rows! {
         "NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3";
         "NVIDIA A100-SXM4-80GB", "NVIDIA-A100-SXM4-80GB";
@@ -93,7 +93,7 @@ fn names_have_only_what_a_label_can_have() {
 }
 
 #[test]
-fn families_follow_the_compute_capability() {
+fn gpu_family_follows_the_compute_capability() {
     for (capability, name) in [
         ((5, 2), "maxwell"),
         ((6, 1), "pascal"),
@@ -114,7 +114,7 @@ fn families_follow_the_compute_capability() {
 }
 
 #[test]
-fn the_first_gpu_of_several_models_is_described() {
+fn first_of_several_gpu_models_is_described() {
     let mut other = nvml_device(1);
     other.name = Some("NVIDIA L4".to_owned());
     other.compute_capability = Some("8.9".to_owned());
@@ -122,7 +122,7 @@ fn the_first_gpu_of_several_models_is_described() {
     assert_eq!(found["nvidia.com/gpu.product"], "NVIDIA-H100-80GB-HBM3");
     assert_eq!(found["nvidia.com/gpu.count"], "1");
     assert_eq!(found["nvidia.com/gpu.family"], "hopper");
-    // A whole GPU counts before one that is split, whatever their order.
+    // Whole GPUs precede partitioned ones, regardless of their order.
     let mut split = nvml_device(0);
     split.mig = Some(true);
     let found = labels(vec![split, other]);
@@ -131,7 +131,7 @@ fn the_first_gpu_of_several_models_is_described() {
 }
 
 #[test]
-fn gpus_of_two_classes_have_an_unknown_mode() {
+fn gpus_of_two_classes_have_unknown_mode() {
     let mut machine = facts();
     for (gpu, class) in machine.gpus.iter_mut().zip(["0x030000", "0x030200"]) {
         gpu.class = class.parse().ok();
@@ -147,7 +147,7 @@ fn gpus_of_two_classes_have_an_unknown_mode() {
 }
 
 #[test]
-fn a_fabric_that_failed_or_has_no_cluster_gives_no_clique() {
+fn gpu_without_a_joined_fabric_has_no_clique() {
     let in_fabric = |cluster: Option<&str>, status| NvmlDevice {
         fabric: Some(GpuFabric {
             state: FabricProgress::Completed,
@@ -165,7 +165,7 @@ fn a_fabric_that_failed_or_has_no_cluster_gives_no_clique() {
 }
 
 #[test]
-fn without_an_answer_there_are_no_labels() {
+fn labels_are_absent_if_nvml_does_not_respond() {
     let of = |nvml: &Nvml| of(&facts(), nvml, MigStrategy::Mixed);
     assert_eq!(of(&Nvml::DriverNotLoaded), Err(NoLabels::NoAnswer));
     let mut lost = nvml_device(1);
@@ -184,15 +184,16 @@ fn without_an_answer_there_are_no_labels() {
     let Err(error @ NoLabels::NotTold { .. }) = answer else {
         panic!("{answer:?}");
     };
-    let said = "NVML does not tell the profile of MIG device 0 of GPU 0, so the labels of the GPUs are unknown";
+    let said = "NVML does not report the profile of MIG device 0 of GPU 0, so the GPU labels are \
+                unknown";
     assert_eq!(error.to_string(), said);
-    // A machine without a GPU is no failure.
+    // A machine without a GPU is not an error.
     let none = of(&Nvml::NoDevices).expect("labels").labels;
     assert_eq!(none.keys().collect::<Vec<_>>(), ["nvidia.com/vgpu.present"]);
 }
 
 #[test]
-fn what_kubernetes_would_refuse_is_set_apart() {
+fn labels_that_kubernetes_would_reject_are_separated() {
     let mut machine = facts();
     for (product, is_refused) in [
         ("x".repeat(63), false),
@@ -210,7 +211,7 @@ fn what_kubernetes_would_refuse_is_set_apart() {
 }
 
 #[test]
-fn the_operator_finds_driver_and_toolkit() {
+fn operator_labels_depend_on_the_toolkit() {
     let text = |toolkit| features_file(&operator(toolkit));
     assert_eq!(
         text(true),

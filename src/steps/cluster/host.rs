@@ -1,7 +1,7 @@
-//! `cluster.kernel`: what the kubelet and pod networks need of the kernel: overlay filesystems, bridges whose packets
-//! iptables sees, forwarding, and no swap.
+//! `cluster.kernel`: kernel requirements of the kubelet and pod networks: overlay filesystems, iptables for bridged
+//! packets, forwarding, and no swap.
 //!
-//! Source: Kubernetes, "Container Runtimes" (modules and kernel parameters) and "Installing kubeadm" (swap).
+//! Source: Kubernetes, "Container Runtimes" (modules and sysctls) and "Installing kubeadm" (swap).
 
 use std::collections::BTreeMap;
 
@@ -19,14 +19,14 @@ use crate::{
     tools::{packages::HEADER, sysctl},
 };
 
-/// The file that `systemd-modules-load.service` reads.
+/// The file for `systemd-modules-load.service`.
 const MODULES_FILE: &str = "/etc/modules-load.d/gpu-bootstrap-kubernetes.conf";
 
-/// A file that `systemd-sysctl.service` reads. Files count in the order of their names, whatever their folder, and
-/// distributions have `99-sysctl.conf` (sysctl.d(5)).
+/// A file for `systemd-sysctl.service`. Files are applied in the order of their names, regardless of their directory,
+/// and distributions have `99-sysctl.conf` (sysctl.d(5)).
 const SYSCTL_FILE: &str = "/etc/sysctl.d/99-zz-gpu-bootstrap-kubernetes.conf";
 
-/// Each module, with a path that exists once its function is there: it may be built into the kernel.
+/// Each module with a path that exists if it is loaded or built into the kernel.
 const MODULES: [(&str, &str); 2] = [
     ("overlay", "/sys/module/overlay"),
     ("br_netfilter", "/proc/sys/net/bridge"),
@@ -38,21 +38,21 @@ const SYSCTLS: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
 ];
 
-/// See the module.
+/// The `cluster.kernel` step.
 pub struct ClusterKernel;
 
 #[derive(Debug, Clone, Default)]
 struct ClusterKernelState {
-    /// Files of ours that are as wanted.
+    /// Our files with their content.
     files: BTreeMap<&'static str, Option<String>>,
-    /// Modules whose function is missing.
+    /// Missing modules.
     missing: Vec<&'static str>,
-    /// Kernel parameters, as they are.
+    /// Current sysctl values.
     values: BTreeMap<&'static str, Option<String>>,
-    /// Swap areas in use.
+    /// Active swap areas.
     swaps: Vec<String>,
     fstab: Option<String>,
-    /// Permission bits of that table.
+    /// Permission bits of `/etc/fstab`.
     fstab_mode: u32,
 }
 
@@ -99,36 +99,36 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     let method = wish.method.way();
     if !method.starts_kubelet() {
         return Assessment::not_applicable(format!(
-            "only kubeadm leaves the kernel to others, and the settings name {}",
+            "only kubeadm requires kernel settings, but the join method is {}",
             wish.method.name()
         ));
     }
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (path, content) in [(MODULES_FILE, modules_file()), (SYSCTL_FILE, sysctl_file())] {
         if state.files.get(path).and_then(Option::as_ref) != Some(&content) {
-            whys.push(format!("`{path}` is missing or another one"));
+            whys.push(format!("`{path}` is missing or different"));
             changes.push(Change::write(path, content));
         }
     }
-    // A cluster whose kubelets may swap says so by the check that it ignores.
+    // A cluster that allows swap ignores this check.
     let may_swap = method.ignores("Swap");
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
     if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {
-        // Its passwords would stand in the plan and in the journal.
+        // Its passwords would be stored in the plan and in the journal.
         return Assessment::blocked(
             format!(
-                "`{}` has a swap area, and not all users may read it: it may have passwords, so it is not changed",
+                "`{}` contains a swap area, but is not world-readable. It may contain passwords, so it is not changed",
                 sysctl::FSTAB
             ),
             format!(
-                "remove the lines with `swap` from `{}` and run `swapoff --all`, or name `Swap` in \
+                "remove the `swap` lines from `{}` and run `swapoff --all`, or add `Swap` to \
                  `cluster.ignore-preflight-errors`",
                 sysctl::FSTAB
             ),
         );
     }
     if let (Some(content), false) = (fstab, may_swap) {
-        whys.push(format!("`{}` has a swap area", sysctl::FSTAB));
+        whys.push(format!("`{}` contains a swap area", sysctl::FSTAB));
         changes.push(Change::WriteFile {
             path: sysctl::FSTAB.into(),
             content,
@@ -137,7 +137,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             over: state.fstab.as_deref().map(|text| sha256(text.as_bytes())),
         });
     }
-    // What an image's kernel lacks says nothing about the kernels of its instances.
+    // The kernel of an image build machine is not the kernel of its instances.
     if !desired.image {
         now(state, may_swap, &mut whys, &mut changes);
     }
@@ -145,11 +145,11 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
         return Assessment::needs(whys.join("; "), changes);
     }
     Assessment::satisfied(
-        "overlay filesystems, packet filters on bridges and forwarding are there, swap is off",
+        "overlay filesystems, bridge packet filters and forwarding are enabled, swap is disabled",
     )
 }
 
-/// What is missing in the kernel that runs.
+/// Returns the missing settings of the running kernel.
 fn now(
     state: &ClusterKernelState,
     may_swap: bool,
@@ -166,7 +166,7 @@ fn now(
     for (name, wanted) in SYSCTLS {
         let found = state.values.get(name).and_then(Option::as_deref);
         if found != Some(wanted) {
-            whys.push(format!("{name} is {}", found.unwrap_or("not there yet")));
+            whys.push(format!("{name} is {}", found.unwrap_or("not set")));
             values.insert(name.to_owned(), wanted.to_owned());
         }
     }
@@ -174,11 +174,11 @@ fn now(
         changes.push(Change::SetSysctls { values });
     }
     if !(state.swaps.is_empty() || may_swap) {
-        whys.push(format!("swap is on: {}", state.swaps.join(", ")));
-        // zram-generator and disks that systemd finds by their type come back with the next boot.
+        whys.push(format!("swap is enabled: {}", state.swaps.join(", ")));
+        // zram-generator and disks that systemd detects by type are enabled again at the next boot.
         if (state.fstab.as_deref()).is_none_or(|text| sysctl::without_swap(text).is_none()) {
             whys.push(format!(
-                "`{}` names none of it, so a unit of systemd may turn it on again at the next boot \
+                "`{}` does not contain it, so a systemd unit may enable it again at the next boot \
                  (`systemctl list-units --type=swap`)",
                 sysctl::FSTAB
             ));
@@ -196,12 +196,13 @@ impl Step for ClusterKernel {
     }
 
     fn after(&self) -> &[StepId] {
-        // `br_netfilter` may be in a package of its own.
+        // `br_netfilter` may be in a separate package.
         const { &[HEADERS] }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        // Without a kubelet to prepare for nothing is read: not everybody may read the table of filesystems.
+        // Read nothing without a kubeadm-managed kubelet, because the filesystem table may not be readable by all
+        // users.
         let starts_kubelet =
             wish(cx.desired).is_some_and(|wish| wish.method.way().starts_kubelet());
         let state = match starts_kubelet {
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_machine_gets_files_modules_and_parameters() {
+    fn unprepared_machine_gets_files_modules_and_sysctls() {
         let bare = ClusterKernelState {
             missing: vec!["overlay", "br_netfilter"],
             swaps: vec!["/swap.img".to_owned()],
@@ -261,7 +262,7 @@ mod tests {
                 "turn-off-swap"
             ]
         );
-        // Mounts that another program adds meanwhile must not be lost.
+        // Mounts that another program adds in the meantime must not be lost.
         let fstab = bare.fstab.as_deref().expect("a file");
         assert!(
             matches!(&changes[2], Change::WriteFile { path, over, .. }
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_stays_where_the_cluster_allows_it() {
+    fn swap_stays_if_the_cluster_allows_it() {
         let swapping = ClusterKernelState {
             swaps: vec!["/dev/zram0".to_owned()],
             fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_machine_is_left_alone() {
+    fn prepared_machine_is_unchanged() {
         decide(&good(), &with_kubeadm(&[])).expect_satisfied();
         let forwarding_off = ClusterKernelState {
             values: BTreeMap::from([("net.ipv4.ip_forward", Some("0".to_owned()))]),

@@ -1,8 +1,8 @@
-//! `cluster.join`: the machine is a node of the cluster that the settings name. It comes after all that prepares and
-//! proves the machine: a GPU node that joins before it works costs a job.
+//! `cluster.join`: the machine is a node of the configured cluster. Runs after all preparation and validation,
+//! because a GPU node that joins before it works costs jobs.
 //!
-//! k3s, RKE2 and nodeadm are never installed: their images have them. A drop-in in the folder for such
-//! files names the server and the labels; it has no secret.
+//! k3s, RKE2 and nodeadm are never installed, because their images contain them. The server and the labels are
+//! configured in a drop-in file, which contains no secret.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -35,40 +35,40 @@ use crate::{
     },
 };
 
-/// See the module.
+/// The `cluster.join` step.
 pub struct JoinCluster;
 
 #[derive(Debug, Clone, Default)]
 struct JoinState {
     membership: Option<Membership>,
-    /// Whether the file exists by which a command of the administrator's tells that it has joined.
+    /// Whether the joined-file of the administrator's command exists.
     has_joined_file: bool,
     node: Option<NodeName>,
     labels: Labels,
-    /// Why the labels of its GPUs are not known yet.
+    /// The reason that the GPU labels are not known yet.
     unknown: Option<String>,
-    /// What is wrong with the files that have secrets.
+    /// Problems with the secret files.
     unusable: Vec<String>,
-    /// The unit that joins, and its state.
+    /// The state of the unit that joins.
     unit: Option<UnitState>,
-    /// Whether nobody could be asked about the unit, as below `--root`.
+    /// Whether the unit state is unknown, e.g. with `--root`.
     is_unit_unknown: bool,
-    /// Whether the unit does not start because of another unit.
+    /// Whether the unit does not start while another unit is enabled, and it is.
     is_kept_back: bool,
-    /// Whether the program that joins is there, with its folder.
+    /// Whether the program that joins is installed, with its directory.
     has_program: bool,
-    /// Our part of the configuration of what joins.
+    /// Our part of its configuration.
     config: Option<String>,
-    /// The cluster of the kubeconfig that says how to find it.
+    /// The cluster in the discovery kubeconfig.
     wanted: Option<Cluster>,
-    /// The agent, if it has to start again.
+    /// The agent, if it must be restarted.
     outdated: Option<Outdated>,
-    /// What the kubelet has to go with.
+    /// Versions that the kubelet must support.
     versions: skew::Versions,
 }
 
 impl JoinState {
-    /// Whether the machine has joined, as its kubelet or the administrator's command tells.
+    /// Returns whether the machine has joined, according to its kubelet or the administrator's command.
     const fn is_node(&self) -> bool {
         self.membership.is_some() || self.has_joined_file
     }
@@ -88,8 +88,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if cx.desired.image {
         return Ok(state);
     }
-    // It may be used as long as the machine is a node. The DaemonSet takes it away at the end of its run, and writes it again
-    // before the next.
+    // It may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and writes it
+    // again before the next one.
     if let Some(access) = &wish.access
         && state.is_node()
         && files.exists(access)?
@@ -138,7 +138,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     {
         state.unusable.extend(unusable(files, path)?);
     }
-    // A form that was not filled in is found before the first change, not at the end.
+    // An incomplete template is found before the first change, not at the end.
     if let (Some(TokenSource::File(path)), true) =
         (wish.method.token_source(), state.unusable.is_empty())
         && let Some(text) = files.read_text(path)?
@@ -150,7 +150,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     }
     if let Some(TokenSource::Credential(name)) = wish.method.token_source() {
         state.unusable.push(format!(
-            "systemd has given no credential `{name}`, neither to this program nor to the machine"
+            "systemd credential `{name}` does not exist, neither for gpu-bootstrap nor for the machine"
         ));
     }
     state.has_program = true;
@@ -167,12 +167,12 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
 fn unusable_files(state: &JoinState) -> Assessment {
     Assessment::blocked(
         state.unusable.join("; "),
-        "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
-         that. A credential may be in `/etc/credstore`, too, also for the run after a reboot",
+        "write each secret to a file with mode 0600 that root owns, in a directory that root owns, e.g. with `write_files` of \
+             cloud-init. A credential may also be in `/etc/credstore`, where a run after a reboot finds it",
     )
 }
 
-/// Whether a unit does not start while another one is enabled, which it is.
+/// Returns whether a unit does not start while another unit is enabled, and it is enabled.
 async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
     for folder in systemctl::FOLDERS {
@@ -192,7 +192,7 @@ async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, Step
     }
 }
 
-/// Why a file with a secret cannot be used.
+/// Returns the reason that a secret file cannot be used.
 fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, StepError> {
     let why = unusable_secret(files, path)?;
     Ok(why.map(|why| format!("`{path}` cannot be used: {why}")))
@@ -203,7 +203,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if desired.image {
-        return Assessment::awaits_boot("an image joins no cluster");
+        return Assessment::awaits_boot("an image does not join a cluster");
     }
     if state.is_node() && !state.unusable.is_empty() {
         return unusable_files(state);
@@ -212,15 +212,13 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return of_member(state, membership, wish);
     }
     if state.has_joined_file {
-        return Assessment::satisfied(
-            "the file exists that your command writes when it has joined",
-        );
+        return Assessment::satisfied("`cluster.joined-file` exists");
     }
     if wish.method.way().is_joined_by_provider() {
         return Assessment::BlockedNow {
-            why: "the settings say that the provider has joined this machine, and its kubelet has no kubeconfig"
+            why: "`cluster.join` is \"managed\", but the kubelet has no kubeconfig"
                 .to_owned(),
-            hint: "see whether the provider's own agent has failed, or set `cluster.join` to a way to join".to_owned(),
+            hint: "check if the agent of the provider has failed, or set `cluster.join` to a join method".to_owned(),
             passes: Some(std::time::Duration::from_secs(wish.timeout_seconds)),
         };
     }
@@ -229,7 +227,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     }
     let Some(node) = &state.node else {
         return Assessment::blocked(
-            "the machine has no host name, which would be the node's name",
+            "the machine has no host name, which is the default node name",
             "set a host name, or `cluster.node-name`",
         );
     };
@@ -246,16 +244,16 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     }
     let changes = changes(state, wish, node);
     match &state.unknown {
-        None => Assessment::needs("the machine is a node of no cluster", changes),
+        None => Assessment::needs("the machine has not joined a cluster", changes),
         Some(unknown) => Assessment::After {
             upstream: VALIDATION_DEVICES,
-            why: format!("the machine is a node of no cluster; {unknown}"),
+            why: format!("the machine has not joined a cluster; {unknown}"),
             expected: changes,
         },
     }
 }
 
-/// A machine that is a node already.
+/// Assesses a machine that is already a node.
 fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> Assessment {
     let Membership {
         kubeconfig, server, ..
@@ -265,8 +263,8 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     let other = method.another(membership, state.config.as_deref(), state.wanted.as_ref());
     if let Some(other) = other {
         return Assessment::blocked(
-            format!("{is}, which is another one: {other}"),
-            "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
+            format!("{is}, which is not the configured one: {other}"),
+            "remove the machine from that cluster first (drain and delete its node, then `kubeadm reset`), or \
              correct `cluster.server` and `cluster.ca-cert-hashes`",
         );
     }
@@ -274,7 +272,7 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     let mut changes = Vec::new();
     let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
     if let (Some(_), Some(unit)) = (disabled, method.tool().unit) {
-        why = format!("{why}; `{unit}` does not start at the next boot");
+        why = format!("{why}, but `{unit}` does not start at the next boot");
         changes.push(enable(unit));
     }
     if let Some(outdated) = &state.outdated {
@@ -323,7 +321,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
             timeout_seconds: wish.timeout_seconds,
         },
     });
-    // Only a machine that has joined starts it at the next boot: an unproven one would join by itself then.
+    // Enabled only after the machine has joined. Otherwise an unvalidated machine would join at the next boot.
     let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
     if let (Some(unit), false) = (method.tool().unit, is_enabled) {
         changes.push(enable(unit));
@@ -376,7 +374,7 @@ pub(in crate::steps) mod fixtures {
         steps::{fixtures::desired, wishes::fixtures::wishes},
     };
 
-    /// A digest of a certificate authority.
+    /// A CA digest.
     pub(in crate::steps) const PIN: &str =
         "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 

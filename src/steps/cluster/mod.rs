@@ -1,7 +1,7 @@
-//! The steps that make the machine a node. Settings that name no cluster any more change nothing about a node: it leaves
-//! with `uninstall` alone, because its pods end then. Each looks at its own part: `host` the kernel, `packages` the programs,
-//! `join` the membership (`outdated`: an agent that has to start again), `node` what the
-//! cluster says.
+//! The steps that make the machine a cluster node. If the cluster is no longer configured, a node is not changed:
+//! only `uninstall` removes it, because that stops its pods. Each step has its own part: `host` the kernel,
+//! `packages` the Kubernetes packages, `join` the membership (`outdated`: an agent that must be restarted), `node` the
+//! state in the cluster.
 
 pub(super) mod host;
 pub(super) mod join;
@@ -21,7 +21,7 @@ use crate::{
     step::{Assessment, Cx, StepError},
 };
 
-/// The answer of each of these steps where no cluster is named.
+/// The assessment of each of these steps if no cluster is configured.
 fn no_cluster() -> Assessment {
     Assessment::not_applicable("no cluster is configured")
 }
@@ -30,7 +30,7 @@ fn wish(desired: &Desired) -> Option<&ClusterWish> {
     desired.cluster.as_ref()
 }
 
-/// The node's name: the one of the settings, or the one that the machine has or would have.
+/// Returns the node name: the configured one, or the one that the machine has or would have.
 fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> {
     match &wish.node.name {
         Some(name) => Ok(Some(name.clone())),
@@ -38,7 +38,7 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> 
     }
 }
 
-/// The cluster that the machine has joined.
+/// Returns the cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
     let method = wish.method.way();
@@ -53,14 +53,14 @@ async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, S
     Ok(found)
 }
 
-/// The labels that the node must have.
+/// The required labels of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WantedLabels {
-    /// Those of its GPUs, and those of the settings, which count more.
+    /// GPU labels and configured labels, which have priority.
     labels: Labels,
-    /// What a file says about its GPUs to Node Feature Discovery; `None` without GPU labels.
+    /// The GPU features for the file of Node Feature Discovery. `None` without GPU labels.
     features: Option<String>,
-    /// Why the labels of the GPUs are not known yet.
+    /// The reason that the GPU labels are not known yet.
     unknown: Option<String>,
 }
 
@@ -79,11 +79,11 @@ async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> WantedLabels {
     wanted
 }
 
-/// Where the machine is, for the scheduler: labels that count at the registration only. A cloud's controller sets the
-/// same later, where the cluster has one.
+/// Returns topology labels for the scheduler, which are only set at registration. A cloud controller sets the same
+/// ones later, if the cluster has one.
 ///
-/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not among them: it is
-/// what public configurations of node pools with spot instances use (ten read, all with the value `spot`).
+/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not part of it,
+/// but used by public configurations of spot node pools (ten read, all with the value `spot`).
 fn place(cloud: &Cloud) -> Labels {
     let row = cloud.provider.as_deref().and_then(clouds::named);
     let zone = match row.and_then(|row| row.node.zone.as_deref()) {
@@ -117,7 +117,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_kubeconfig_that_nodeadm_writes_early_counts_when_the_kubelet_runs() {
+    async fn early_nodeadm_kubeconfig_requires_running_kubelet() {
         let command = || JoinMethod::Command {
             command: vec!["/usr/local/sbin/join".to_owned()],
             environment_file: None,
@@ -128,7 +128,7 @@ mod tests {
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "inactive", false),
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "active", true),
             (command(), nodeadm::KUBECONFIG, "inactive", false),
-            // The kubelet gets this one when the node has joined, and may have failed since.
+            // The kubelet gets this one after the node has joined, and may have failed since.
             (command(), kubeadm::KUBELET_CONF, "inactive", true),
             (JoinMethod::Managed, nodeadm::KUBECONFIG, "inactive", true),
         ] {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scheduler_learns_where_a_machine_is() {
+    fn topology_labels_are_set_at_registration() {
         let cloud = Cloud {
             instance_type: Some("p5.48xlarge".to_owned()),
             zone: Some("eu-central-1a".to_owned()),

@@ -1,4 +1,4 @@
-//! `cluster.node`: the cluster says that the node is Ready, it has its labels, and the startup taints are gone.
+//! `cluster.node`: the node is Ready in the cluster, has its labels, and no startup taints.
 
 use async_trait::async_trait;
 
@@ -15,25 +15,25 @@ use crate::{
     steps::{CLUSTER_JOIN, CLUSTER_NODE, VALIDATION_DEVICES},
 };
 
-/// See the module.
+/// The `cluster.node` step.
 pub struct AdmittedNode;
 
 #[derive(Debug, Clone)]
 enum NodeState {
-    /// The machine has joined no cluster yet.
+    /// The machine has not joined a cluster yet.
     NotJoined,
-    /// Your command has joined it, and no kubeconfig of the kubelet is known.
+    /// An administrator's command has joined it, and no kubelet kubeconfig is known.
     OutOfSight,
-    /// Nothing on the machine can ask the cluster.
+    /// kubectl is not installed.
     NoKubectl,
-    /// It has joined as a node of this name.
+    /// The machine has joined with this node name.
     Joined {
         name: NodeName,
         says: Registered,
-        /// The kubelet uses another name.
+        /// The kubelet uses a different name.
         renamed: Option<Renamed>,
         wanted: WantedLabels,
-        /// The file for Node Feature Discovery, as it is.
+        /// The content of the file for Node Feature Discovery.
         features: Option<String>,
     },
 }
@@ -67,31 +67,29 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if desired.image {
-        return Assessment::awaits_boot("an image is no node");
+        return Assessment::awaits_boot("an image is not a node");
     }
     let (name, says, renamed, wanted, features) = match state {
         NodeState::NotJoined => {
             return Assessment::After {
                 upstream: CLUSTER_JOIN,
-                why: "the machine is no node yet".to_owned(),
+                why: "the machine is not a node yet".to_owned(),
                 expected: Vec::new(),
             };
         }
         NodeState::OutOfSight => {
-            return Assessment::not_applicable(
-                "the kubelet has no kubeconfig at a place that this program knows",
-            );
+            return Assessment::not_applicable("no kubelet kubeconfig in a known path");
         }
-        // The image of EKS has none.
+        // The EKS image does not contain kubectl.
         NodeState::NoKubectl if wish.node.startup_taints.is_empty() => {
             return Assessment::not_applicable(
-                "the cluster cannot be asked: there is no kubectl on this machine",
+                "cannot query the cluster: kubectl is not installed",
             );
         }
         NodeState::NoKubectl => {
             return Assessment::blocked(
-                "nothing can remove the startup taints: there is no kubectl on this machine",
-                "put kubectl into `/usr/local/bin`, then run the command again",
+                "cannot remove the startup taints: kubectl is not installed",
+                "install kubectl in `/usr/local/bin`, then run the command again",
             );
         }
         NodeState::Joined {
@@ -134,14 +132,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         Registered::Node(node) => node,
         Registered::Unknown => {
             return admit(
-                format!("the cluster does not know node `{name}`"),
+                format!("node `{name}` does not exist in the cluster"),
                 wanted.labels.clone(),
                 all_taints.clone(),
             );
         }
         Registered::Silent(why) => {
             return admit(
-                format!("the cluster does not tell about node `{name}`: {why}"),
+                format!("failed to query node `{name}`: {why}"),
                 wanted.labels.clone(),
                 all_taints.clone(),
             );
@@ -156,7 +154,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         let found = node.labels.get(key);
         if found != Some(value) {
             let found = found.map_or_else(|| "missing".to_owned(), |found| format!("`{found}`"));
-            whys.push(format!("label {key} is {found}, `{value}` is wanted"));
+            whys.push(format!("label {key} is {found} instead of `{value}`"));
             missing.insert(key.clone(), value.clone());
         }
     }
@@ -164,10 +162,10 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         .filter(|startup| node.taints.iter().any(|taint| taint.key == startup.key))
         .cloned()
         .collect();
-    whys.extend((taints.iter()).map(|taint| format!("startup taint {} is still there", taint.key)));
+    whys.extend((taints.iter()).map(|taint| format!("startup taint {} is still set", taint.key)));
     if let (true, Some(file)) = (whys.is_empty(), &file) {
         return Assessment::needs(
-            format!("`{FEATURES_FILE}` is missing or another one"),
+            format!("`{FEATURES_FILE}` is missing or different"),
             vec![file.clone()],
         );
     }
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_under_another_name_is_not_waited_for() {
+    fn renamed_node_blocks() {
         let mut state = joined(Registered::Node(Box::new(Node {
             ready: false,
             ..Node::default()
@@ -230,7 +228,7 @@ mod tests {
             now: "gpu-2".parse().expect("a name"),
         });
         let (why, hint) = decide(&state, &with_kubeadm(&[])).expect_blocked();
-        assert!(why.contains("the name `gpu-2`"), "{why}");
+        assert!(why.contains("the node name `gpu-2`"), "{why}");
         assert!(hint.contains("hostnamectl set-hostname gpu-1"), "{hint}");
     }
 
@@ -245,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_admitted_when_it_is_ready_labelled_and_without_the_startup_taint() {
+    fn ready_node_with_labels_is_admitted() {
         let good = Node {
             ready: true,
             labels: Labels::from([("team".to_owned(), "research".to_owned())]),
@@ -261,10 +259,7 @@ mod tests {
             ..good.clone()
         };
         let (why, admission_) = admission(&joined(Registered::Node(Box::new(starting))));
-        assert!(
-            why.contains("startup taint starting is still there"),
-            "{why}"
-        );
+        assert!(why.contains("startup taint starting is still set"), "{why}");
         assert_eq!(admission_.startup_taints.len(), 1);
         let not_ready = Node {
             ready: false,
@@ -280,9 +275,9 @@ mod tests {
         assert!(admission_.startup_taints.is_empty() && admission_.labels.len() == 1);
     }
 
-    /// Node Feature Discovery labels the node by it.
+    /// Node Feature Discovery labels the node from this file.
     #[test]
-    fn the_file_for_node_feature_discovery_says_what_is_wanted() {
+    fn node_feature_discovery_file_contains_the_labels() {
         let ready = Node {
             ready: true,
             ..Node::default()
@@ -314,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cluster_does_not_tell_is_waited_for() {
+    fn failed_node_query_is_retried() {
         for says in [
             Registered::Unknown,
             Registered::Silent("no answer".to_owned()),

@@ -1,5 +1,5 @@
-//! Whether the agent of k3s or RKE2, on a machine that is a node already, has to start again: it looks for the nvidia runtime
-//! when it starts, and somebody has started it before the container toolkit came.
+//! Checks whether a running k3s or RKE2 agent must be restarted: it detects the nvidia runtime only at startup, and
+//! may have started before the container toolkit was installed.
 
 use camino::Utf8Path;
 
@@ -12,13 +12,13 @@ use crate::{
     steps::packages,
 };
 
-/// An agent whose containerd does not know the nvidia runtime.
+/// An agent whose containerd lacks the nvidia runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outdated {
     pub unit: &'static str,
-    /// Whether the container toolkit is there by now.
+    /// Whether the container toolkit is installed.
     pub has_toolkit: bool,
-    /// Whether its containers go on while its unit starts again, as with the units that k3s and RKE2 bring.
+    /// Whether its containers survive a restart of its unit, as with the units of k3s and RKE2.
     pub spares_containers: bool,
 }
 
@@ -50,9 +50,9 @@ pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Out
     }))
 }
 
-/// Whether the agent writes the configuration of its containerd itself at each start, so that a start can mend it. With
-/// another container runtime it writes none, and an administrator's template says what is in it. Sources: k3s, "Advanced
-/// Options", "Configuring containerd", and `--container-runtime-endpoint`.
+/// Returns whether the agent writes its containerd configuration at each start, so that a restart adds the runtime.
+/// With another container runtime it writes none, and a template of the administrator replaces the content. Sources:
+/// k3s, "Advanced Options", "Configuring containerd", and `--container-runtime-endpoint`.
 fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
     let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
     let Some(folder) = owner.map(|owner| Utf8Path::new(owner.mark)) else {
@@ -64,23 +64,25 @@ fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
 }
 
 impl Outdated {
-    /// What is wrong, and what happens.
+    /// Returns the problem and the action.
     pub fn why(&self) -> String {
         let before = match self.has_toolkit {
             true => "",
-            false => " before the container toolkit comes",
+            false => " before the container toolkit was installed",
         };
         let unit = self.unit;
         match self.spares_containers {
-            true => format!("`{unit}` started{before} without the nvidia runtime: it starts again"),
+            true => {
+                format!("`{unit}` started{before} without the nvidia runtime and must be restarted")
+            }
             false => format!(
-                "`{unit}` started{before} without the nvidia runtime. To start it again would end its containers, \
-                 because its `KillMode` is not `process`: that is left to you"
+                "`{unit}` started{before} without the nvidia runtime. A restart would stop its containers, \
+                 because its `KillMode` is not `process`: restart it manually"
             ),
         }
     }
 
-    /// What makes the agent look for the nvidia runtime.
+    /// Returns the change that makes the agent detect the nvidia runtime.
     pub fn change(&self) -> Option<Change> {
         self.spares_containers.then(|| Change::RestartUnit {
             unit: self.unit.to_owned(),
@@ -100,7 +102,7 @@ mod tests {
 
     const CONFIG: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
 
-    /// What is found with this configuration of containerd, this process and this mode of the unit.
+    /// Returns the result for this containerd configuration, process and kill mode.
     async fn found(configuration: &str, process: &str, mode: &str) -> Option<Outdated> {
         found_at(CONFIG, configuration, process, mode).await
     }
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_runs_without_the_nvidia_runtime_is_found() {
+    async fn agent_without_nvidia_runtime_is_detected() {
         let without = found("version = 3\n", "k3s-agent", "process").await;
         let expected = Outdated {
             unit: "k3s-agent.service",
@@ -162,13 +164,13 @@ mod tests {
         );
         let with = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
         assert_eq!(found(with, "k3s-agent", "process").await, None);
-        // A start would change nothing.
+        // A restart would not change anything.
         let folder = "/var/lib/rancher/k3s/agent/etc/containerd";
         for other in ["config.toml.tmpl", "certs.d/hosts.toml"] {
             let path = format!("{folder}/{other}");
             assert_eq!(found_at(&path, "", "k3s-agent", "process").await, None);
         }
-        // It looks when it starts.
+        // It detects the runtime when it starts.
         assert_eq!(found("version = 3\n", "bash", "process").await, None);
     }
 }

@@ -1,4 +1,4 @@
-//! `cluster.packages`: kubelet, kubeadm and kubectl of the cluster's version, all at one version.
+//! `cluster.packages`: kubelet, kubeadm and kubectl, all at the version of the cluster.
 
 use async_trait::async_trait;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// See the module.
+/// The `cluster.packages` step.
 pub struct ClusterPackages;
 
 fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
@@ -24,7 +24,7 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     };
     if wish.packages.is_empty() {
         return Assessment::not_applicable(format!(
-            "{} needs no packages of Kubernetes",
+            "{} needs no Kubernetes packages",
             wish.method.name()
         ));
     }

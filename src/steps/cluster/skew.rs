@@ -1,6 +1,6 @@
-//! Whether the kubelet that is to join goes with the container runtime and the kernel of the machine. The version of the
-//! API server is not known before: kubeadm refuses one that is more than one minor version older (Kubernetes, "Creating a
-//! cluster with kubeadm", version skew), and `check` compares both afterwards.
+//! Checks whether the kubelet to install supports the container runtime and the kernel of the machine. The API server
+//! version is not known before joining: kubeadm rejects one that is more than one minor version older (Kubernetes,
+//! "Creating a cluster with kubeadm", version skew), and `check` compares both later.
 
 use crate::{
     config::desired::{ClusterWish, RuntimeKind},
@@ -8,13 +8,13 @@ use crate::{
     tools::kubernetes::skew,
 };
 
-/// There only with cgroup v2.
+/// Exists only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
-/// What the kubelet has to go with.
+/// Versions that the kubelet must support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// The wanted runtimes that are installed, with their versions.
+    /// Installed runtimes that are configured, with their versions.
     pub(super) runtimes: Vec<(RuntimeKind, String)>,
     /// Whether the machine has cgroup v1.
     pub(super) has_cgroup_v1: bool,
@@ -35,13 +35,13 @@ pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Versions, 
     })
 }
 
-/// The version of the kubelet that is to be installed.
+/// Returns the version of the kubelet to install.
 fn kubelet(wish: &ClusterWish) -> Option<&str> {
     let package = wish.packages.iter().find(|one| one.name == "kubelet")?;
     package.version.as_deref()
 }
 
-/// Why the machine cannot join with these versions.
+/// Returns the reason that the machine cannot join with these versions.
 pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessment> {
     let kubelet = kubelet(wish)?;
     let refuses =
@@ -51,22 +51,23 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
         return Some(Assessment::blocked(
             why,
             format!(
-                "upgrade {} (a package that is installed already is kept: upgrade it yourself, or remove it, and \
-             `runtime.source = \"docker\"` installs Docker's newest), or set an older `cluster.version` that the \
+                "upgrade {} (an existing package is kept: upgrade it yourself, or remove it so that \
+             `runtime.source = \"docker\"` installs the newest one from Docker), or set an older `cluster.version` that the \
              cluster accepts",
                 kind.name()
             ),
         ));
     }
-    // A cluster whose kubelets accept cgroup v1 says so by the check that it ignores: kubeadm looks at the same.
+    // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
     let ignores = wish.method.way().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))
         .flatten()?;
     Some(Assessment::blocked(
         why,
-        "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel's command line; or, if the cluster's \
-         kubelets have `failCgroupV1: false`, name `SystemVerification` in `cluster.ignore-preflight-errors`",
+        "boot with `systemd.unified_cgroup_hierarchy=1` in the kernel command line. If the kubelets of the \
+         cluster have `failCgroupV1: false`, add `SystemVerification` to \
+         `cluster.ignore-preflight-errors` instead",
     ))
 }
 
@@ -85,7 +86,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn the_containerd_that_serves_the_kubelet_and_the_cgroups_are_found() {
+    async fn kubelet_containerd_and_cgroups_are_detected() {
         let (host, fakes) = fake::host();
         fakes.files.put("/usr/bin/containerd", "");
         fakes.exec.on("containerd", |_, _| {
@@ -114,12 +115,12 @@ mod tests {
         assert_eq!(found(&crio).await, versions(None, true));
         fakes.files.put(CGROUP_V2, "cpu memory\n");
         assert_eq!(found(&containerd).await, versions(Some("1.7"), false));
-        // An image of EKS brings a kubelet that goes with its containerd.
+        // An EKS image includes a kubelet that matches its containerd.
         assert_eq!(found(&with(JoinMethod::Eks)).await, Versions::default());
     }
 
     #[test]
-    fn a_kubelet_that_would_not_start_does_not_join() {
+    fn incompatible_kubelet_does_not_join() {
         let wish = |kubelet: &str, ignored: &[&str]| ClusterWish {
             packages: wishes(&[kubelet]),
             ..with_kubeadm(ignored).cluster.expect("a cluster")

@@ -1,6 +1,6 @@
-//! `driver.fabric`: GPUs behind NVSwitches work only while NVIDIA's fabric manager of exactly the
-//! driver's version runs and has joined them. Its packages are part of the driver's; here it is started
-//! before anything uses the GPUs, and the GPUs are awaited.
+//! `driver.fabric`: GPUs behind NVSwitches only work while the NVIDIA fabric manager of exactly the driver version
+//! runs and they have joined its fabric. Its packages are part of the driver packages. This step starts it before
+//! anything uses the GPUs, and waits for the GPUs.
 
 #[cfg(test)]
 mod tests;
@@ -30,41 +30,40 @@ use crate::{
     tools::{kmod, packages::HEADER, systemctl::UnitState},
 };
 
-/// How long GPUs may take to join the fabric once the fabric manager runs. The time is a bound of ours:
-/// NVIDIA names none.
+/// Time limit for GPUs to join the fabric after the fabric manager has started. NVIDIA documents no limit.
 const JOINING: Duration = Duration::from_secs(300);
 
-/// The file that has the modules of the fabric loaded at every boot.
+/// The file that loads the fabric modules at every boot.
 const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap-fabric.conf";
 
-/// Units that start programs on the GPUs. systemd ignores those that a machine does not have.
+/// Returns the units that start programs on the GPUs. systemd ignores units that do not exist.
 fn users() -> String {
     format!("{} kubelet.service", runtimes::units())
 }
 
-/// See the module.
+/// The `driver.fabric` step.
 pub struct FabricManager;
 
 #[derive(Debug, Clone, Default)]
 struct FabricState {
-    /// A driver outside packages is kept, with whatever came with it.
+    /// A driver without packages is kept, including its companion software.
     adopts: bool,
     /// The loaded driver.
     loaded: Option<DriverVersion>,
     unit: Option<UnitState>,
-    /// The version of the driver's packages.
+    /// The version of the driver packages.
     packaged: Option<DriverVersion>,
-    /// The version of the fabric manager's package.
+    /// The version of the fabric manager package.
     version: Option<DriverVersion>,
-    /// The packages of the service against the version of the loaded driver.
+    /// The service packages compared with the version of the loaded driver.
     packages: Comparison,
-    /// Its files that are not as wanted.
+    /// Files of the service that must be written.
     files: Vec<Change>,
-    /// Its kernel modules that are not loaded.
+    /// Kernel modules of the service that are not loaded.
     not_loaded: Vec<String>,
-    /// What NVML says of the GPUs, by index; only of those that know a fabric.
+    /// The NVML fabric state of the GPUs, by index. Contains only GPUs with a fabric.
     gpus: Vec<(u32, GpuFabric)>,
-    /// Why GPUs say nothing of their fabric although they should.
+    /// The reason for missing fabric states.
     silent: Option<String>,
 }
 
@@ -96,7 +95,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             }
         }
         for module in &service.modules {
-            // Modules that are built into the kernel are there, too.
+            // Modules that are built into the kernel are listed as well.
             let path = format!("/sys/module/{}", kmod::canonical(module));
             if !cx.host.files().exists(Utf8Path::new(&path))? {
                 state.not_loaded.push(module.clone());
@@ -111,11 +110,11 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
                 state.silent = silent(&view.devices);
             }
             Nvml::Hung { after_seconds } => {
-                state.silent = Some(format!("NVML did not answer within {after_seconds} s"));
+                state.silent = Some(format!("NVML timed out after {after_seconds} s"));
             }
-            Nvml::Failed { why, .. } => state.silent = Some(format!("NVML fails: {why}")),
+            Nvml::Failed { why, .. } => state.silent = Some(format!("NVML failed: {why}")),
             Nvml::NoDevices => state.silent = Some("NVML lists no GPU".to_owned()),
-            // Without a library there are no packages of the driver either, which is said first.
+            // Without a library there are no driver packages, which is reported first.
             Nvml::NotLoadable { .. }
             | Nvml::DriverNotLoaded
             | Nvml::VersionMismatch
@@ -126,19 +125,19 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     Ok(state)
 }
 
-/// GPUs that fail. One that knows no fabric, as before Hopper or in a slot of its own, is none of them.
+/// Returns GPUs that failed. GPUs without a fabric, such as those before Hopper or in a separate slot, are ignored.
 fn silent(devices: &[NvmlDevice]) -> Option<String> {
     let silent: Vec<u32> = (devices.iter())
         .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())
         .map(|gpu| gpu.index)
         .collect();
-    (!silent.is_empty()).then(|| format!("{} gave no answer to NVML", words::indices(&silent)))
+    (!silent.is_empty()).then(|| format!("{} did not respond to NVML", words::indices(&silent)))
 }
 
 async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
     match cx.state.unit(fabric::UNIT).await {
         Ok(unit) => Ok(unit),
-        // A machine without systemd runs none of its units.
+        // A machine without systemd runs no units.
         Err(StateError::Exec(error)) if matches!(*error, ExecError::NotFound { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -160,7 +159,7 @@ async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
     })?))
 }
 
-/// The files that make the next boot start the service in time.
+/// Returns the files that start the service in time at the next boot.
 fn files(service: &FabricService) -> Vec<Change> {
     let mut files = Vec::new();
     if !service.modules.is_empty() {
@@ -184,20 +183,20 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
     };
     if driver.fabric == Fabric::None {
         return Assessment::not_applicable(
-            "no GPU of this machine is known to need a fabric manager",
+            "no GPU of this machine needs a fabric manager, as far as known",
         );
     }
     match &driver.fabric_service {
         Some(service) if !state.adopts => set_up(state, desired, service),
         _ if driver.fabric == Fabric::Imex => Assessment::not_applicable(
-            "GPUs of several nodes need IMEX to work together, which is not set up; those of \
+            "multi-node NVLink requires IMEX, which is not set up. GPUs of \
              one node work without it",
         ),
         _ => found(state, driver),
     }
 }
 
-/// A fabric manager that is not ours to set up: it is as wanted, or blocks the run.
+/// Assesses a fabric manager that gpu-bootstrap does not set up: it is satisfied or blocks the run.
 fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
     let runs = state.unit.as_ref().is_some_and(UnitState::is_active);
     let wanted = |version: &DriverVersion| match &state.loaded {
@@ -205,11 +204,12 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
         None => state.adopts || version.branch() == driver.branch,
     };
     match &state.version {
-        Some(version) if runs && wanted(version) => not_joined(state)
-            .unwrap_or_else(|| Assessment::satisfied(format!("the fabric manager {version} runs"))),
+        Some(version) if runs && wanted(version) => not_joined(state).unwrap_or_else(|| {
+            Assessment::satisfied(format!("the fabric manager {version} is running"))
+        }),
         Some(version) if runs => Assessment::blocked(
             format!(
-                "the fabric manager {version} runs, and {} is wanted: both must have the same \
+                "the fabric manager {version} is running, but {} is configured: both must have the same \
                  version",
                 match &state.loaded {
                     Some(loaded) => format!("driver {loaded}"),
@@ -220,29 +220,27 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
         ),
         _ => Assessment::blocked(
             format!(
-                "the GPUs need the fabric manager of exactly the driver's version, which does not \
-                 run ({}) and which `{}` does not have",
+                "the GPUs need a fabric manager of exactly the driver version, which is not \
+                 running ({}) and not available in `{}`",
                 (state.unit.as_ref()).map_or("not installed".to_owned(), ToString::to_string),
                 driver.source
             ),
-            "set `driver.source = \"nvidia\"`, whose repository has it; or use an image in \
+            "set `driver.source = \"nvidia\"`, whose repository has it, or use an image in \
              which the driver and its fabric manager are installed, and keep them with \
              `driver.existing = \"keep\"`",
         ),
     }
 }
 
-/// What makes the service run beside the loaded driver, and the GPUs join.
+/// Returns the changes that start the service for the loaded driver, and waits for the GPUs.
 fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> Assessment {
     if desired.image {
-        return Assessment::awaits_boot(
-            "the switches are managed from the first boot of the image on",
-        );
+        return Assessment::awaits_boot("the fabric manager starts at the first boot of the image");
     }
     let Some(loaded) = &state.loaded else {
         return Assessment::After {
             upstream: DRIVER_MODULE,
-            why: "it runs only beside a loaded driver".into(),
+            why: "the fabric manager requires a loaded driver".into(),
             expected: start(service),
         };
     };
@@ -250,7 +248,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     {
         return Assessment::After {
             upstream: DRIVER_MODULE,
-            why: format!("driver {loaded} is loaded, and another one is installed"),
+            why: format!("driver {loaded} is loaded, but a different one is installed"),
             expected: Vec::new(),
         };
     }
@@ -258,11 +256,11 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
         // They are installed together with the driver.
         return Assessment::BlockedNow {
             why: format!(
-                "{}: it works only beside the driver of its own version",
+                "{}: the fabric manager requires a driver of the same version",
                 state.packages.unmet_text()
             ),
             hint: format!(
-                "install {} at version {loaded}; `gpu-bootstrap install` does",
+                "run `gpu-bootstrap install`, which installs {} at version {loaded}",
                 service.exact.join(" and ")
             ),
             passes: None,
@@ -270,7 +268,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     }
     let Some(unit) = &service.unit else {
         return Assessment::satisfied(format!(
-            "{}; the cluster starts it with the list of the nodes",
+            "{}; the cluster starts the service with the node list",
             state.packages.met_text()
         ));
     };
@@ -281,7 +279,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     }));
     let mut whys = Vec::new();
     if !state.files.is_empty() {
-        whys.push("the next boot would not start it in time".to_owned());
+        whys.push("the service would not start in time at the next boot".to_owned());
     }
     if !state.not_loaded.is_empty() {
         whys.push(format!("{} not loaded", state.not_loaded.join(", ")));
@@ -296,7 +294,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
             start: true,
         });
     } else if !state.not_loaded.is_empty() {
-        // It looked for its switches without them.
+        // The service looked for its switches without these modules.
         changes.push(Change::RestartUnit { unit: unit.clone() });
     }
     if !changes.is_empty() {
@@ -304,7 +302,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     }
     not_joined(state).unwrap_or_else(|| {
         Assessment::satisfied(format!(
-            "the fabric manager {loaded} runs{}",
+            "the fabric manager {loaded} is running{}",
             match state.gpus.len() {
                 0 => String::new(),
                 count => format!(", and {} joined the fabric", words::has(count)),
@@ -313,7 +311,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     })
 }
 
-/// What starts the service where nothing of it is there yet.
+/// Returns the changes that start a service that is not set up yet.
 fn start(service: &FabricService) -> Vec<Change> {
     let mut changes = files(service);
     changes.extend(service.modules.iter().map(|module| Change::LoadModule {
@@ -326,7 +324,7 @@ fn start(service: &FabricService) -> Vec<Change> {
     changes
 }
 
-/// Why GPUs cannot be used although the fabric manager runs; `None` if all have joined.
+/// Returns the reason that GPUs are unusable although the fabric manager runs. `None` if all have joined.
 fn not_joined(state: &FabricState) -> Option<Assessment> {
     let indices = |wanted: &dyn Fn(&GpuFabric) -> bool| -> Vec<u32> {
         let matching = state.gpus.iter().filter(|(_, gpu)| wanted(gpu));
@@ -341,11 +339,11 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
     if !failed.is_empty() {
         return Some(Assessment::blocked(
             format!(
-                "{} could not join the fabric (NVML code {code}): no program can use them together",
+                "{} failed to join the fabric (NVML code {code}): programs cannot use them together",
                 words::indices(&failed)
             ),
             format!(
-                "run `journalctl --unit {}` to see why, and reboot",
+                "run `journalctl --unit {}` to find the cause, then reboot",
                 fabric::UNIT
             ),
         ));
@@ -353,21 +351,21 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
     let waiting = indices(&|gpu| !is_done(gpu));
     if waiting.is_empty() {
         return state.silent.as_ref().map(|silent| Assessment::BlockedNow {
-            why: format!("{silent}: whether all GPUs have joined the fabric is not known"),
-            hint: "run `gpu-bootstrap check`, which names what is wrong with the GPUs".into(),
+            why: format!("{silent}: it is unknown if all GPUs have joined the fabric"),
+            hint: "run `gpu-bootstrap check` to diagnose the GPUs".into(),
             passes: Some(JOINING),
         });
     }
     Some(Assessment::BlockedNow {
         why: format!(
-            "the fabric manager runs, and {} not joined the fabric yet: no program can use them \
+            "the fabric manager is running, but {} not joined the fabric yet: programs cannot use them \
              (CUDA error 802)",
             match waiting.len() {
                 1 => format!("{} has", words::indices(&waiting)),
                 _ => format!("{} have", words::indices(&waiting)),
             }
         ),
-        hint: format!("run `journalctl --unit {}` to see why", fabric::UNIT),
+        hint: format!("run `journalctl --unit {}` to find the cause", fabric::UNIT),
         passes: Some(JOINING),
     })
 }

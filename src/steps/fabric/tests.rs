@@ -18,7 +18,7 @@ fn service() -> FabricService {
     }
 }
 
-/// A machine with switches whose source has the fabric manager.
+/// A machine with switches whose driver source has the fabric manager.
 fn wanted() -> Desired {
     let mut wanted = desired();
     let driver = wanted.driver.as_mut().expect("a driver");
@@ -34,7 +34,7 @@ fn installed(version: &str) -> [String; 2] {
     ]
 }
 
-/// Driver 535.261.03 is loaded, the fabric manager of this version runs, all GPUs have joined.
+/// Driver 535.261.03 is loaded, the fabric manager of this version is running, all GPUs have joined.
 fn state(version: &str) -> FabricState {
     let loaded = "535.261.03".parse().expect("a version");
     let names = installed(version);
@@ -53,19 +53,19 @@ fn state(version: &str) -> FabricState {
 }
 
 #[test]
-fn gpus_behind_switches_are_ready_when_the_fabric_manager_runs_and_all_have_joined() {
+fn joined_gpus_with_running_fabric_manager_are_ready() {
     assert_eq!(
         decide(&state("535.261.03-1"), &wanted()).expect_satisfied(),
-        "the fabric manager 535.261.03 runs, and 8 GPUs have joined the fabric"
+        "the fabric manager 535.261.03 is running, and 8 GPUs have joined the fabric"
     );
-    // Before Hopper NVML knows no fabric: the unit alone counts.
+    // Before Hopper, NVML reports no fabric, so only the unit counts.
     let mut older = state("535.261.03-1");
     older.gpus.clear();
     decide(&older, &wanted()).expect_satisfied();
 }
 
 #[test]
-fn a_stopped_fabric_manager_is_started_after_its_modules() {
+fn stopped_fabric_manager_starts_after_its_modules() {
     let mut stopped = state("535.261.03-1");
     stopped.unit = Some(unit("disabled", "inactive"));
     stopped.not_loaded = vec!["ib_umad".into()];
@@ -89,7 +89,7 @@ fn a_stopped_fabric_manager_is_started_after_its_modules() {
 }
 
 #[test]
-fn a_fabric_manager_that_started_without_its_modules_is_restarted() {
+fn fabric_manager_without_modules_is_restarted() {
     let mut blind = state("535.261.03-1");
     blind.not_loaded = vec!["ib_umad".into()];
     let (_, changes) = decide(&blind, &wanted()).expect_needs();
@@ -100,23 +100,25 @@ fn a_fabric_manager_that_started_without_its_modules_is_restarted() {
 }
 
 #[test]
-fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
-    // The driver's packages bring the right one.
+fn mismatched_fabric_manager_blocks() {
+    // The driver transaction installs the matching one.
     let (why, hint, passes) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
     assert_eq!(passes, None);
     assert!(
-        why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
+        why.contains(
+            "nvidia-fabricmanager 535.247.01-1 is installed, but 535.261.03-* is required"
+        ),
         "{why}"
     );
     assert!(hint.contains("at version 535.261.03"), "{hint}");
-    // After an upgrade of both, the reboot comes first.
+    // After an upgrade of both, a reboot is required first.
     let mut upgraded = state("535.300.01-1");
     upgraded.packaged = upgraded.version.clone();
     decide(&upgraded, &wanted()).expect_after();
 }
 
 #[test]
-fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
+fn joining_gpus_are_awaited_and_failed_ones_reported() {
     let mut joining = state("535.261.03-1");
     joining.gpus[2].1 = in_fabric(FabricProgress::InProgress, 0);
     joining.gpus[5].1 = in_fabric(FabricProgress::NotStarted, 0);
@@ -126,13 +128,13 @@ fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
     joining.gpus[2].1 = in_fabric(FabricProgress::Completed, 999);
     let (why, _) = decide(&joining, &wanted()).expect_blocked();
     assert!(
-        why.contains("GPU 2 could not join the fabric (NVML code 999)"),
+        why.contains("GPU 2 failed to join the fabric (NVML code 999)"),
         "{why}"
     );
 }
 
 #[test]
-fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
+fn gpus_without_reported_fabric_have_not_joined() {
     let device = |index: u32, fabric: Option<GpuFabric>, error: Option<&str>| NvmlDevice {
         fabric,
         error: error.map(str::to_owned),
@@ -141,24 +143,24 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
     let done = || Some(in_fabric(FabricProgress::Completed, 0));
     for (devices, said) in rows! {
         vec![device(0, done(), None), device(1, done(), None)], None;
-        // Before Hopper, and in a slot of its own, no GPU knows a fabric.
+        // Before Hopper and in a separate slot, GPUs have no fabric.
         vec![device(0, None, None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, Some("lost"))],
-            Some("GPU 1 gave no answer to NVML");
+            Some("GPU 1 did not respond to NVML");
         vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
-            Some("GPU 0 gave no answer to NVML");
+            Some("GPU 0 did not respond to NVML");
     } {
         assert_eq!(silent(&devices).as_deref(), said);
     }
     let mut lost = state("535.261.03-1");
-    lost.silent = Some("GPU 1 gave no answer to NVML".to_owned());
+    lost.silent = Some("GPU 1 did not respond to NVML".to_owned());
     let (why, _, passes) = decide(&lost, &wanted()).expect_blocked_now();
-    assert!(passes.is_some() && why.contains("is not known"), "{why}");
+    assert!(passes.is_some() && why.contains("it is unknown"), "{why}");
 }
 
 #[test]
-fn before_the_driver_is_loaded_the_plan_says_what_will_be_started() {
+fn plan_lists_start_before_driver_is_loaded() {
     let mut bare = FabricState::default();
     let (_, expected) = decide(&bare, &wanted()).expect_after();
     assert!(matches!(
@@ -173,7 +175,7 @@ fn before_the_driver_is_loaded_the_plan_says_what_will_be_started() {
 }
 
 #[test]
-fn a_rack_needs_imex_installed_and_nothing_started() {
+fn rack_needs_imex_installed_but_not_started() {
     let mut rack = wanted();
     let driver = rack.driver.as_mut().expect("a driver");
     driver.fabric = Fabric::Imex;
@@ -192,7 +194,7 @@ fn a_rack_needs_imex_installed_and_nothing_started() {
 }
 
 #[test]
-fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() {
+fn missing_fabric_packages_block_only_with_switches() {
     let mut wanted = desired();
     let none = FabricState::default();
     decide(&none, &wanted).expect_not_applicable();
@@ -210,15 +212,15 @@ fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() 
     decide(&running(format!("{branch}.178.04")), &wanted).expect_satisfied();
     let (_, hint) = decide(&running("470.256.02".into()), &wanted).expect_blocked();
     assert_eq!(hint, "set `driver.branch = 470`");
-    // The same branch is not enough beside a loaded driver.
+    // With a loaded driver, the same branch does not suffice.
     let mut other = running(format!("{branch}.178.04"));
     other.loaded = format!("{branch}.261.03").parse().ok();
     decide(&other, &wanted).expect_blocked();
 }
 
-/// An upgrade by somebody brings the fabric manager and the driver's files, and the next boot loads that driver.
+/// A manual upgrade installs a new fabric manager and new driver files, and the next boot loads that driver.
 #[tokio::test]
-async fn an_upgraded_driver_is_told_from_the_loaded_one() {
+async fn upgraded_driver_is_distinguished_from_loaded_one() {
     let (host, fakes) = fake::host();
     let package = |name: &str| {
         format!(

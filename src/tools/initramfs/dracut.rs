@@ -1,4 +1,4 @@
-//! `dracut`, which AlmaLinux, RHEL and their relatives use.
+//! `dracut`, used by AlmaLinux, RHEL and related distributions.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -25,7 +25,7 @@ impl Generator for Dracut {
         Query::new("lsinitrd", ["--", image.as_str()])
     }
 
-    /// dracut(8): without `--force` it refuses to overwrite an existing image.
+    /// Uses `--force`, because dracut does not overwrite an existing image without it (dracut(8)).
     fn rebuild(&self, kernel: &str) -> Cmd {
         let image = self.image(kernel);
         Cmd::new("dracut", ["--force", "--", image.as_str(), kernel]).deadline(BUILD_DEADLINE)

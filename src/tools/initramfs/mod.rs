@@ -1,5 +1,4 @@
-//! Initial RAM filesystems. Each program that builds them has a file of its own; [`of`] selects the
-//! one that a machine has.
+//! Builds initramfs images. There is one file for each generator, and [`of`] selects the installed one.
 
 pub(super) mod dracut;
 pub(super) mod update_initramfs;
@@ -10,28 +9,28 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
-/// The time limit of a build, which takes about 10 to 30 s on a healthy machine.
+/// Time limit of a build, which takes about 10 to 30 s on a healthy machine.
 const BUILD_DEADLINE: Duration = Duration::from_secs(600);
 
-/// A program that builds initial RAM filesystems.
+/// A program that builds initramfs images.
 pub trait Generator: Debug + Send + Sync {
-    /// Its name, for messages.
+    /// The program name, for messages.
     fn program(&self) -> &'static str;
 
-    /// The path of a kernel's image.
+    /// The path of the image of a kernel.
     fn image(&self, kernel: &str) -> Utf8PathBuf;
 
-    /// Lists the content of an image; each line ends with a path.
+    /// Lists the content of an image. Each output line ends with a path.
     fn list(&self, image: &Utf8Path) -> Query;
 
-    /// Rebuilds a kernel's image.
+    /// Rebuilds the image of a kernel.
     fn rebuild(&self, kernel: &str) -> Cmd;
 }
 
-/// The program that a machine has; Debian's if it has none or both.
+/// Returns the installed generator, or Debian's if none or both are installed.
 ///
 /// # Errors
-/// When the machine's files cannot be read.
+/// If the files of the machine cannot be read.
 pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
     let debian = files.exists(Utf8Path::new(update_initramfs::PATH))?;
     Ok(if !debian && files.exists(Utf8Path::new(dracut::PATH))? {
@@ -41,7 +40,7 @@ pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
     })
 }
 
-/// Which of the modules are in the listed image. Module files may be compressed.
+/// Returns the modules that are in the listed image. Module files may be compressed.
 #[must_use]
 pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
     modules
@@ -58,8 +57,8 @@ pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
         .collect()
 }
 
-/// Whether the listed image contains the file with this absolute path; an image has paths from its
-/// root, with or without a leading `./`. Some programs print attributes before the path.
+/// Whether the listed image contains the file with this absolute path. The paths in an image are relative to its root, with or
+/// without a leading `./`. Some programs print attributes before the path.
 #[must_use]
 pub fn has_file(listing: &str, path: &Utf8Path) -> bool {
     let wanted = path.as_str().trim_start_matches('/');
@@ -76,7 +75,7 @@ mod tests {
     use camino::Utf8Path;
 
     #[test]
-    fn the_installed_program_is_used() {
+    fn installed_generator_is_used() {
         let files = FakeFiles::new();
         assert_eq!(of(&files).unwrap().program(), "update-initramfs");
         files.put("/usr/bin/dracut", "");
@@ -86,15 +85,15 @@ mod tests {
             dracut.rebuild("5.14.0").line(),
             "dracut --force -- /boot/initramfs-5.14.0.img 5.14.0"
         );
-        // Debian's dracut also installs the name that Debian's scripts call.
+        // The Debian dracut package also installs the `update-initramfs` that Debian scripts call.
         files.put("/usr/sbin/update-initramfs", "");
         assert_eq!(of(&files).unwrap().program(), "update-initramfs");
     }
 
     #[test]
-    fn a_file_is_found_by_its_whole_path() {
+    fn file_is_found_by_its_complete_path() {
         let path = Utf8Path::new("/etc/modprobe.d/deny.conf");
-        // Debian's images have a folder of that name.
+        // Debian images have a directory of that name.
         assert!(!has_file(".\nconf\nconf/initramfs.conf\netc\n", path));
         for line in [
             "etc/modprobe.d/deny.conf",
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_found_by_name_compressed_or_not() {
+    fn modules_are_found_compressed_or_uncompressed() {
         let listing = "usr/lib/modules/6.1.0/kernel/drivers/gpu/drm/nouveau/nouveau.ko.xz\n\
                        usr/lib/modules/6.1.0/kernel/drivers/net/nova-core.ko\n\
                        etc/modprobe.d/nouveau-off.conf\n";

@@ -1,4 +1,4 @@
-//! Debian's `initramfs-tools`.
+//! `update-initramfs`, from Debian's `initramfs-tools`.
 
 use camino::{Utf8Path, Utf8PathBuf};
 

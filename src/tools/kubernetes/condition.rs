@@ -1,33 +1,33 @@
-//! A condition of the node that this program writes: when it has to be written, and how.
+//! The node condition that gpu-bootstrap writes.
 //!
-//! Source: Kubernetes, reference of the API, `NodeCondition`.
+//! Source: Kubernetes API reference, `NodeCondition`.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// How old a heartbeat may be: readers take one that is much older for the word of a program that has ended. The node
-/// readiness controller's reporter has the same (kubernetes-sigs/node-readiness-controller).
+/// Maximum age of a heartbeat. Readers assume that the program has exited if the heartbeat is much older. The reporter of the
+/// node readiness controller uses the same value (kubernetes-sigs/node-readiness-controller).
 const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 
-/// What a condition says.
+/// The content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
     /// `True`, `False` or `Unknown`.
     pub status: &'static str,
-    /// One word for programs.
+    /// A reason for programs: one word.
     pub reason: &'static str,
-    /// For people.
+    /// A human-readable message.
     pub message: String,
 }
 
-/// The node, as the cluster tells it, with a status in which the condition of this type says this; `None` where it says so
-/// already, and its heartbeat is fresh. All else stays as it is, and the cluster refuses it if somebody else has written the node
-/// meanwhile.
+/// Returns the node from the cluster with an updated condition of this type, or `None` if the condition is already up to date
+/// and its heartbeat is recent. All other fields are unchanged. The API server rejects the update if the node was changed in
+/// the meantime.
 ///
 /// # Errors
-/// Why the text is no node.
+/// If the text is not a node.
 pub fn updated(
     node: &str,
     kind: &str,
@@ -41,16 +41,16 @@ pub fn updated(
                 .or_insert_with(|| json!({}))
                 .as_object_mut()
         })
-        .ok_or("it has no status")?;
+        .ok_or("the node has no status")?;
     let conditions = (status.entry("conditions").or_insert_with(|| json!([])))
         .as_array_mut()
-        .ok_or("its conditions are no list")?;
+        .ok_or("the conditions are not a list")?;
     let before = (conditions.iter()).position(|one| one["type"] == kind);
     let before = before.map(|at| conditions.remove(at)).unwrap_or_default();
     let same_status = before["status"] == said.status;
     let fresh = (before["lastHeartbeatTime"].as_str())
         .and_then(|at| at.parse::<Timestamp>().ok())
-        // One of the future is of a clock that was wrong.
+        // A heartbeat in the future was written with a wrong clock.
         .and_then(|at| Duration::try_from(now.duration_since(at)).ok())
         .is_some_and(|age| age < HEARTBEAT);
     let says_so = before["reason"] == said.reason && before["message"] == said.message.as_str();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_written_when_it_says_something_else_or_its_heartbeat_is_old() {
+    fn condition_is_written_if_changed_or_heartbeat_is_old() {
         let written = |before: &str| {
             let text = updated(before, KIND, &said("True", "8 GPUs"), now()).expect("a node")?;
             let node: Value = serde_json::from_str(&text).expect("JSON");
@@ -119,7 +119,7 @@ mod tests {
             Some(own[0]["lastTransitionTime"] == "2026-11-26T12:00:00Z")
         };
         for (before, expected) in [
-            // A node that has none.
+            // A node without conditions.
             (r#"{"metadata": {"name": "gpu-1"}}"#.to_owned(), Some(true)),
             (has("True", "8 GPUs", "2026-11-26T11:55:01Z"), None),
             (has("True", "8 GPUs", "2026-11-26T11:55:00Z"), Some(false)),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_of_the_node_stays_and_what_others_have_written_into_a_message_is_text() {
+    fn other_fields_stay_and_messages_are_escaped() {
         let told = said("False", "a \"}]}, \"spec\": {\"unschedulable\": true");
         let before = has("True", "8 GPUs", "2026-11-26T11:59:00Z");
         let text = updated(&before, KIND, &told, now()).expect("a node");

@@ -1,4 +1,4 @@
-//! Kubeconfigs: which cluster they lead to.
+//! Parses kubeconfigs.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
@@ -13,12 +13,10 @@ use crate::{
     tools::yaml,
 };
 
-/// The kubeconfigs of kubelets, in the order in which they are looked for. Each exists only on a node that has
-/// joined.
+/// The kubeconfigs of kubelets, in search order. Each of them exists only on a node that has joined.
 ///
-/// Sources: kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`; awslabs/amazon-eks-ami and
-/// Azure/AgentBaker (`/var/lib/kubelet/kubeconfig`, as on GKE); k3s-io/k3s, `pkg/agent/config/config.go`; RKE2 has
-/// the same agent.
+/// Sources: kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`; awslabs/amazon-eks-ami and Azure/AgentBaker
+/// (`/var/lib/kubelet/kubeconfig`, as on GKE); k3s-io/k3s, `pkg/agent/config/config.go`. RKE2 has the same agent as k3s.
 pub const OF_KUBELETS: [&str; 4] = [
     "/etc/kubernetes/kubelet.conf",
     "/var/lib/kubelet/kubeconfig",
@@ -26,18 +24,18 @@ pub const OF_KUBELETS: [&str; 4] = [
     "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 ];
 
-/// The cluster that a kubeconfig leads to.
+/// The cluster in a kubeconfig.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// The address of the API server.
+    /// The URL of the API server.
     pub server: String,
-    /// `sha256:` and the digest of the certificate authority's public key, if the kubeconfig contains it.
+    /// `sha256:` and the digest of the CA public key, if the kubeconfig contains the CA certificate.
     pub ca_pin: Option<String>,
-    /// The file with the certificate authority, if it names one.
+    /// The path of the CA certificate, if specified.
     pub ca_file: Option<String>,
-    /// The file with the client's certificate, if it names one.
+    /// The path of the client certificate, if specified.
     pub certificate_file: Option<String>,
-    /// The client's certificate in PEM, if the kubeconfig contains it.
+    /// The client certificate in PEM, if the kubeconfig contains it.
     pub certificate: Option<Vec<u8>>,
 }
 
@@ -46,7 +44,7 @@ pub struct Cluster {
 struct Kubeconfig {
     #[serde(default)]
     current_context: String,
-    // The cluster's own description of itself, `cluster-info` in `kube-public`, has `null` here.
+    // `cluster-info` in `kube-public`, the cluster's own description, has `null` here.
     contexts: Option<Vec<NamedContext>>,
     clusters: Option<Vec<NamedCluster>>,
     users: Option<Vec<NamedUser>>,
@@ -96,10 +94,10 @@ struct ClusterEntry {
     certificate_authority: Option<String>,
 }
 
-/// The cluster of the current context; without one, the first.
+/// Returns the cluster of the current context, or the first cluster if there is no context.
 ///
 /// # Errors
-/// Why it is no kubeconfig, in one line.
+/// If the text is not a kubeconfig. The message is one line.
 pub fn parse(text: &str) -> Result<Cluster, String> {
     let file: Kubeconfig = yaml::parse(text)?;
     let mut clusters = file.clusters.iter().flatten();
@@ -114,13 +112,13 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
         ),
         None => (clusters.next(), users.next()),
     };
-    let entry = &entry.ok_or("it names no cluster")?.cluster;
+    let entry = &entry.ok_or("no cluster")?.cluster;
     let ca_pin = match &entry.certificate_authority_data {
         None => None,
         Some(data) => {
             let pem = (BASE64.decode(data))
-                .map_err(|error| format!("the certificate authority is not in base64: {error}"))?;
-            Some(pin(&pem).ok_or("the certificate authority is no certificate")?)
+                .map_err(|error| format!("the CA certificate is not valid Base64: {error}"))?;
+            Some(pin(&pem).ok_or("the CA certificate is not a certificate")?)
         }
     };
     let user = user.map(|user| &user.user);
@@ -128,7 +126,7 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
         None => None,
         Some(data) => Some(
             (BASE64.decode(data))
-                .map_err(|error| format!("the client's certificate is not in base64: {error}"))?,
+                .map_err(|error| format!("the client certificate is not valid Base64: {error}"))?,
         ),
     };
     Ok(Cluster {
@@ -140,11 +138,11 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
     })
 }
 
-/// What is secret in a kubeconfig, wherever it stands: tokens, keys and passwords. Source: Kubernetes, "kubeconfig
-/// (v1)", `AuthInfo`; the plugins of clouds have keys such as `id-token` and `client-secret`.
+/// Returns all secrets in a kubeconfig, at any depth: tokens, keys and passwords. Source: Kubernetes, "kubeconfig (v1)",
+/// `AuthInfo`. Cloud plugins have keys such as `id-token` and `client-secret`.
 ///
 /// # Errors
-/// Why it is no YAML or JSON, in one line.
+/// If the text is not YAML or JSON. The message is one line.
 pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
     fn visit(value: &Value, is_secret: bool, found: &mut Vec<Secret>) {
         match value {
@@ -160,7 +158,7 @@ pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
                 }
             }
             Value::String(text) if is_secret => found.push(Secret::new(text)),
-            // A password of digits that stands without quotes.
+            // A numeric password without quotes.
             Value::Number(number) if is_secret => found.push(Secret::new(number.to_string())),
             Value::String(_) | Value::Number(_) | Value::Bool(_) | Value::Null => {}
         }
@@ -170,14 +168,15 @@ pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
     Ok(found)
 }
 
-/// The node whose certificate this is, in PEM; `None` if it is nobody's. Source: Kubernetes, "Using Node Authorization".
+/// Returns the node of a certificate (PEM), or `None` if it does not belong to a node. Source: Kubernetes, "Using Node
+/// Authorization".
 #[must_use]
 pub fn node_of(certificate: &[u8]) -> Option<NodeName> {
     let user = common_name(certificate)?;
     user.strip_prefix("system:node:")?.parse().ok()
 }
 
-/// `sha256:` and the digest of the public key of the first certificate in PEM.
+/// Returns `sha256:` and the digest of the public key of the first certificate in PEM.
 #[must_use]
 pub fn pin_of(pem: &str) -> Option<String> {
     pin(pem.as_bytes())
@@ -187,8 +186,8 @@ pub fn pin_of(pem: &str) -> Option<String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The certificate of a kubelet, made with `openssl req -x509` with the subject `O=system:nodes,
-    /// CN=system:node:gpu-7.example` and the extensions that the signer `kubernetes.io/kube-apiserver-client-kubelet` gives.
+    /// A kubelet certificate, created with `openssl req -x509` with the subject `O=system:nodes, CN=system:node:gpu-7.example`
+    /// and the extensions of the signer `kubernetes.io/kube-apiserver-client-kubelet`.
     pub(crate) const NODE_CERTIFICATE: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBzzCCAXSgAwIBAgIUVhqoNz3U3MVbDCFS7N5URy7E5oAwCgYIKoZIzj0EAwIw\n\
@@ -204,7 +203,7 @@ AiEA/BQSzeS/0BoQO3ajNVOYJMGaIMFSxKj8FCCdFg/J4Os=\n\
 -----END CERTIFICATE-----\n\
 ";
 
-    /// A kubeconfig whose user has these credentials.
+    /// Returns a kubeconfig with a user that has these credentials.
     pub(crate) fn kubeconfig(credentials: &str) -> String {
         format!(
             "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, \
@@ -213,12 +212,12 @@ AiEA/BQSzeS/0BoQO3ajNVOYJMGaIMFSxKj8FCCdFg/J4Os=\n\
     }
 
     #[test]
-    fn a_certificate_names_its_node_and_no_other_user() {
+    fn node_certificate_contains_the_node_name() {
         let node = node_of(NODE_CERTIFICATE.as_bytes()).expect("a node");
         assert_eq!(&*node, "gpu-7.example");
         let authority = crate::tools::kubernetes::x509::tests::PEM;
         assert_eq!(node_of(authority.as_bytes()), None);
-        assert_eq!(node_of(b"no certificate"), None);
+        assert_eq!(node_of(b"not a certificate"), None);
     }
 
     const ADMIN: &str = "\
@@ -241,7 +240,7 @@ users:
 ";
 
     #[test]
-    fn the_current_context_counts() {
+    fn current_context_is_used() {
         let found = parse(ADMIN).expect("a kubeconfig");
         assert_eq!(found.server, "https://two:6443");
         assert_eq!(found.ca_file.as_deref(), Some("/etc/ca.crt"));
@@ -255,7 +254,7 @@ users:
     }
 
     #[test]
-    fn secrets_are_found_in_each_style() {
+    fn secrets_are_found_in_each_format() {
         for (text, found) in rows! {
             "users:\n- name: a\n  user:\n    token: ey.J\n    client-key-data: \"LS0t\"\n    tokenFile: /t\n",
                 &["LS0t", "ey.J"][..];
@@ -275,14 +274,14 @@ users:
     }
 
     #[test]
-    fn what_is_no_kubeconfig_is_told() {
+    fn invalid_kubeconfig_is_an_error() {
         for (text, why) in rows! {
-            "clusters: []", "names no cluster";
+            "clusters: []", "no cluster";
             "clusters: [", "line 1";
             "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
-                "not in base64";
+                "not valid Base64";
             "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
-                "no certificate";
+                "not a certificate";
         } {
             let error = parse(text).expect_err(text);
             assert!(error.contains(why), "{error}");

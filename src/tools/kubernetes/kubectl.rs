@@ -1,7 +1,7 @@
-//! `kubectl`: reads and changes the node of this machine. The kubelet's packages bring it, and it
-//! understands every kubeconfig, also one with an exec plugin.
+//! Reads and changes the node object of this machine with `kubectl`. It is installed with the kubelet packages and supports
+//! every kubeconfig, including one with an exec plugin.
 //!
-//! Sources: Kubernetes, reference of kubectl, and of the API (`Node`).
+//! Sources: Kubernetes, kubectl reference and API reference (`Node`).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,37 +16,35 @@ use crate::{
     },
 };
 
-/// The resource that NVIDIA's device plugin gives a node.
+/// The resource that the NVIDIA device plugin adds to a node.
 pub const GPUS: &str = "nvidia.com/gpu";
 
-/// What it is called where GPUs are shared by time-slicing or MPS with `renameByDefault`. Source: NVIDIA/k8s-device-plugin,
+/// The resource name if GPUs are shared by time-slicing or MPS with `renameByDefault`. Source: NVIDIA/k8s-device-plugin,
 /// README, "Shared Access to GPUs".
 const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
 
-/// How names of MIG devices begin, with the strategy `mixed`. Other names of the vendor are not those of GPUs: its network
-/// cards have some, too.
+/// Prefix of MIG device names, with the strategy `mixed`. Other names of the vendor may belong to network adapters.
 pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
-/// With these words kubectl says that there is no such node.
+/// Part of the kubectl error if the node does not exist.
 const NOT_FOUND: &str = "(NotFound)";
 
-/// With these, that somebody else has written it since it was read.
+/// Part of the kubectl error if the node was changed since it was read.
 pub const CONFLICT: &str = "(Conflict)";
 
-/// The time limit of one request, and of the command around it.
+/// The time limit of one request, shorter than the time limit of the command.
 const REQUEST: &str = "--request-timeout=10s";
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A program that is kubectl, with the arguments before its own.
+/// A kubectl program, with the arguments that precede the kubectl arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kubectl {
     pub program: &'static str,
-    /// Its first arguments.
+    /// The preceding arguments.
     pub first: &'static [&'static str],
 }
 
-/// kubectl by its own name, and inside of the Kubernetes distributions. Sources: k3s, "Command-line tools"; RKE2,
-/// "Cluster access".
+/// The `kubectl` binary, and the ones in Kubernetes distributions. Sources: k3s, "Command-line tools"; RKE2, "Cluster access".
 pub const PROGRAMS: [Kubectl; 5] = [
     Kubectl {
         program: "/usr/bin/kubectl",
@@ -56,7 +54,7 @@ pub const PROGRAMS: [Kubectl; 5] = [
         program: "/usr/local/bin/kubectl",
         first: &[],
     },
-    // What `cloud-init/daemonset` brings.
+    // Installed by `cloud-init/daemonset`.
     Kubectl {
         program: "/opt/gpu-bootstrap/bin/kubectl",
         first: &[],
@@ -71,10 +69,10 @@ pub const PROGRAMS: [Kubectl; 5] = [
     },
 ];
 
-/// The kubectl of a machine; `None` if it has none.
+/// Returns the installed kubectl, or `None` if none is installed.
 ///
 /// # Errors
-/// When the machine's files cannot be read.
+/// If the files of the machine cannot be read.
 pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesError> {
     for one in PROGRAMS {
         if files.exists(Utf8Path::new(one.program))? {
@@ -85,7 +83,7 @@ pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesEr
 }
 
 impl Kubectl {
-    /// The arguments of a command: those that say what to do, then, where they cannot be options, those that say with what.
+    /// Returns the arguments of a command: the options, then the operands, which cannot be parsed as options.
     fn args(
         self,
         kubeconfig: &Utf8Path,
@@ -100,7 +98,7 @@ impl Kubectl {
         args
     }
 
-    /// Reads the node.
+    /// Queries the node.
     #[must_use]
     pub fn node(self, kubeconfig: &Utf8Path, name: &NodeName) -> Query {
         let args = self.args(
@@ -111,14 +109,14 @@ impl Kubectl {
         Query::new(self.program, args).deadline(DEADLINE)
     }
 
-    /// Asks the API server for its version, which every account may ask for.
+    /// Queries the version of the API server, which every account may read.
     #[must_use]
     pub fn version(self, kubeconfig: &Utf8Path) -> Query {
         let own = ["get", "--raw=/version"];
         Query::new(self.program, self.args(kubeconfig, &own, [])).deadline(DEADLINE)
     }
 
-    /// Sets labels, and removes those whose value is `None`.
+    /// Sets labels, and removes labels with the value `None`.
     #[must_use]
     pub fn label<'l>(
         self,
@@ -135,9 +133,9 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
-    /// Replaces the status of the node; `node` is the whole of it, as [`asked`] has told it. `kubectl patch` first reads the
-    /// status by itself, which no kubelet may; to write that of its own node each may (kubernetes/kubernetes,
-    /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, `NodeRules`).
+    /// Replaces the status of the node. `node` is the complete object from [`asked`]. `kubectl patch` first reads the status
+    /// with its own request, for which kubelets have no permission. Every kubelet may write the status of its own node
+    /// (kubernetes/kubernetes, `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, `NodeRules`).
     #[must_use]
     pub fn replace_status(self, kubeconfig: &Utf8Path, name: &NodeName, node: String) -> Cmd {
         let address = format!("--raw=/api/v1/nodes/{name}/status");
@@ -147,7 +145,6 @@ impl Kubectl {
             .stdin(Secret::new(node))
     }
 
-    /// Removes taints.
     #[must_use]
     pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taints: &[&Taint]) -> Cmd {
         let taints = (taints.iter()).map(|taint| format!("{}:{}-", taint.key, taint.effect.name()));
@@ -156,7 +153,7 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
-    /// Moves the pods of the node elsewhere. Pods of daemon sets stay, and the data of `emptyDir` volumes is lost.
+    /// Evicts the pods of the node. DaemonSet pods stay, and the data of `emptyDir` volumes is lost.
     #[must_use]
     pub fn drain(self, kubeconfig: &Utf8Path, name: &NodeName, timeout: Duration) -> Cmd {
         let limit = format!("--timeout={}s", timeout.as_secs());
@@ -170,7 +167,7 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(timeout + DEADLINE)
     }
 
-    /// Deletes the node.
+    /// Deletes the node object.
     #[must_use]
     pub fn delete(self, kubeconfig: &Utf8Path, name: &NodeName) -> Cmd {
         let own = ["delete", "node", "--ignore-not-found"];
@@ -179,30 +176,29 @@ impl Kubectl {
     }
 }
 
-/// What the cluster says about a node.
+/// A node in the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Whether it is Ready.
     pub ready: bool,
-    /// Why it is not, in the kubelet's words.
+    /// The kubelet's reason if the node is not Ready.
     pub why: Option<String>,
     pub labels: Labels,
-    /// Its taints; one that this program cannot read is left out.
+    /// The taints. A taint that gpu-bootstrap cannot parse is omitted.
     pub taints: Vec<Taint>,
-    /// How many GPUs pods can be given; `None` without a device plugin.
+    /// The number of GPUs for pods, or `None` without a device plugin.
     pub allocatable_gpus: Option<String>,
-    /// Shared GPUs and MIG devices that pods can be given, with their numbers.
+    /// Shared GPUs and MIG devices for pods, with their numbers.
     pub other_resources: BTreeMap<String, String>,
-    /// The version of its kubelet.
+    /// The kubelet version.
     pub kubelet: Option<String>,
-    /// Its container runtime, as in `containerd://2.1.4`.
+    /// The container runtime, for example `containerd://2.1.4`.
     pub runtime: Option<String>,
-    /// What its kubelet takes for the identity of the machine, see [`MACHINE_IDS`].
+    /// The machine ID that the kubelet reports, see [`MACHINE_IDS`].
     pub system_uuid: Option<String>,
 }
 
 impl Node {
-    /// What the node offers instead of [`GPUS`], for people; `None` if that is nothing.
+    /// Describes the resources that the node has instead of [`GPUS`], or returns `None` if it has none.
     #[must_use]
     pub fn offered_instead(&self) -> Option<String> {
         let others = (self.other_resources.iter()).filter(|(_, count)| is_some(count));
@@ -213,8 +209,8 @@ impl Node {
     }
 }
 
-/// The files of which a kubelet takes the first one for the identity of its machine. Source: google/cadvisor,
-/// `utils/sysfs/sysfs.go`, `GetSystemUUID`.
+/// The files with a machine ID. The kubelet uses the first existing one. Source: google/cadvisor, `utils/sysfs/sysfs.go`,
+/// `GetSystemUUID`.
 pub const MACHINE_IDS: [&str; 4] = [
     "/sys/class/dmi/id/product_uuid",
     "/proc/device-tree/system-id",
@@ -222,36 +218,36 @@ pub const MACHINE_IDS: [&str; 4] = [
     "/etc/machine-id",
 ];
 
-/// Whether the number of a resource is not 0.
+/// Whether a resource count is not 0.
 fn is_some(count: &str) -> bool {
     count.parse() != Ok(0_u64)
 }
 
-/// What the cluster answers about a node.
+/// The result of a node query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registered {
     Node(Box<Node>),
-    /// It does not know it.
+    /// The node does not exist in the cluster.
     Unknown,
-    /// It cannot be asked now: why.
+    /// The query failed, with the reason.
     Silent(String),
 }
 
-/// What the cluster answers, as it is.
+/// The unparsed result of a node query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeAnswer {
     /// The node, as JSON.
     Node(String),
-    /// It does not know it.
+    /// The node does not exist in the cluster.
     Unknown,
-    /// It cannot be asked now: why.
+    /// The query failed, with the reason.
     Silent(String),
 }
 
-/// Asks the cluster about a node. An API server that does not answer is no error: it may be away for a moment.
+/// Queries a node. An API server that does not respond is not an error, because it may be temporarily unavailable.
 ///
 /// # Errors
-/// When kubectl cannot be run.
+/// If kubectl cannot be executed.
 pub async fn asked(
     host: Reader<'_>,
     kubectl: Kubectl,
@@ -270,7 +266,7 @@ pub async fn asked(
         if output.stderr.contains(NOT_FOUND) {
             return Ok(NodeAnswer::Unknown);
         }
-        // Before its last line kubectl tells of each of its own attempts.
+        // The lines before the last one report kubectl's retries.
         let said = output.stderr.trim().lines().last();
         let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
         return Ok(NodeAnswer::Silent(why));
@@ -278,10 +274,10 @@ pub async fn asked(
     Ok(NodeAnswer::Node(output.stdout))
 }
 
-/// What the cluster says about a node, see [`asked`].
+/// Queries and parses a node, see [`asked`].
 ///
 /// # Errors
-/// When kubectl cannot be run, or prints no node.
+/// If kubectl cannot be executed, or does not print a node.
 pub async fn registered(
     host: Reader<'_>,
     kubectl: Kubectl,
@@ -300,7 +296,7 @@ pub async fn registered(
     Ok(Registered::Node(Box::new(node)))
 }
 
-/// The version in the answer to [`Kubectl::version`].
+/// Parses the output of [`Kubectl::version`].
 #[must_use]
 pub fn server_version(text: &str) -> Option<String> {
     #[derive(Deserialize)]
@@ -371,17 +367,17 @@ struct NodeInfo {
     system_uuid: Option<String>,
 }
 
-/// Reads the output of [`Kubectl::node`].
+/// Parses the output of [`Kubectl::node`].
 ///
 /// # Errors
-/// Why it is no node.
+/// If the text is not a node.
 fn parse_node(text: &str) -> Result<Node, String> {
     let document: NodeObject = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let ready = (document.status.conditions.iter()).find(|one| one.r#type == "Ready");
     let is_ready = ready.is_some_and(|condition| condition.status == "True");
     let why = match ready {
         _ if is_ready => None,
-        None => Some("the kubelet has not reported yet".to_owned()),
+        None => Some("the kubelet has not reported its status yet".to_owned()),
         Some(condition) => Some(format!("{}: {}", condition.reason, condition.message)),
     };
     let taint = |entry: &TaintEntry| {
@@ -425,7 +421,7 @@ mod tests {
 }"#;
 
     #[test]
-    fn a_node_is_read() {
+    fn node_is_parsed() {
         let node = parse_node(NODE).expect("a node");
         assert!(!node.ready);
         assert_eq!(
@@ -467,7 +463,7 @@ mod tests {
         assert_eq!((node.ready, node.why), (true, None));
         let new = parse_node(r#"{"metadata": {"name": "gpu-1"}}"#).expect("a node");
         assert!(!new.ready && new.why.is_some());
-        parse_node("no node").expect_err("no JSON");
+        parse_node("no node").expect_err("not JSON");
     }
 
     #[test]

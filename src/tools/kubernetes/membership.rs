@@ -1,5 +1,5 @@
-//! Whether a machine is a node: its kubelet has a kubeconfig, and the certificate that this names.
-//! kubeadm writes the first before the cluster gives the second.
+//! Determines whether a machine is a node. A node has a kubelet kubeconfig and the client certificate in it. kubeadm writes the
+//! kubeconfig before the cluster issues the certificate.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,20 @@ use crate::{
     model::kubernetes::NodeName,
 };
 
-/// This machine is a node of a cluster.
+/// The cluster membership of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Membership {
-    /// The kubelet's kubeconfig.
+    /// The kubeconfig of the kubelet.
     pub kubeconfig: Utf8PathBuf,
-    /// The address of the API server.
+    /// The URL of the API server.
     pub server: String,
-    /// `sha256:` and the digest of the certificate authority's public key; `None` if it is not known.
+    /// `sha256:` and the digest of the CA public key, or `None` if unknown.
     pub ca_pin: Option<String>,
 }
 
 impl Membership {
-    /// Whether both are of one cluster, as far as that can be told.
+    /// Whether both belong to the same cluster, based on the available data.
     #[must_use]
     pub fn is_of_cluster_of(&self, other: &Self) -> bool {
         match (&self.ca_pin, &other.ca_pin) {
@@ -33,26 +33,25 @@ impl Membership {
     }
 }
 
-/// Why the membership is not known.
+/// The membership could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum MembershipError {
     /// A file could not be read.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// A kubeconfig is none.
+    /// A kubeconfig is invalid.
     #[error("read `{path}`: {why}")]
     Unreadable {
-        /// The kubeconfig.
         path: Utf8PathBuf,
-        /// What is wrong with it.
+        /// The parse error.
         why: String,
     },
 }
 
-/// The membership of a machine; `None` if it is no node.
+/// Returns the membership of a machine, or `None` if it is not a node.
 ///
 /// # Errors
-/// When a kubeconfig cannot be read, or is none.
+/// If a kubeconfig cannot be read or is invalid.
 pub fn read<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Membership>, MembershipError> {
     let Some((kubeconfig, cluster)) = cluster(files)? else {
         return Ok(None);
@@ -71,11 +70,11 @@ pub fn read<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Membership>, Memb
     }))
 }
 
-/// The name under which the machine is a node, by the certificate that its cluster has given its kubelet. `None` if it is
-/// no node, or its kubelet has other credentials, as those of EKS and GKE.
+/// Returns the node name in the certificate that the cluster has issued to the kubelet. `None` if the machine is not a node, or
+/// if its kubelet has other credentials, as on EKS and GKE.
 ///
 /// # Errors
-/// When a kubeconfig or the certificate cannot be read.
+/// If a kubeconfig or the certificate cannot be read.
 pub fn node_name<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<NodeName>, MembershipError> {
     let Some((_, cluster)) = cluster(files)? else {
         return Ok(None);
@@ -83,7 +82,7 @@ pub fn node_name<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<NodeName>, M
     let certificate = match (cluster.certificate, cluster.certificate_file) {
         (Some(certificate), _) => Some(certificate),
         (None, Some(file)) => match files.read(Utf8Path::new(&file)) {
-            // The file has the key, too, so no recording has it.
+            // The file also contains the private key, so it is not in recordings.
             Err(FilesError::NotTold { .. }) => None,
             read => read?,
         },
@@ -92,7 +91,7 @@ pub fn node_name<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<NodeName>, M
     Ok(certificate.and_then(|pem| kubeconfig::node_of(&pem)))
 }
 
-/// The first kubeconfig of a kubelet that is one of a node, and what it says.
+/// Returns the first kubelet kubeconfig that belongs to a node, and its content.
 fn cluster<F: ReadFiles + ?Sized>(
     files: &F,
 ) -> Result<Option<(&'static Utf8Path, Cluster)>, MembershipError> {
@@ -104,11 +103,11 @@ fn cluster<F: ReadFiles + ?Sized>(
             path: path.to_owned(),
             why,
         })?;
-        // Canonical's image for EKS has a form, with a word in the place of the address.
+        // The Canonical image for EKS contains a template with a placeholder for the URL.
         if !cluster.server.starts_with("https://") {
             continue;
         }
-        // kubeadm writes it before the cluster has given the kubelet a certificate.
+        // kubeadm writes the kubeconfig before the cluster has issued the certificate.
         if let Some(file) = &cluster.certificate_file
             && !files.exists(Utf8Path::new(file))?
         {
@@ -125,7 +124,7 @@ mod tests {
     use crate::{host::fake::FakeFiles, tools::kubernetes::kubeconfig::tests::kubeconfig};
 
     #[test]
-    fn a_form_is_no_membership_until_it_is_filled_in() {
+    fn template_kubeconfig_is_not_a_membership() {
         let files = FakeFiles::new();
         let form = "clusters: [{name: k, cluster: {server: MASTER_ENDPOINT}}]\n";
         files.put("/var/lib/kubelet/kubeconfig", form);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_without_its_certificate_is_no_membership() {
+    fn kubeconfig_without_certificate_is_not_a_membership() {
         let certificate = "/var/lib/kubelet/pki/kubelet-client-current.pem";
         let kubeconfig = kubeconfig(&format!("client-certificate: {certificate}"));
         let files = FakeFiles::new();
@@ -148,7 +147,7 @@ mod tests {
         let found = read(&files).expect("readable").expect("a node");
         assert_eq!(found.server, "https://10.0.0.1:6443");
         files.put("/etc/kubernetes/kubelet.conf", "clusters: [");
-        let error = read(&files).expect_err("no YAML").to_string();
+        let error = read(&files).expect_err("not YAML").to_string();
         assert!(error.contains("/etc/kubernetes/kubelet.conf"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Kubernetes' own tools and files, as far as a node needs them.
+//! Kubernetes tools and files, limited to what a node needs.
 
 pub mod condition;
 pub mod kubeconfig;

@@ -1,16 +1,24 @@
-//! Which versions of kubelet and API server go together; of container runtimes `runtimes` knows it.
+//! Version compatibility of kubelet and API server. The compatibility of container runtimes is in `runtimes`.
 //!
-//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1); kubernetes/kubernetes#129462 and
-//! kubernetes/system-validators#48 (kernel).
+//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1).
 
-/// How many minor versions a kubelet may be older than the API server; two before 1.25.
+/// The maximum number of minor versions that a kubelet may be older than the API server. Before 1.25, the maximum is two.
 const OLDER: u64 = 3;
 
-/// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
-/// `failCgroupV1: false`.
+/// The first minor version whose kubelet does not start with cgroup v1, unless its configuration contains `failCgroupV1:
+/// false`.
 const CGROUP_V2: u64 = 35;
 
-/// Major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
+/// The reason that holds for any kubelet of such a version.
+pub const CGROUP_V1: &str =
+    "the machine has cgroup v1, with which a kubelet from 1.35 on does not start";
+
+/// The remedy for a node with cgroup v1. Sources: Kubernetes, "About cgroup v2"; NVIDIA/OpenShell PR 360 (k3s).
+pub const CGROUP_V1_REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel command line (Enterprise Linux: run \
+     `grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1`, then reboot), or set `failCgroupV1: false` in the \
+     kubelet configuration (k3s, RKE2: `kubelet-arg: fail-cgroupv1=false` in `config.yaml`)";
+
+/// Parses the major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
 #[must_use]
 pub fn series(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.trim().trim_start_matches('v').split('.');
@@ -23,7 +31,7 @@ pub fn series(text: &str) -> Option<(u64, u64)> {
     Some((number(parts.next())?, number(parts.next())?))
 }
 
-/// Why a kubelet does not go with an API server.
+/// Returns the reason if a kubelet is incompatible with an API server.
 #[must_use]
 pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     let ((major, minor), (theirs, their_minor)) = (series(kubelet)?, series(server)?);
@@ -38,13 +46,13 @@ pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     })
 }
 
-/// Why a kubelet does not go with cgroup v1.
+/// Returns the reason if a kubelet does not support cgroup v1.
 #[must_use]
 pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     (minor >= CGROUP_V2).then(|| {
         format!(
-            "the machine has cgroup v1, with which a kubelet from 1.{CGROUP_V2} on ({kubelet} here) does not start"
+            "the machine uses cgroup v1, which kubelet 1.{CGROUP_V2} and newer ({kubelet} here) does not support"
         )
     })
 }
@@ -54,7 +62,7 @@ mod tests {
     use super::{series, with_cgroup_v1, with_server};
 
     #[test]
-    fn versions_are_read_as_programs_and_packages_write_them() {
+    fn versions_of_programs_and_packages_are_parsed() {
         for (text, expected) in [
             ("v1.34.4", Some((1, 34))),
             ("1.34.*", Some((1, 34))),
@@ -69,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_at_most_three_minor_versions_older_and_never_newer() {
+    fn kubelet_is_at_most_three_minor_versions_older() {
         for (kubelet, server, part) in rows! {
             "v1.34.4", "v1.34.1", None;
             "v1.31.0", "v1.34.1", None;
@@ -89,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_v1_goes_with_older_kubelets() {
+    fn cgroup_v1_requires_an_older_kubelet() {
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
     }

@@ -1,7 +1,7 @@
 //! Bootstrap tokens.
 
-/// What is wrong with text that is no bootstrap token.
-pub const NOT_BOOTSTRAP: &str = "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop between them";
+/// The error for text that is not a bootstrap token.
+pub const NOT_BOOTSTRAP: &str = "not a bootstrap token, which has 6 and 16 lower-case letters and digits with a dot between them";
 
 /// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
 #[must_use]
@@ -17,7 +17,7 @@ mod tests {
     use super::is_bootstrap;
 
     #[test]
-    fn a_token_has_two_parts() {
+    fn token_has_two_parts() {
         assert!(is_bootstrap("abcdef.0123456789abcdef"));
         for bad in [
             "",

@@ -1,22 +1,21 @@
-//! What this program reads in certificates: the digest by which kubeadm names a certificate authority, and whom a
-//! certificate is for.
+//! Reads certificates: the digest that kubeadm uses to pin a CA certificate, and the common name of the subject.
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use crate::host::digest::sha256;
 
-/// The tag of a sequence in DER (X.690, section 8.9).
+/// The DER tag of a sequence (X.690, section 8.9).
 const SEQUENCE: u8 = 0x30;
 
-/// The tag of an object identifier in DER, and the identifier of the common name (X.520: 2.5.4.3).
+/// The DER tag of an object identifier, and the identifier of the common name (X.520: 2.5.4.3).
 const IDENTIFIER: u8 = 0x06;
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
-/// The tag of a set in DER.
+/// The DER tag of a set.
 const SET: u8 = 0x31;
 
-/// `sha256:` and the digest of the public key of the first certificate in PEM; `None` if there is none. The digest is of the
-/// public key as the certificate has it (`SubjectPublicKeyInfo`, RFC 5280, section 4.1). Source: kubernetes/kubernetes,
+/// Returns `sha256:` and the digest of the public key of the first certificate in PEM, or `None` if there is none. The digest
+/// covers the encoded `SubjectPublicKeyInfo` of the certificate (RFC 5280, section 4.1). Source: kubernetes/kubernetes,
 /// `cmd/kubeadm/app/util/pubkeypin/pubkeypin.go`.
 pub(super) fn public_key_pin(pem: &[u8]) -> Option<String> {
     let certificate = CertificateDer::from_pem_slice(pem).ok()?;
@@ -27,14 +26,14 @@ pub(super) fn public_key_pin(pem: &[u8]) -> Option<String> {
     ))
 }
 
-/// The common name of the subject of the first certificate in PEM; `None` if it has none, or several.
+/// Returns the common name of the subject of the first certificate in PEM, or `None` if it has none or several.
 pub(super) fn common_name(pem: &[u8]) -> Option<String> {
     let certificate = CertificateDer::from_pem_slice(pem).ok()?;
     let anchor = webpki::anchor_from_trusted_cert(&certificate).ok()?;
     only_common_name(&anchor.subject)
 }
 
-/// A subject is a list of sets of pairs of an identifier and a text (RFC 5280, section 4.1.2.4).
+/// A subject is a list of sets of identifier and text pairs (RFC 5280, section 4.1.2.4).
 fn only_common_name(mut subject: &[u8]) -> Option<String> {
     let mut found = None;
     while !subject.is_empty() {
@@ -62,11 +61,11 @@ fn only_common_name(mut subject: &[u8]) -> Option<String> {
     found
 }
 
-/// The tag and the content of the first element, and what follows it (X.690, section 8.1).
+/// Returns the tag and the content of the first element, and the remaining bytes (X.690, section 8.1).
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
-    // A name has fewer than 64 KiB. The length is the number, or says in how many bytes the number follows.
+    // A name is shorter than 64 KiB. This byte is either the length, or the number of length bytes that follow.
     let digits = match first {
         0x81 => 1,
         0x82 => 2,
@@ -84,7 +83,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((*tag, content, rest))
 }
 
-/// The whole sequence, of which the library gives the content (X.690, section 8.1.3).
+/// Encodes a sequence, because the library returns only its content (X.690, section 8.1.3).
 fn sequence(content: &[u8]) -> Vec<u8> {
     let length = content.len().to_be_bytes();
     let digits: Vec<u8> = (length.into_iter())
@@ -106,8 +105,8 @@ fn sequence(content: &[u8]) -> Vec<u8> {
 pub(super) mod tests {
     use super::{common_name, only_common_name, public_key_pin};
 
-    /// Made with `openssl ecparam -name prime256v1 -genkey`, `openssl req -x509 -subj /CN=kubernetes`; the digest is
-    /// of `openssl x509 -pubkey | openssl pkey -pubin -outform der | sha256sum`.
+    /// Created with `openssl ecparam -name prime256v1 -genkey` and `openssl req -x509 -subj /CN=kubernetes`. The digest was
+    /// computed with `openssl x509 -pubkey | openssl pkey -pubin -outform der | sha256sum`.
     pub(in crate::tools::kubernetes) const PEM: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBgTCCASegAwIBAgIUTvDL3xuAhrNzI/R2miBibEAFxkwwCgYIKoZIzj0EAwIw\n\
@@ -123,17 +122,17 @@ lrrOX/nexjcah+20KYmfIYfhiwIgN51G9lpef1OwiUVw8smbZgURloXLOtBgMQDj\n\
 ";
 
     #[test]
-    fn the_digest_is_that_of_openssl() {
+    fn digest_equals_the_openssl_digest() {
         assert_eq!(
             public_key_pin(PEM.as_bytes()).as_deref(),
             Some("sha256:18084e48bc8fc008a9ecb121597dafefe57a3d4c917ec7891fa6adfbf5610113")
         );
-        assert_eq!(public_key_pin(b"no certificate"), None);
+        assert_eq!(public_key_pin(b"not a certificate"), None);
         assert_eq!(public_key_pin(PEM.replace("M", "N").as_bytes()), None);
     }
 
     #[test]
-    fn the_common_name_is_the_only_one_of_the_subject() {
+    fn only_a_single_common_name_is_returned() {
         assert_eq!(common_name(PEM.as_bytes()).as_deref(), Some("kubernetes"));
         let name = |text: &str| {
             let mut pair = vec![0x06, 3, 0x55, 4, 3, 0x0c, text.len() as u8];
@@ -149,7 +148,7 @@ lrrOX/nexjcah+20KYmfIYfhiwIgN51G9lpef1OwiUVw8smbZgURloXLOtBgMQDj\n\
 
     proptest::proptest! {
         #[test]
-        fn any_subject_is_read_without_panic(bytes in proptest::collection::vec(0_u8.., 0..64)) {
+        fn any_subject_is_parsed_without_panic(bytes in proptest::collection::vec(0_u8.., 0..64)) {
             let _ = only_common_name(&bytes);
         }
     }

@@ -1,10 +1,10 @@
-//! `lspci`: its output as text, in place of the bus of a machine.
+//! Uses the output of `lspci` instead of the PCI bus of a machine.
 //!
-//! The formats are those of pciutils: `-n`, `-nn`, `-nnk` and `-vvnn` (a line for each function, and
-//! indented lines about it), and `-nmm` and `-nnmm` (fields in quotation marks), each with or without the
-//! domain. Without `-n` there are no ids, and nothing can be known.
+//! The pciutils formats are supported: `-n`, `-nn`, `-nnk` and `-vvnn` (a line for each function, followed by indented
+//! details), and `-nmm` and `-nnmm` (quoted fields), each with or without the domain. Without `-n` the output has no IDs and
+//! cannot be used.
 //!
-//! This program never runs lspci, which reads the same sysfs and the same `pci.ids` as it does.
+//! gpu-bootstrap never runs lspci itself, because it reads the same sysfs files and the same `pci.ids`.
 
 mod parse;
 mod tree;
@@ -14,38 +14,38 @@ use crate::model::pci::{PciAddress, PciClass, PciId};
 pub use parse::{LspciError, parse};
 pub use tree::host;
 
-/// What the text tells about the driver of a function.
+/// The driver of a function, if the text shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Driver {
-    /// Nothing: `lspci` was called without `-k` and `-v`.
+    /// Unknown: `lspci` was called without `-k` and `-v`.
     NotTold,
     /// No driver is bound.
     None,
     Bound(String),
 }
 
-/// One function of the bus.
+/// A PCI function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Where; the domain is 0 if the text has none.
+    /// The address. The domain is 0 if the text has none.
     pub address: PciAddress,
-    /// What kind.
+    /// The device class.
     pub class: PciClass,
-    /// What.
+    /// The vendor and device ID.
     pub id: PciId,
-    /// Its name in `pci.ids`, where the text has it.
+    /// The name in `pci.ids`, if the text contains it.
     pub name: Option<String>,
-    /// The board; `None` if the text does not tell it.
+    /// The subsystem (board), or `None` if unknown.
     pub subsystem: Option<PciId>,
-    /// The revision; 0xff if the function does not answer.
+    /// The revision. It is 0xff if the function does not respond.
     pub revision: Option<u8>,
     pub driver: Driver,
-    /// Its NUMA node, where the text has it.
+    /// The NUMA node, if the text contains it.
     pub numa_node: Option<u32>,
 }
 
 impl Function {
-    /// Whether the function does not answer: its configuration space reads as ones.
+    /// Whether the function does not respond: its config space reads as all ones.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.revision == Some(0xff)

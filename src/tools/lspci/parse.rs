@@ -1,34 +1,34 @@
-//! Reads the formats of `lspci`.
+//! Parses the output formats of `lspci`.
 
 use super::{Driver, Function};
 use crate::model::pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId};
 
-/// A text that is not the output of `lspci` with ids.
+/// The text is not `lspci` output with IDs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LspciError {
-    /// A line starts with an address, and lacks class or id.
-    #[error("line {line}: `{text}` has no class and ids in numbers")]
+    /// A line starts with an address but has no class or ID.
+    #[error("line {line}: `{text}` has no numeric class and IDs")]
     NoIds {
-        /// The line, counted from 1.
+        /// The line number, starting at 1.
         line: usize,
-        /// What it says.
+        /// The text of the line.
         text: String,
     },
     /// There are more functions than any machine has.
-    #[error("it has more than {MOST} PCI functions")]
+    #[error("more than {MOST} PCI functions")]
     TooMany,
     /// No line starts with an address.
-    #[error("none of its {lines} lines starts with a PCI address")]
+    #[error("none of the {lines} lines starts with a PCI address")]
     NoFunctions {
-        /// How many lines there are.
+        /// The number of lines.
         lines: usize,
     },
 }
 
-/// The most functions that are read: the largest servers, with all virtual functions, have some hundred.
+/// The maximum number of functions. The largest servers have some hundred, including all virtual functions.
 const MOST: usize = 4096;
 
-/// The names of vendors, as they stand before the name of a device in the output of `-nn`.
+/// The vendor names that precede the device names in the output of `-nn`.
 const VENDORS: [&str; 4] = [
     "NVIDIA Corporation",
     "nVidia Corporation",
@@ -36,11 +36,10 @@ const VENDORS: [&str; 4] = [
     "NVIDIA",
 ];
 
-/// Reads the output of `lspci`. Lines that say nothing about a function are passed over: text before and
-/// after it, as in a ticket.
+/// Parses the output of `lspci`. Unrelated lines are ignored, for example the text around the output in a ticket.
 ///
 /// # Errors
-/// When a line with an address has no ids, or when no line has an address.
+/// If a line with an address has no IDs, or if no line has an address.
 pub fn parse(text: &str) -> Result<Vec<Function>, LspciError> {
     let mut found: Vec<Function> = Vec::new();
     let mut details = false;
@@ -71,7 +70,7 @@ pub fn parse(text: &str) -> Result<Vec<Function>, LspciError> {
         return Err(LspciError::NoFunctions { lines });
     }
     if details {
-        // `-k` and `-v` tell the driver of every function that has one.
+        // `-k` and `-v` print the driver of every function that has one.
         for function in &mut found {
             if function.driver == Driver::NotTold {
                 function.driver = Driver::None;
@@ -91,11 +90,11 @@ fn shortened(line: &str) -> String {
     }
 }
 
-/// `-n` and `-nn`: `3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)`, or
-/// `0302: 10de:2331 (rev a1)`.
+/// Parses `-n` and `-nn`: `3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)`, or `0302:
+/// 10de:2331 (rev a1)`.
 fn for_people(address: PciAddress, rest: &str) -> Option<Function> {
     let (class, device) = classified(rest)?;
-    // What follows in parentheses: revision and programming interface.
+    // The rest, in parentheses: revision and programming interface.
     let (device, revision) = match device.find(" (rev ") {
         Some(at) => {
             let (device, rest) = device.split_at(at);
@@ -125,7 +124,7 @@ fn for_people(address: PciAddress, rest: &str) -> Option<Function> {
     })
 }
 
-/// The class, and what follows it: the class is a number, or a name with a number in brackets.
+/// Returns the class and the rest of the line. The class is a number, or a name with a number in brackets.
 fn classified(rest: &str) -> Option<(PciClass, &str)> {
     let rest = rest.trim_start();
     if let Some((name, device)) = rest.split_once("]: ") {
@@ -137,7 +136,7 @@ fn classified(rest: &str) -> Option<(PciClass, &str)> {
     Some((class.trim().parse().ok()?, device))
 }
 
-/// The name of a device without its vendor; `None` if `pci.ids` did not have it, or for other vendors.
+/// Returns the device name without the vendor, or `None` if it is not in `pci.ids` or the vendor is unknown.
 fn name_of(id: PciId, name: &str) -> Option<String> {
     if !matches!(id.vendor, NVIDIA | MELLANOX) {
         return None;
@@ -150,8 +149,7 @@ fn name_of(id: PciId, name: &str) -> Option<String> {
     (!name.is_empty() && !name.starts_with("Device")).then(|| name.to_owned())
 }
 
-/// `-nmm` and `-nnmm`: `"0302" "10de" "2331" -ra1 "10de" "1626"`, or names with the numbers in
-/// brackets.
+/// Parses `-nmm` and `-nnmm`: `"0302" "10de" "2331" -ra1 "10de" "1626"`, or names with the numbers in brackets.
 fn machine_readable(address: PciAddress, rest: &str) -> Option<Function> {
     let mut quoted = Vec::new();
     let mut revision = None;
@@ -194,7 +192,7 @@ fn machine_readable(address: PciAddress, rest: &str) -> Option<Function> {
     })
 }
 
-/// Reads a line about a function; returns whether only `-k` or `-v` prints such a line.
+/// Parses a detail line of a function. Returns whether only `-k` or `-v` prints such a line.
 fn detail(function: &mut Function, line: &str) -> bool {
     let Some((key, value)) = line.split_once(':') else {
         let dead = line.starts_with("!!! Unknown header type");
@@ -232,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn more_functions_than_a_machine_has_are_refused() {
+    fn more_functions_than_any_machine_are_rejected() {
         let lines = |count: usize| -> String {
             let line = |at: usize| {
                 let (domain, bus, device) = (at >> 13, (at >> 5) & 0xff, at & 0x1f);
@@ -245,8 +243,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_in_every_format() {
-        // Contrast's documentation, Akash's provider-configs#82, aleph-vm, and the man page's formats.
+    fn gpu_is_parsed_in_every_format() {
+        // From Contrast's documentation, Akash's provider-configs#82, aleph-vm, and the formats in the man page.
         for (text, name, subsystem, revision, driver) in rows! {
             "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n   \
              Subsystem: NVIDIA Corporation GH100 [H100 PCIe] [10de:1626]\n   \
@@ -284,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_with_text_around() {
+    fn surrounding_ticket_text_is_ignored() {
         // vanities/GPU-Passthrough-Arch-Linux-to-Windows10#6, as it was pasted.
         let text = "already done this, nothing changed:\n\
             ```\n\
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_does_not_answer() {
+    fn function_that_does_not_respond_is_dead() {
         let text = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK107M [10de:0fd1] (rev \
             ff) (prog-if ff)\n        !!! Unknown header type 7f\n\tKernel driver in use: nvidia\n";
         let function = one(text);
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn other_vendors_and_wide_domains() {
+    fn other_vendors_and_wide_domains_are_parsed() {
         let text = "10000:e1:00.0 Non-Volatile memory controller [0108]: Intel Corporation NVMe \
             [8086:0a54]\n0001:00:00.0 PCI bridge [0604]: NVIDIA Corporation Device [10de:22b1]\n\
             2a:00.0 Infiniband controller [0207]: Mellanox Technologies MT2910 Family [ConnectX-7] \
@@ -329,12 +327,11 @@ mod tests {
     }
 
     #[test]
-    fn text_without_ids_names_its_line() {
+    fn text_without_ids_reports_its_line() {
         let plain = "# lspci\n00:00.0 Host bridge: Intel Corporation 440FX (rev 02)\n";
         assert_eq!(
             parse(plain).unwrap_err().to_string(),
-            "line 2: `00:00.0 Host bridge: Intel Corporation 440FX (rev 02)` has no class and ids in \
-             numbers"
+            "line 2: `00:00.0 Host bridge: Intel Corporation 440FX (rev 02)` has no numeric class and IDs"
         );
         let other = parse("total 4\ndrwxr-xr-x 2 root root\n").unwrap_err();
         assert_eq!(other, LspciError::NoFunctions { lines: 2 });

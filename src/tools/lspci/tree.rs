@@ -1,4 +1,4 @@
-//! The functions of a text as the files of sysfs, so that they are read like those of a machine.
+//! Converts the functions of a text to sysfs files, so that they can be read like the PCI bus of a machine.
 
 use std::fmt::Write as _;
 
@@ -8,14 +8,14 @@ use crate::{
     model::pci::{DEVICES, MELLANOX, NAME_LISTS, NVIDIA},
 };
 
-/// Length of the configuration space that every function has.
+/// Length of the config space that every function has.
 const HEADER: usize = 64;
 
 const NOTHING_ELSE: &str = "only the output of lspci is known";
 const NO_DRIVERS: &str = "the output of lspci has no drivers (`lspci -nnk` prints them)";
 const NO_BOARDS: &str = "the output of lspci has no subsystem (`lspci -nnk` prints it)";
 
-/// A host that has these functions on its bus. Nothing else of it is known.
+/// Returns a host with these functions on its bus. All other data is unknown.
 #[must_use]
 pub fn host(functions: &[Function]) -> Host {
     let mut tree = Tree::new(NOTHING_ELSE);
@@ -23,7 +23,7 @@ pub fn host(functions: &[Function]) -> Host {
     for function in functions {
         add(&mut tree, function);
     }
-    // The first place of the list has all that is known, and the others have none.
+    // The first path of the list contains all names. The other paths do not exist.
     let [list, others @ ..] = NAME_LISTS;
     tree.file(list.to_owned(), names(functions));
     for path in others {
@@ -69,7 +69,7 @@ fn add(tree: &mut Tree, function: &Function) {
     }
 }
 
-/// The names as a list in the form of `pci.ids`.
+/// Returns the names in the format of `pci.ids`.
 fn names(functions: &[Function]) -> String {
     let mut list = String::new();
     for (vendor, title) in [

@@ -1,4 +1,4 @@
-//! The class of a package manager's failure, which decides about retries and the hint.
+//! The class of a package manager failure, which decides about retries and the hint.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -9,7 +9,7 @@ use crate::model::text::built_in;
 
 static TABLE: LazyLock<Vec<FaultRow>> = LazyLock::new(|| {
     let table: FaultTable =
-        built_in("package_faults").expect("the built-in table parses: a test reads it");
+        built_in("package_faults").expect("the built-in table is valid, as a test checks");
     table.fault
 });
 
@@ -18,7 +18,7 @@ struct FaultTable {
     fault: Vec<FaultRow>,
 }
 
-/// A row of the table `package_faults.toml`, which explains its fields.
+/// An entry of the table `package_faults.toml`. That file explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultRow {
@@ -30,7 +30,7 @@ struct FaultRow {
     log: Option<LogPath>,
 }
 
-/// The path of a log that the output of a failure names.
+/// Pattern for the path of a log in the output of a failure.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LogPath {
@@ -38,64 +38,64 @@ struct LogPath {
     name: String,
 }
 
-/// A class of failures. Its reason and its hints are in `package_faults.toml`.
+/// A failure class. Its reason and hints are in `package_faults.toml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Another package manager has a lock.
+    /// Another package manager holds a lock.
     Locked,
     /// An earlier run was interrupted.
     Interrupted,
     /// The disk is full.
     NoSpace,
-    /// A filesystem has no inodes for further files.
+    /// A filesystem has no free inodes.
     Inodes,
-    /// A disk quota is used up.
+    /// A disk quota is exceeded.
     Quota,
     /// A filesystem is mounted read-only.
     ReadOnly,
     /// A file exceeds the size limit of the process or of the filesystem.
     FileSize,
-    /// A repository is not signed by the key that belongs to it.
+    /// A repository is not signed with its key.
     Key,
     /// The key of a repository has expired.
     KeyExpired,
-    /// A repository has a signature in a format that the package manager rejects.
+    /// A repository is signed in a format that the package manager rejects.
     OldSignature,
-    /// Two source files name different keys for one repository.
+    /// Two source files specify different keys for one repository.
     SignedBy,
-    /// There is no repository at the URL, or it denies access.
+    /// There is no repository at the URL, or access is denied.
     Missing,
-    /// A repository's lists are dated in the future.
+    /// The lists of a repository have a date in the future.
     Clock,
-    /// A repository's lists are too old: they are no longer renewed.
+    /// The lists of a repository have expired because they are no longer updated.
     Expired,
-    /// A certificate was not trusted.
+    /// A certificate is not trusted.
     Certificate,
-    /// A source file cannot be read.
+    /// A source file is invalid.
     Sources,
-    /// A mirror is in the middle of its sync, or the package lists are older than it.
+    /// A mirror is being synchronized, or the package lists are older than the mirror.
     Stale,
-    /// No connection, or a broken one.
+    /// No connection, or an interrupted one.
     Network,
     /// A package or version is not in the package lists.
     NotFound,
     /// A held package prevents the transaction.
     Held,
-    /// The machine has changed since the simulation: the transaction would remove a package now.
+    /// The machine has changed since the simulation, so the transaction would now remove a package.
     Moved,
-    /// Dependencies cannot be met.
+    /// Unmet dependencies.
     Unmet,
-    /// A kernel module did not compile.
+    /// A kernel module build failed.
     Build,
-    /// A package's script failed.
+    /// A package script failed.
     Script,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
 impl Fault {
-    /// Whether another attempt may succeed without a change by the user.
+    /// Whether a retry may succeed without user action.
     #[must_use]
     pub fn is_transient(self) -> bool {
         matches!(
@@ -104,10 +104,10 @@ impl Fault {
         )
     }
 
-    /// Whether it may pass, but not soon enough for the next attempts of one transaction.
+    /// Whether the failure is transient, but may last longer than the retries of one transaction.
     #[must_use]
     pub fn passes(self) -> bool {
-        // NTP sets the clock some time after the network is there.
+        // NTP sets the clock some time after the network is available.
         matches!(self, Self::Clock)
     }
 
@@ -117,20 +117,20 @@ impl Fault {
         &self.row().reason
     }
 
-    /// What the user can do, for every package manager.
+    /// The remedy for every package manager.
     #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         self.row().hint.as_deref()
     }
 
-    /// What the user can do, with the own commands of this package manager if it has some.
+    /// The remedy, with the commands of this package manager if it has a separate text.
     #[must_use]
     pub fn hint_for(self, manager: &str) -> Option<&'static str> {
         let own = self.row().own.get(manager);
         own.map(String::as_str).or_else(|| self.hint())
     }
 
-    /// The log that the output names: "Consult /var/lib/dkms/…/make.log for more information."
+    /// Returns the path of the log in the output: "Consult /var/lib/dkms/…/make.log for more information."
     #[must_use]
     pub fn log_named_in(self, output: &str) -> Option<Utf8PathBuf> {
         let log = self.row().log.as_ref()?;
@@ -143,11 +143,11 @@ impl Fault {
 
     fn row(self) -> &'static FaultRow {
         let row = TABLE.iter().find(|row| row.fault == self);
-        row.expect("a test looks for the row of each class")
+        row.expect("a test checks that each class has an entry")
     }
 
-    /// The class, where it is read from this output: a module that did not compile names its log. A compiler that cannot
-    /// write is no fault of the module.
+    /// Returns [`Fault::Build`] if the output shows a failed module build, because such a build prints the path of its log. If
+    /// the compiler could not write, the module is not the cause.
     pub(super) fn or_build(self, output: &str) -> Self {
         match self {
             Self::NoSpace | Self::Inodes | Self::Quota | Self::ReadOnly | Self::FileSize => self,
@@ -162,17 +162,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_class_has_its_row() {
+    fn each_class_has_its_entry() {
         assert_eq!(TABLE.len(), Fault::Other as usize + 1);
         for (at, row) in TABLE.iter().enumerate() {
             assert_eq!(row.fault as usize, at, "{:?}", row.fault);
-            // What nobody knows has no hint.
+            // Unknown failures have no hint.
             assert_eq!(row.hint.is_none(), row.fault == Fault::Other);
         }
     }
 
     #[test]
-    fn a_failed_build_names_its_log() {
+    fn log_path_of_failed_build_is_found() {
         let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
                     Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
         assert_eq!(
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_for_certificates_is_that_of_the_system() {
+    fn certificate_command_depends_on_the_system() {
         for (manager, command) in [
             ("apt", "`update-ca-certificates`"),
             ("dnf", "`update-ca-trust`"),

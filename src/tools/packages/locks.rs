@@ -1,26 +1,25 @@
-//! Finds out who holds the lock of a package manager, from the kernel's list. This module never
-//! takes or breaks a lock.
+//! Finds the process that holds a package manager lock in the kernel's lock list. This module never takes or breaks a lock.
 
 use camino::Utf8Path;
 
 use crate::{
-    host::{FilesError, ReadFiles, System},
+    host::{FilesError, ReadFiles, System, system::real_user},
     tools::mounts,
 };
 
 /// The kernel's list of all file locks.
 const PROC_LOCKS: &str = "/proc/locks";
 
-/// The process that holds a lock.
+/// A process that holds a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The file.
+    /// The lock file.
     pub lock: String,
-    /// The process, where it is of this machine and not of an outer one.
+    /// The process ID, if the process is in our PID namespace.
     pub pid: Option<u32>,
-    /// Its name, as `unattended-upgr` (the kernel keeps 15 characters).
+    /// The process name, for example `unattended-upgr` (the kernel keeps 15 characters).
     pub name: Option<String>,
-    /// Its command line.
+    /// The command line.
     pub command: Option<String>,
 }
 
@@ -34,7 +33,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// One line of the kernel's list.
+/// An entry of the kernel's lock list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     pid: u32,
@@ -42,15 +41,15 @@ struct Held {
     inode: u64,
 }
 
-/// The device number of a filesystem, major and minor. `/proc/locks` and the kernel's list of mounts contain the number of the
-/// filesystem itself. `stat` can return another one, e.g. for a btrfs subvolume.
+/// The device number of a filesystem, major and minor. `/proc/locks` and the kernel's mount list contain the number of the
+/// filesystem itself. `stat` may return another number, for example for a btrfs subvolume.
 type Device = (u32, u32);
 
-/// Who holds any of these locks now; `None`: they are free.
+/// Returns the process that holds any of these locks, or `None` if all are free.
 ///
-/// Only a root process can hold a package manager's lock. Any user can lock a file with the same inode number on another
-/// filesystem, so the device is compared, and processes of other users are ignored. `/proc/PID/fd` is never read: its links
-/// contain paths that the owner of the process chose.
+/// Only root processes can hold a package manager lock. Any user can lock a file with the same inode number on another
+/// filesystem, so the device is compared, and processes of other users are ignored. `/proc/PID/fd` is never read, because the
+/// process owner can choose the paths in its links.
 ///
 /// # Errors
 /// If the list or an existing file cannot be read.
@@ -59,7 +58,7 @@ pub fn holder(
     system: &dyn System,
     locks: &[&str],
 ) -> Result<Option<Holder>, FilesError> {
-    // `/proc` may be hidden from us altogether; then the package manager's own waiting has to do.
+    // If `/proc` is completely hidden from us, rely on the lock timeout of the package manager.
     let text = files.read_text(Utf8Path::new(PROC_LOCKS))?;
     let held = parse(&text.unwrap_or_default());
     for &lock in locks {
@@ -90,50 +89,53 @@ pub fn holder(
     Ok(None)
 }
 
-/// Whether a lock is a file with the number of the process that works.
+/// Whether a lock is a file with the ID of the running process.
 fn is_pid_file(lock: &str) -> bool {
     lock.ends_with(".pid")
 }
 
-/// The process whose number a file contains; `None` if there is no file, or no number in it.
+/// Returns the process ID in a file, or `None` if the file does not exist or contains no number.
 ///
 /// # Errors
-/// When the file is there and cannot be read.
+/// If the file exists but cannot be read.
 pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, FilesError> {
     let text = files.read(path)?;
     Ok(text.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()))
 }
 
-/// Whether a file that should contain the number of a process contains something else: a power cut
-/// leaves it so.
+/// Whether a PID file contains something else, for example after a power loss.
 ///
 /// # Errors
-/// When the file is there and cannot be read.
+/// If the file exists but cannot be read.
 pub fn is_torn(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     let is_empty = files.read(path)?.is_none_or(|text| text.is_empty());
     Ok(!is_empty && writer(files, path)?.is_none())
 }
 
-/// Words in the command lines of the programs that write such files.
+/// Parts of the command lines of programs that write PID files.
 const WRITERS: [&str; 4] = ["dnf", "yum", "packagekit", "ansible"];
 
-/// Whether a process exists and can have written such a file. After a reboot another process may
-/// have its number.
+/// Whether a process of root exists and may have written such a file. After a reboot, another process may have the same ID.
 ///
 /// # Errors
-/// When a file of the process is there and cannot be read.
+/// If an existing file of the process cannot be read.
 pub fn is_at_work(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
+    let status = format!("/proc/{pid}/status");
+    let status = files.read_text(Utf8Path::new(&status))?.unwrap_or_default();
+    if real_user(&status).is_some_and(|uid| uid != 0) {
+        return Ok(false);
+    }
     let path = format!("/proc/{pid}/cmdline");
     let line = files.read_text(Utf8Path::new(&path))?.unwrap_or_default();
     let line = line.to_ascii_lowercase();
     Ok(WRITERS.iter().any(|word| line.contains(word)))
 }
 
-/// Those of the locks that are files of processes which are gone, or that a power cut left torn. The
-/// first one is kept: it shows that a transaction was interrupted.
+/// Returns the locks that are PID files of exited processes or were truncated by a power loss. The first lock is kept, because
+/// it shows that a transaction was interrupted.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn stale<'l>(files: &dyn ReadFiles, locks: &[&'l str]) -> Result<Vec<&'l str>, FilesError> {
     let mut stale = Vec::new();
     for &lock in locks.iter().skip(1).filter(|lock| is_pid_file(lock)) {
@@ -149,15 +151,15 @@ pub fn stale<'l>(files: &dyn ReadFiles, locks: &[&'l str]) -> Result<Vec<&'l str
     Ok(stale)
 }
 
-/// The list as lines `1: POSIX  ADVISORY  WRITE 812 fe:00:5833827 0 EOF`, `proc_locks(5)`. Those
-/// that wait have an arrow before the kind. `dpkg` and `apt` lock with fcntl, which is `POSIX`.
+/// Parses lines such as `1: POSIX  ADVISORY  WRITE 812 fe:00:5833827 0 EOF`, `proc_locks(5)`. Entries of waiting processes have
+/// an arrow before the kind. `dpkg` and `apt` lock with fcntl, which is `POSIX`.
 fn parse(text: &str) -> Vec<Held> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split_whitespace().skip(1);
             (words.next()? == "POSIX").then_some(())?;
             (words.nth(1)? == "WRITE").then_some(())?;
-            // A process outside this PID namespace has the number 0, an open file description -1.
+            // A process outside this PID namespace has ID 0, and an open file description has ID -1.
             let pid = words.next()?.parse().unwrap_or(0);
             let mut file = words.next()?.split(':');
             let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();
@@ -168,7 +170,7 @@ fn parse(text: &str) -> Vec<Held> {
         .collect()
 }
 
-/// The device of a file's filesystem; `None` if the kernel's list of mounts is unavailable.
+/// Returns the device of a file's filesystem, or `None` if the kernel's mount list is unavailable.
 fn device_of(files: &dyn ReadFiles, lock: &str) -> Result<Option<Device>, FilesError> {
     let path = Utf8Path::new(lock);
     let path = files.resolve(path)?.unwrap_or_else(|| path.to_owned());
@@ -179,7 +181,7 @@ fn device_of(files: &dyn ReadFiles, lock: &str) -> Result<Option<Device>, FilesE
     }))
 }
 
-/// The holder, unless the process belongs to another user.
+/// Returns the holder, unless the process belongs to another user.
 fn root_process(system: &dyn System, lock: &str, pid: u32) -> Option<Holder> {
     if pid == 0 {
         return Some(Holder {
@@ -190,7 +192,7 @@ fn root_process(system: &dyn System, lock: &str, pid: u32) -> Option<Holder> {
         });
     }
     let process_uid = system.process(pid).uid;
-    // Unknown if the process has just exited, or if `/proc` hides it from an unprivileged `check`.
+    // The UID is unknown if the process has just exited, or if `/proc` hides it from an unprivileged `check`.
     let is_root = process_uid.is_none_or(|uid| uid == 0);
     is_root.then(|| process(system, lock, pid))
 }
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_holder() {
+    fn holder_name_and_command_are_read() {
         let files = machine(|inode| {
             format!(
                 "1: FLOCK  ADVISORY  WRITE 7 fe:00:{inode} 0 EOF\n\
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_inode_number_on_another_filesystem_is_a_different_file() {
+    fn same_inode_on_another_filesystem_is_ignored() {
         for (lock_device, mounts, is_held) in [
             ("fe:00", "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n", true),
             ("00:2b", "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n", false),
@@ -261,7 +263,7 @@ mod tests {
                 "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n26 25 254:1 / /var rw - ext4 /dev/vdb1 rw\n",
                 false,
             ),
-            // Without the list of mounts, the inode number decides.
+            // Without the mount list, only the inode number is compared.
             ("00:2b", "", true),
         ] {
             let files = machine(|inode| {
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_another_user_is_not_a_holder() {
+    fn process_of_another_user_is_not_a_holder() {
         let files = machine(|inode| format!("2: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"));
         files.put("/proc/812/status", "Uid:\t65534\t0\t0\t0\n");
         assert_eq!(holder(&files, &LOCKS).unwrap(), None);
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_outside_our_namespace_is_still_a_holder() {
+    fn holder_outside_our_namespace_is_reported() {
         let files = machine(|inode| format!("1: POSIX  ADVISORY  WRITE 0 fe:00:{inode} 0 EOF\n"));
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.pid, None);
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_the_number_of_a_process_is_a_lock_while_that_process_works() {
+    fn pid_file_is_a_lock_while_its_process_runs() {
         const FILES: [&str; 2] = [
             "/var/lib/dnf/rpmdb_lock.pid",
             "/var/cache/dnf/download_lock.pid",
@@ -308,13 +310,19 @@ mod tests {
         let found = holder(&files, &FILES).unwrap().unwrap();
         assert_eq!((found.lock.as_str(), found.pid), (FILES[1], Some(812)));
         assert!(stale(&files, &FILES).unwrap().is_empty());
+        // A user starts a program with that name. It gets the number of a dnf that was killed.
+        files.put("/proc/812/status", "Uid:\t65534\t65534\t65534\t65534\n");
+        assert_eq!(holder(&files, &FILES).unwrap(), None);
+        assert_eq!(stale(&files, &FILES).unwrap(), [FILES[1]]);
+        files.put("/proc/812/status", "Uid:\t0\t0\t0\t0\n");
+        assert!(stale(&files, &FILES).unwrap().is_empty());
         files.put("/proc/812/cmdline", "/usr/sbin/sshd\0");
         assert_eq!(holder(&files, &FILES).unwrap(), None);
         assert_eq!(stale(&files, &FILES).unwrap(), [FILES[1]]);
     }
 
     #[test]
-    fn free_locks() {
+    fn free_locks_have_no_holder() {
         let files = machine(|inode| {
             let other = inode + 1000;
             format!("1: POSIX  ADVISORY  WRITE 5 fe:00:{other} 0 EOF\n1: POSIX garbage\n")

@@ -1,4 +1,4 @@
-//! The types that all package managers share: packages and their condition, offers, actions.
+//! Types shared by all package managers: packages and their states, available versions, actions.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use crate::{
     },
 };
 
-/// The condition of a package.
+/// The state of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackageCondition {
     /// In the database, but not installed.
     Absent,
-    /// Removed; only its configuration is left.
+    /// Removed, except for its configuration.
     Configuration,
-    /// Its installation was interrupted before all files were unpacked.
+    /// Unpacking was interrupted.
     HalfInstalled,
     /// Unpacked, but not configured.
     Unpacked,
@@ -28,30 +28,29 @@ pub enum PackageCondition {
     Installed,
 }
 
-/// One package of the database.
+/// A package in the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// Its name, without the architecture.
+    /// The name without the architecture.
     pub name: String,
-    /// The name that the package manager accepts: with the architecture if that is a foreign one.
+    /// The name that the package manager accepts. It includes the architecture if that is a foreign one.
     pub id: String,
-    /// `amd64`, `x86_64`, `noarch`, …; empty if the database does not contain it.
+    /// `amd64`, `x86_64`, `noarch`, …. Empty if the database does not contain it.
     pub architecture: String,
-    /// Its version, including the epoch; empty for a removed package.
+    /// The version including the epoch. Empty for a removed package.
     pub version: String,
     pub condition: PackageCondition,
-    /// Whether it is held.
     pub held: bool,
-    /// Its maintainer, as `Name <mail>`.
+    /// The maintainer, in the format `Name <mail>`.
     pub packager: Option<String>,
-    /// Its distributor, if the database has a field for it.
+    /// The vendor, if the database has a field for it.
     pub vendor: Option<String>,
-    /// The size of its files in bytes, as its maintainer estimated it; 0 if it is unknown.
+    /// The installed size in bytes, as estimated by the maintainer. 0 if unknown.
     pub installed_bytes: u64,
 }
 
 impl Package {
-    /// Whether more than its configuration exists.
+    /// Whether the package exists, not only its configuration.
     #[must_use]
     pub fn is_there(&self) -> bool {
         !matches!(
@@ -60,14 +59,14 @@ impl Package {
         )
     }
 
-    /// Whether it is of another architecture than the machine's: its id has that behind the name.
+    /// Whether it has a foreign architecture, which its ID then contains.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         let behind = self.id.strip_prefix(self.name.as_str());
         behind.and_then(|behind| behind.get(1..)) == Some(self.architecture.as_str())
     }
 
-    /// Whether its files are unpacked, configured or not.
+    /// Whether its files are unpacked. The package may be unconfigured.
     #[must_use]
     pub fn is_unpacked(&self) -> bool {
         matches!(
@@ -76,7 +75,7 @@ impl Package {
         )
     }
 
-    /// Whether it is installed and configured, with at most triggers pending.
+    /// Whether it is installed and configured. Triggers may be pending.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         self.condition == PackageCondition::Installed
@@ -92,7 +91,7 @@ impl Package {
     }
 }
 
-/// The versions of one package that repositories offer.
+/// The available versions of one package.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PackageOffer {
     pub name: String,
@@ -100,10 +99,10 @@ pub struct PackageOffer {
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
-    /// Versions that an administrator has forbidden in all their sources by a negative priority, and that our
-    /// preference for a driver's branch would allow again: it names packages and versions, and cannot name a source.
+    /// Versions that an administrator has blocked in all their sources with a negative priority, and that our preference for a
+    /// driver branch would allow again. Our preference lists packages and versions, and cannot specify a source.
     pub forbidden: Vec<String>,
-    /// The installed version, if no repository offers it any more: once it is removed, it cannot be installed again.
+    /// The installed version if no repository offers it. It cannot be reinstalled after removal.
     pub only_installed: Option<String>,
 }
 
@@ -116,18 +115,17 @@ impl PackageOffer {
     }
 }
 
-/// The lowest versions of other packages that a package accepts.
+/// The lowest dependency versions that a package accepts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LowerBounds {
-    /// The package.
     pub name: String,
-    /// Names of other packages with these versions.
+    /// The names of the dependencies, with these versions.
     pub bounds: Vec<(String, String)>,
 }
 
 impl LowerBounds {
-    /// Returns the lowest version of a driver of this branch that the package accepts. For a package with a module
-    /// for one kernel, that is the version of the module.
+    /// Returns the lowest driver version of this branch that the package accepts. For a package with a module for one kernel,
+    /// this is the module version.
     #[must_use]
     pub fn driver(&self, branch: Branch) -> Option<DriverVersion> {
         (self.bounds.iter())
@@ -139,16 +137,16 @@ impl LowerBounds {
 /// The effect of a transaction on one package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// It would be installed.
+    /// The package is installed.
     Install {
         /// Its [`Package::id`].
         name: String,
-        /// The installed version that it replaces.
+        /// The installed version that is replaced.
         from: Option<String>,
         /// The new version.
         to: String,
     },
-    /// It would be removed.
+    /// The package is removed.
     Remove {
         /// Its [`Package::id`].
         name: String,
@@ -157,14 +155,14 @@ pub enum Action {
 }
 
 impl Action {
-    /// The package.
+    /// Returns the package ID.
     #[must_use]
     pub fn name(&self) -> &str {
         let (Self::Install { name, .. } | Self::Remove { name, .. }) = self;
         name
     }
 
-    /// The text of actions for a plan, one per line.
+    /// Describes actions for a plan, one per line.
     #[must_use]
     pub fn describe(actions: &[Self]) -> String {
         let lines: Vec<String> = actions
@@ -189,16 +187,15 @@ impl Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionRequest<'p> {
-    /// Install packages, each written by [`super::Backend::at_version`] or by its name, and
-    /// remove others in the same transaction.
+    /// Install packages (specified by [`super::Backend::at_version`] or by name) and remove packages in the same transaction.
     Install {
         /// Packages to install.
         packages: &'p [String],
         /// Packages to remove.
         removing: &'p [String],
     },
-    /// As [`TransactionRequest::Install`], where packages may also get an older version and holds do not
-    /// count: what this does to each package is simulated and approved, like everything else.
+    /// Like [`TransactionRequest::Install`], but packages may be downgraded and holds are ignored. The effect on each package
+    /// is simulated and approved like any other change.
     Move {
         /// Packages to install.
         packages: &'p [String],
@@ -209,28 +206,27 @@ pub enum TransactionRequest<'p> {
     Purge(&'p [String]),
     /// Remove packages and keep their configuration.
     Remove(&'p [String]),
-    /// Install installed packages once more, each written by [`super::Backend::at_version`].
+    /// Reinstall packages, specified by [`super::Backend::at_version`].
     Reinstall(&'p [String]),
-    /// Complete broken dependencies.
+    /// Fix broken dependencies.
     Fix,
 }
 
-/// The files of one version of a package that is offered.
+/// The files of one available version of a package.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// The package.
     pub name: String,
     pub version: String,
-    /// Its files and folders.
+    /// Its files and directories.
     pub paths: Vec<Utf8PathBuf>,
 }
 
-/// What a transaction downloads and unpacks.
+/// The download and installed size of a transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Estimate {
     /// The files to download, by URL, with their sizes in bytes.
     pub downloads: Vec<(String, u64)>,
-    /// Bytes that the transaction takes on the disk, without the downloads.
+    /// The additional disk space in bytes, without the downloads.
     pub unpacked_bytes: u64,
 }
 
@@ -241,39 +237,39 @@ impl Estimate {
     }
 }
 
-/// A source that did not deliver its lists.
+/// A source whose lists could not be downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFailure {
-    /// The address that the package manager names: of the source, or of a file in it.
+    /// The URL that the package manager reports: of the source or of one of its files.
     pub address: String,
-    /// The reason, in its words.
+    /// The reason that the package manager reports.
     pub why: String,
 }
 
-/// What a real transaction may remove.
+/// The packages that a transaction may remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removals {
-    /// Nothing, even if the resolver now wants to remove a package.
+    /// No packages, even if the resolver now removes one.
     None,
-    /// The packages that the simulation named and the plan approved.
+    /// The packages in the simulation that the plan approved.
     Approved,
 }
 
-/// Why a list of holds has no effect.
+/// The reason why a list of holds has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoHolds {
     /// The setting, with its file.
     pub why: String,
-    /// What a person does about it.
+    /// The remedy for the administrator.
     pub remedy: String,
-    /// Whether it may be enough to install the package of the list.
+    /// Whether installing the package of the list may be sufficient.
     pub package: bool,
 }
 
-/// The lines of an administrator's files that name a proxy, as sentences without logins.
+/// Returns the lines of an administrator's files that set a proxy, as messages without credentials.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub(super) fn lines_of_proxies(
     files: &dyn ReadFiles,
     paths: &[Utf8PathBuf],
@@ -288,30 +284,30 @@ pub(super) fn lines_of_proxies(
                 .filter(|(_, line)| names_proxy(line))
                 .map(|(at, line)| {
                     let line = without_logins(line.trim());
-                    format!("`{path}`, line {}, says `{line}`", at + 1)
+                    format!("`{path}`, line {}: `{line}`", at + 1)
                 }),
         );
     }
     Ok(found)
 }
 
-/// A line by which somebody keeps packages from being installed.
+/// A configuration line that excludes packages from installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exclusion {
     /// The file.
     pub path: Utf8PathBuf,
-    /// The number of the line, from 1.
+    /// The line number, starting at 1.
     pub line: usize,
-    /// What it says.
+    /// The text of the line.
     pub text: String,
-    /// Shell patterns over names of packages.
+    /// Shell patterns for package names.
     pub patterns: Vec<String>,
-    /// The patterns name the only packages that can be installed, and not those that cannot.
+    /// Whether the patterns are an allowlist: only matching packages can be installed.
     pub only: bool,
 }
 
 impl Exclusion {
-    /// Returns the exclusions in the files that are there, in their order.
+    /// Returns the exclusions in existing files, in file order.
     pub(super) fn in_files(
         files: &dyn ReadFiles,
         paths: &[Utf8PathBuf],
@@ -330,12 +326,12 @@ impl Exclusion {
     #[must_use]
     pub fn remedy(lines: &[String]) -> String {
         format!(
-            "{}: if nobody needs this, take the packages out of it, and run the command again",
+            "{}: remove the packages from this line unless you need it, then run the command again",
             lines.join("; ")
         )
     }
 
-    /// Whether a package cannot be installed because of it.
+    /// Whether it prevents the installation of a package.
     #[must_use]
     pub fn hides(&self, name: &str) -> bool {
         let matches = |one: &String| {
@@ -348,78 +344,72 @@ impl Exclusion {
 
 impl fmt::Display for Exclusion {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            to,
-            "`{}`, line {}, says `{}`",
-            self.path, self.line, self.text
-        )
+        write!(to, "`{}`, line {}: `{}`", self.path, self.line, self.text)
     }
 }
 
-/// What a person types, or where a person looks, with one package manager: for hints.
+/// Commands and paths of a package manager for hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commands {
-    /// Releases the hold of a package; `NAME` stands for the package, `ENTRY` for an entry of
-    /// [`super::HoldList`].
+    /// Releases the hold of a package. `NAME` is the placeholder for the package, `ENTRY` for an entry of [`super::HoldList`].
     pub unhold: &'static str,
     /// Removes downloaded packages.
     pub clean: &'static str,
-    /// Installs a package once more.
+    /// Reinstalls a package.
     pub reinstall: &'static str,
-    /// Installs a package; `NAME` stands for it.
+    /// Installs a package. `NAME` is its placeholder.
     pub install: &'static str,
-    /// Brings the newest kernel of the series that the machine follows, whatever its packages are
-    /// called.
+    /// Installs the newest kernel of the series that the machine follows, whatever the names of its packages are.
     pub upgrade_kernel: &'static str,
-    /// Installs one kernel; `KERNEL` stands for its release.
+    /// Installs one kernel. `KERNEL` is the placeholder for its release.
     pub install_kernel: &'static str,
-    /// Where the login of a repository belongs.
+    /// The location of repository credentials.
     pub credentials: &'static str,
 }
 
-/// Packages that an interrupted package manager left half done.
+/// Packages that an interrupted package manager left unconfigured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HalfDone {
-    /// Those that are neither installed nor gone.
+    /// Packages that are neither completely installed nor completely removed.
     pub packages: Vec<Package>,
-    /// The program whose own records say that it was interrupted, where no package says so.
+    /// The program whose own records show that it was interrupted, if no package shows it.
     pub interrupted: Option<&'static str>,
 }
 
 impl HalfDone {
-    /// The package database is consistent.
+    /// Whether the package database is consistent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.packages.is_empty() && self.interrupted.is_none()
     }
 }
 
-/// A mark on installed packages.
+/// A mark of installed packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// Keep the version.
     Hold,
     /// Let the version change again.
     Unhold,
-    /// Automatically installed.
+    /// Mark as automatically installed.
     Automatic,
 }
 
 /// The settings of every command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Seconds that the package manager itself waits for its locks: for a lock that is taken after
-    /// this program has found all locks free.
+    /// Seconds that the package manager itself waits for its locks. It matters for locks that are taken after gpu-bootstrap has
+    /// found all locks free.
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy.
     pub proxy: Option<Secret>,
-    /// What is reached without it, separated by commas.
+    /// Hosts that are accessed without the proxy, separated by commas.
     pub no_proxy: Option<String>,
 }
 
 #[cfg(test)]
 impl Settings {
-    /// Those of a run behind a proxy that asks for a password.
+    /// The settings of a run with a proxy that requires a password.
     pub(crate) fn behind_a_proxy() -> Self {
         Self {
             lock_timeout_seconds: 60,
@@ -429,40 +419,40 @@ impl Settings {
     }
 }
 
-/// One repository that a machine is configured with.
+/// A configured repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceEntry {
-    /// The name by which the package manager calls it, if it has names for repositories.
+    /// The repository ID, if the package manager has such IDs.
     pub id: Option<String>,
-    /// Whether the package manager uses it.
+    /// Whether the repository is enabled.
     pub enabled: bool,
-    /// The file that names it.
+    /// The source file.
     pub file: Utf8PathBuf,
-    /// Its URL in canonical form, to compare it with others.
+    /// The URL in canonical form, for comparisons.
     pub uri: String,
-    /// Its URL, as written.
+    /// The URL as written.
     pub written: String,
     pub suite: String,
-    /// The keyring that it names, or the key itself.
+    /// The keyring path, or the key itself.
     pub signed_by: Option<String>,
-    /// Whether it is a source of binary packages.
+    /// Whether it contains binary packages.
     pub binary: bool,
-    /// Its components; empty for a suite that is a path.
+    /// The components. Empty for a suite that is a path.
     pub components: Vec<String>,
-    /// The architectures that it is restricted to; empty means the machine's.
+    /// The architectures that it is restricted to. Empty means the machine's architecture.
     pub architectures: Vec<String>,
-    /// Whether it makes the package manager skip a part of the verification.
+    /// Whether it disables a part of the signature verification.
     pub skips_verification: bool,
 }
 
 impl SourceEntry {
-    /// Whether it is in a file that this program wrote.
+    /// Whether it is in a file that gpu-bootstrap wrote.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.file.file_name()).is_some_and(|name| name.starts_with("gpu-bootstrap-"))
     }
 
-    /// Whether an address is its name, its own address, or that of a file in it.
+    /// Whether a text is its ID, its URL, or the URL of one of its files.
     #[must_use]
     pub fn is_at(&self, address: &str) -> bool {
         if self.id.as_deref() == Some(address) {
@@ -473,8 +463,7 @@ impl SourceEntry {
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Whether it names this URL and suite on a machine of this architecture, which replaces
-    /// `$(ARCH)`.
+    /// Whether it has this URL and suite on a machine of this architecture, which replaces `$(ARCH)`.
     #[must_use]
     pub fn names(&self, uri: &str, suite: &str, architecture: Option<&str>) -> bool {
         let is = |text: &str, wanted: &str| match architecture {
@@ -494,9 +483,9 @@ impl SourceEntry {
             && architectures.iter().all(has)
     }
 
-    /// Returns the address that NVIDIA gives for the container toolkit, if this is an older one: one for a distribution,
-    /// of which some are gone, or one of the packages before the toolkit (NVIDIA/nvidia-container-toolkit issues 89, 489
-    /// and 565, pull request 459).
+    /// Returns NVIDIA's current URL for the container toolkit if this URL is an older one: a URL for one distribution, some of
+    /// which no longer exist, or a URL of the predecessor packages (NVIDIA/nvidia-container-toolkit issues 89, 489 and 565,
+    /// pull request 459).
     #[must_use]
     pub fn moved_to(&self) -> Option<&'static str> {
         let (_, path) = self.uri.split_once("://nvidia.github.io/")?;
@@ -510,8 +499,7 @@ impl SourceEntry {
         })
     }
 
-    /// Returns a URL in canonical form, to compare it with others. URLs of files and discs get the form that they
-    /// have in messages of apt.
+    /// Returns a URL in canonical form, for comparisons. URLs of files and discs get the form that apt prints in messages.
     #[must_use]
     pub fn canonical(uri: &str) -> String {
         let uri = uri.trim_end_matches('/');
@@ -528,35 +516,35 @@ impl SourceEntry {
     }
 }
 
-/// Further components of the archive that a machine uses.
+/// Additional components of an archive that a machine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Further {
     /// The URL, as configured on the machine.
     pub url: String,
-    /// The wanted suites that the machine has at this URL.
+    /// The required suites that the machine has at this URL.
     pub suites: Vec<String>,
-    /// The wanted components that the machine does not have.
+    /// The required components that the machine does not have.
     pub components: Vec<String>,
     /// The key file of the entry.
     pub keyring: Option<String>,
 }
 
-/// Why further components cannot be added.
+/// Additional components cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
-    /// There is no entry for the suite.
+    /// There is no source for the suite.
     #[error("no source in {places} has suite `{suite}`")]
     NoEntry {
         suite: String,
         /// The files that contain sources.
         places: &'static str,
     },
-    /// The key is embedded, or named by its fingerprint.
-    #[error("the source in `{file}` does not name one key file in `Signed-By`")]
+    /// The key is embedded or specified by its fingerprint.
+    #[error("the source in `{file}` does not specify exactly one key file in `Signed-By`")]
     NoKeyFile { file: Utf8PathBuf },
 }
 
-/// Each entry that names the same address and suite as another entry, but another key.
+/// Returns all entries that have the same URL and suite as another entry, but another key.
 #[must_use]
 pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
     (entries.iter())
@@ -570,32 +558,32 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
                 file, uri, suite, ..
             } = entry;
             let key = entry.signed_by.as_deref().unwrap_or("no key");
-            format!("`{file}` names {uri} {suite} with {key}")
+            format!("`{file}` specifies {uri} {suite} with {key}")
         })
         .collect()
 }
 
-/// What is wrong with the sources of a package manager.
+/// An error in the sources of a package manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFlaw {
-    /// The files, with the line where there is one.
+    /// The error, with files and line numbers.
     pub why: String,
-    /// What the package manager does.
+    /// The effect on the package manager.
     pub impact: Impact,
-    /// What mends it.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// What a package manager does with a flaw of its sources, the worst first.
+/// The effect of a source error on the package manager, the most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Impact {
-    /// It installs and updates nothing.
+    /// No package can be installed or updated.
     All,
-    /// It takes nothing from one source, and its update ends with an error.
+    /// No packages are available from one source, and updating the lists fails.
     Source,
-    /// As `Source`, if a file is missing or unreadable on the machine, too: a recorded tree may lack it, or have it
-    /// with other rights.
+    /// Same as `Source`, but only if a file is also missing or unreadable on the machine: a recorded tree may not contain it,
+    /// or with other permissions.
     Lacking,
-    /// It passes over a file.
+    /// A file is ignored.
     File,
 }

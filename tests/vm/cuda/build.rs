@@ -1,4 +1,4 @@
-//! Gives the library the name under which every CUDA program looks for it.
+//! Sets the soname that every CUDA program looks for.
 
 use std::{env, fs, io::Write as _, path::Path};
 
@@ -10,8 +10,8 @@ fn main() -> std::io::Result<()> {
         cargo,
         "cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1"
     )?;
-    // NVIDIA's library needs nothing but the C library, and the image in which GPUs are proven has nothing else. A file
-    // of the linker's own language takes the place of the shared library that unwinds the stack.
+    // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains no other library.
+    // This linker script replaces the shared library that unwinds the stack with static ones.
     let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
     fs::write(
         Path::new(&folder).join("libgcc_s.so"),

@@ -1,18 +1,18 @@
-//! Gives the library the name under which every NVML client looks for it.
+//! Sets the soname that every NVML client looks for.
 
 use std::{env, fs, io::Write as _, path::Path};
 
 fn main() -> std::io::Result<()> {
     let mut cargo = std::io::stdout().lock();
     writeln!(cargo, "cargo:rerun-if-changed=build.rs")?;
-    // Without this soname a copy named libnvidia-ml.so.1 would be replaced by `ldconfig`, and
-    // NVIDIA's container toolkit would not find the file by its name.
+    // Without this soname `ldconfig` would replace a copy named libnvidia-ml.so.1, and NVIDIA's container toolkit would
+    // not find the file by its name.
     writeln!(
         cargo,
         "cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1"
     )?;
-    // NVIDIA's library needs nothing but the C library, and the image in which GPUs are proven has nothing else. A file
-    // of the linker's own language takes the place of the shared library that unwinds the stack.
+    // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains no other library.
+    // This linker script replaces the shared library that unwinds the stack with static ones.
     let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
     fs::write(
         Path::new(&folder).join("libgcc_s.so"),

@@ -1,9 +1,9 @@
-//! CUDA's driver API behind safe functions: all `unsafe` code of the probe is here. Signatures,
-//! versions of symbols and numbers are those of `cuda.h`, which the reference of the driver API
-//! documents: <https://docs.nvidia.com/cuda/cuda-driver-api/modules.html>.
+//! Safe wrapper of the CUDA driver API. It contains all `unsafe` code of the probe. Signatures,
+//! symbol versions and constants are from `cuda.h`, as documented in the driver API reference:
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/modules.html>.
 //!
-//! The process ends soon after the last call, and with it everything that was allocated on a device.
-//! So nothing is freed here: a call that frees can hang on a sick GPU, too.
+//! The process exits soon after the last call, which frees all device memory. Nothing is freed
+//! explicitly, because such a call can also hang on a faulty GPU.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -16,26 +16,26 @@ use crate::host::CudaFault;
 /// The result of a call.
 pub(super) type Tried<T> = Result<T, CudaFault>;
 
-/// Makes of these declarations the opened library: a struct with the pointers, its loader, and for each
-/// function a method that makes a fault of its result. Drivers that lack a function may have the one
-/// after `or`.
+/// Generates the library from these declarations: a struct with function pointers, its loader, and
+/// a method per function that converts its result to an error. If a driver lacks a function, the
+/// name after `or` is used.
 macro_rules! driver_api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(or $older:ident)?;)*) => {
         /// The opened library.
-        #[expect(non_snake_case, reason = "the names of `cuda.h`")]
+        #[expect(non_snake_case, reason = "names from `cuda.h`")]
         pub(super) struct Cuda {
             $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
-            /// The pointers are valid as long as it is open.
+            /// Keeps the pointers valid.
             _library: Library,
         }
 
-        #[expect(non_snake_case, reason = "the names of `cuda.h`")]
+        #[expect(non_snake_case, reason = "names from `cuda.h`")]
         #[expect(clippy::too_many_arguments, reason = "`cuLaunchKernel` has eleven")]
         impl Cuda {
-            /// Opens the library and finds all functions.
+            /// Opens the library and looks up all functions.
             pub(super) fn open(name: &str) -> Tried<Self> {
-                // SAFETY: the driver's own library, found as every CUDA program finds it; its
-                // initialisers run in any process that uses the GPU.
+                // SAFETY: the driver library, found in the same way as by every CUDA program. Its
+                // initializers run in every process that uses the GPU.
                 let library = unsafe { Library::new(name) }
                     .map_err(|error| CudaFault::NotLoadable { why: error.to_string() })?;
                 Ok(Self {
@@ -46,7 +46,7 @@ macro_rules! driver_api {
 
             $(
                 unsafe fn $name(&self, $($arg: $type),*) -> Tried<()> {
-                    // SAFETY: the caller answers for the arguments, by `cuda.h`.
+                    // SAFETY: the caller guarantees valid arguments according to `cuda.h`.
                     match unsafe { (self.$name)($($arg),*) } {
                         0 => Ok(()),
                         code => Err(CudaFault::Returned { call: stringify!($name).to_owned(), code }),
@@ -84,17 +84,17 @@ driver_api! {
     );
 }
 
-/// The function of the first of these names that the library has. Only a pointer is made here.
+/// Returns the first of these functions that the library has. This only creates a pointer.
 fn find<F: Copy>(library: &Library, name: &str, older: &[&str]) -> Tried<F> {
     let mut names = [name].into_iter().chain(older.iter().copied());
-    // SAFETY: `F` is the function's type in `cuda.h`, which the declarations above repeat.
+    // SAFETY: `F` is the type of the function in `cuda.h`, as declared above.
     let found = names.find_map(|name| unsafe { library.get::<F>(name.as_bytes()) }.ok());
     (found.map(|symbol| *symbol)).ok_or_else(|| CudaFault::NoFunction {
         call: name.to_owned(),
     })
 }
 
-/// What the call has written.
+/// Returns the value that a call has written.
 fn written<T>(mut place: T, call: impl FnOnce(*mut T) -> Tried<()>) -> Tried<T> {
     call(&raw mut place)?;
     Ok(place)
@@ -106,13 +106,13 @@ pub(super) struct Device<'c> {
     raw: c_int,
 }
 
-/// The primary context of a device, which is that of this thread: so it must stay on it.
+/// The primary context of a device. It is current on this thread, so it must stay on it.
 pub(super) struct Context<'c> {
     cuda: &'c Cuda,
     thread: PhantomData<*mut ()>,
 }
 
-/// Memory of a device, which lasts as long as the process.
+/// Device memory, valid until the process exits.
 pub(super) struct Memory<'c> {
     /// `CUdeviceptr`.
     raw: u64,
@@ -120,31 +120,31 @@ pub(super) struct Memory<'c> {
     owner: PhantomData<&'c ()>,
 }
 
-/// The kernel of the probe, compiled for a device.
+/// The probe kernel, compiled for a device.
 pub(super) struct ProbeKernel<'c> {
     raw: *mut c_void,
     owner: PhantomData<&'c ()>,
 }
 
 impl Cuda {
-    /// Starts CUDA: no other function works before.
+    /// Initializes CUDA. Must be called before all other functions.
     pub(super) fn init(&self) -> Tried<()> {
-        // SAFETY: it takes flags, which must be 0.
+        // SAFETY: the argument is flags, which must be 0.
         unsafe { self.cuInit(0) }
     }
 
-    /// The newest CUDA version of the driver: 1000 times the major number, 10 times the minor one.
+    /// The latest CUDA version of the driver: 1000 × major + 10 × minor.
     pub(super) fn version(&self) -> Tried<c_int> {
-        // SAFETY: it writes one number.
+        // SAFETY: writes one number.
         written(0, |place| unsafe { self.cuDriverGetVersion(place) })
     }
 
     /// All devices.
     pub(super) fn devices(&self) -> Tried<Vec<Device<'_>>> {
-        // SAFETY: it writes one number.
+        // SAFETY: writes one number.
         let count = written(0, |place| unsafe { self.cuDeviceGetCount(place) })?;
         let device = |index| {
-            // SAFETY: it writes one handle, which is a number.
+            // SAFETY: writes one handle, which is a number.
             let raw = written(0, |place| unsafe { self.cuDeviceGet(place, index) })?;
             Ok(Device { cuda: self, raw })
         };
@@ -153,9 +153,9 @@ impl Cuda {
 }
 
 impl<'c> Device<'c> {
-    /// Its marketing name.
+    /// The marketing name.
     pub(super) fn name(&self) -> Tried<String> {
-        // SAFETY: it writes at most as many bytes as it is told, with an end.
+        // SAFETY: writes at most the given number of bytes, including a terminator.
         let text = written([0_u8; 256], |place| unsafe {
             self.cuda.cuDeviceGetName(place.cast(), 256, self.raw)
         })?;
@@ -163,27 +163,27 @@ impl<'c> Device<'c> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Its 16 bytes of UUID; of a MIG device those of the device, if the driver has the function
-    /// that tells them.
+    /// The 16 bytes of the UUID. For a MIG device, the UUID of the MIG device if the driver has the
+    /// required function.
     pub(super) fn uuid(&self) -> Tried<[u8; 16]> {
-        // SAFETY: `CUuuid` is 16 bytes, which it writes.
+        // SAFETY: writes a `CUuuid`, which is 16 bytes.
         written([0; 16], |place| unsafe {
             self.cuda.cuDeviceGetUuid_v2(place, self.raw)
         })
     }
 
-    /// Its memory in bytes.
+    /// The memory in bytes.
     pub(super) fn memory(&self) -> Tried<usize> {
-        // SAFETY: it writes one `size_t`.
+        // SAFETY: writes one `size_t`.
         written(0, |place| unsafe {
             self.cuda.cuDeviceTotalMem_v2(place, self.raw)
         })
     }
 
-    /// Its compute capability, major and minor.
+    /// The compute capability (major, minor).
     pub(super) fn capability(&self) -> Tried<(c_int, c_int)> {
         let attribute = |which| {
-            // SAFETY: it writes one number.
+            // SAFETY: writes one number.
             written(0, |place| unsafe {
                 self.cuda.cuDeviceGetAttribute(place, which, self.raw)
             })
@@ -192,10 +192,10 @@ impl<'c> Device<'c> {
         Ok((attribute(75)?, attribute(76)?))
     }
 
-    /// Makes its primary context that of this thread.
+    /// Makes its primary context current on this thread.
     pub(super) fn context(&self) -> Tried<Context<'c>> {
         let cuda = self.cuda;
-        // SAFETY: it writes one handle. The context is never released, so the handle stays valid.
+        // SAFETY: writes one handle. The context is never released, so the handle stays valid.
         let raw = written(ptr::null_mut(), |place| unsafe {
             cuda.cuDevicePrimaryCtxRetain(place, self.raw)
         })?;
@@ -209,10 +209,10 @@ impl<'c> Device<'c> {
 }
 
 impl<'c> Context<'c> {
-    /// Memory of the device for so many numbers.
+    /// Allocates device memory for this many numbers.
     pub(super) fn memory(&self, numbers: usize) -> Tried<Memory<'c>> {
         let bytes = numbers * size_of::<u32>();
-        // SAFETY: it writes one address.
+        // SAFETY: writes one address.
         let raw = written(0, |place| unsafe { self.cuda.cuMemAlloc_v2(place, bytes) })?;
         Ok(Memory {
             raw,
@@ -224,36 +224,38 @@ impl<'c> Context<'c> {
     /// Copies to the device.
     pub(super) fn write(&self, to: &Memory<'_>, from: &[u32]) -> Tried<()> {
         let bytes = to.bytes.min(size_of_val(from));
-        // SAFETY: both have at least `bytes` bytes. The call returns after it has read them.
+        // SAFETY: both buffers have at least `bytes` bytes. The call returns after it has read
+        // them.
         unsafe { (self.cuda).cuMemcpyHtoD_v2(to.raw, from.as_ptr().cast(), bytes) }
     }
 
     /// Copies from the device.
     pub(super) fn read(&self, to: &mut [u32], from: &Memory<'_>) -> Tried<()> {
         let bytes = from.bytes.min(size_of_val(to));
-        // SAFETY: both have at least `bytes` bytes. The call returns after it has written them.
+        // SAFETY: both buffers have at least `bytes` bytes. The call returns after it has written
+        // them.
         unsafe { (self.cuda).cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.raw, bytes) }
     }
 
-    /// Copies within the device; the copy may still run when this returns.
+    /// Copies within the device. The copy may still be running when this returns.
     pub(super) fn copy(&self, to: &Memory<'_>, from: &Memory<'_>) -> Tried<()> {
-        // SAFETY: both have at least so many bytes and are never freed.
+        // SAFETY: both buffers have at least this many bytes and are never freed.
         unsafe { (self.cuda).cuMemcpyDtoD_v2(to.raw, from.raw, to.bytes.min(from.bytes)) }
     }
 
-    /// Waits until everything that was started has ended.
+    /// Waits until all started operations have finished.
     pub(super) fn finish(&self) -> Tried<()> {
-        // SAFETY: it takes nothing.
+        // SAFETY: no arguments.
         unsafe { self.cuda.cuCtxSynchronize() }
     }
 
-    /// Compiles the kernel of the probe from PTX.
+    /// Compiles the probe kernel from PTX.
     pub(super) fn compile(&self, ptx: &CStr, name: &CStr) -> Tried<ProbeKernel<'c>> {
-        // SAFETY: it writes one handle, and the text has an end.
+        // SAFETY: writes one handle. The text has a terminator.
         let module = written(ptr::null_mut(), |place| unsafe {
             self.cuda.cuModuleLoadData(place, ptx.as_ptr().cast())
         })?;
-        // SAFETY: as above. The module is never unloaded, so the function stays valid.
+        // SAFETY: same as above. The module is never unloaded, so the function stays valid.
         let raw = written(ptr::null_mut(), |place| unsafe {
             (self.cuda).cuModuleGetFunction(place, module, name.as_ptr())
         })?;
@@ -263,8 +265,7 @@ impl<'c> Context<'c> {
         })
     }
 
-    /// Starts the kernel of the probe on as many numbers as both memories hold, in blocks of
-    /// `threads`.
+    /// Starts the probe kernel for all numbers that fit into both memories, in blocks of `threads`.
     pub(super) fn launch(
         &self,
         kernel: &ProbeKernel<'_>,
@@ -276,7 +277,7 @@ impl<'c> Context<'c> {
         let mut count = u32::try_from(numbers).unwrap_or(u32::MAX);
         let blocks = count.div_ceil(threads);
         let (mut to, mut from) = (to.raw, from.raw);
-        // As `kernel.ptx` declares them.
+        // As declared in `kernel.ptx`.
         let mut parameters: [*mut c_void; 4] = [
             (&raw mut to).cast(),
             (&raw mut from).cast(),
@@ -284,8 +285,8 @@ impl<'c> Context<'c> {
             (&raw mut rounds).cast(),
         ];
         let (parameters, none) = (parameters.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: there are as many parameters as the kernel has, of its types; the driver reads them
-        // before the call returns. The kernel touches `count` numbers of each memory.
+        // SAFETY: the parameters match the kernel in number and types, and the driver reads them
+        // before the call returns. The kernel accesses `count` numbers of each memory.
         unsafe {
             self.cuda.cuLaunchKernel(
                 kernel.raw,

@@ -1,8 +1,8 @@
-//! CUDA's driver API, called in child processes: a sick GPU can make a call hang for ever, and MIG
-//! devices are seen one by one only, each by a process of its own.
+//! Calls the CUDA driver API in child processes. A call can hang forever on a faulty GPU, and a
+//! process sees at most one MIG device.
 //!
-//! A child prints each phase before it starts. So the parent knows which one hangs, and ends the child
-//! after the time that the phase may take.
+//! A child prints each phase before it starts, so that the parent knows which phase hangs and kills
+//! the child when the time limit of the phase is exceeded.
 
 mod ffi;
 mod work;
@@ -19,22 +19,23 @@ use super::ourselves::Ourselves;
 use crate::host::exec::{Stream, tail};
 use crate::host::{CudaDevice, CudaFault, CudaStart, CudaView, Exec, ExecError};
 
-/// The hidden subcommand of the children. With a UUID it computes on that device, else it lists all.
+/// The hidden subcommand of the child processes. With a UUID it computes on that device, otherwise
+/// it lists all devices.
 const CUDA_WORK: &str = "cuda-work";
 
-/// Begins the line of a phase.
+/// The prefix of a phase line.
 const PHASE: &str = "phase: ";
-/// Begins the line of a child's answer.
+/// The prefix of a result line.
 const ANSWER: &str = "answer: ";
 
-/// How long phases may take.
+/// The time limits of phases.
 #[derive(Debug, Clone, Copy)]
 pub struct TimeLimits {
-    /// Those in which GPUs may have to start: without persistence that takes seconds for each.
+    /// For phases that may start GPUs. Without persistence mode, this takes seconds per GPU.
     pub starting: Duration,
-    /// Any other one.
+    /// For any other phase.
     pub phase: Duration,
-    /// Everything together.
+    /// For all phases together.
     pub whole: Duration,
 }
 
@@ -48,11 +49,11 @@ impl Default for TimeLimits {
     }
 }
 
-/// Does a child's work in this process, and prints the phases and the answer. It may hang or crash:
-/// only the children behind [`super::RealGpu`] call it.
+/// Does the work of a child in this process, and prints the phases and the result. It may hang or
+/// crash, so only the child processes of [`super::RealGpu`] call it.
 ///
 /// # Errors
-/// When a line cannot be printed.
+/// If a line cannot be printed.
 pub fn cuda_work(device: Option<&str>, out: &mut dyn Write) -> std::io::Result<()> {
     let mut printed = Ok(());
     let mut phase = |name: &str| {
@@ -64,24 +65,24 @@ pub fn cuda_work(device: Option<&str>, out: &mut dyn Write) -> std::io::Result<(
         None => serde_json::to_string(&work::start(&mut phase)),
         Some(uuid) => serde_json::to_string(&work::compute(uuid, &mut phase)),
     }?;
-    // The end of the process closes the devices: without persistence the driver stops the GPUs then.
+    // Exiting closes the devices. Without persistence mode, the driver then stops the GPUs.
     phase(work::END);
     printed?;
     writeln!(out, "{ANSWER}{answer}")?;
     out.flush()
 }
 
-/// Starts children and waits for their answers.
+/// Starts child processes and waits for their results.
 pub(super) struct Asking<'a> {
     pub(super) exec: &'a dyn Exec,
     pub(super) program: &'a Ourselves,
     pub(super) limits: TimeLimits,
-    /// When everything must have ended.
+    /// The overall deadline.
     pub(super) until: Instant,
 }
 
 impl Asking<'_> {
-    /// Everything, bottom up, as far as it works.
+    /// Returns all results up to the first failure.
     pub(super) async fn view(&self, devices: &[String]) -> CudaView {
         let start = self.ask::<CudaStart>(None).await;
         if start.is_err() {
@@ -102,15 +103,15 @@ impl Asking<'_> {
         }
     }
 
-    /// One child.
+    /// Runs one child process.
     async fn ask<T: DeserializeOwned>(&self, device: Option<&str>) -> Result<T, CudaFault> {
         let failed = |why: String| Err(CudaFault::Failed { why });
         let args = [CUDA_WORK].into_iter().chain(device).map(str::to_owned);
         let left = self.until.saturating_duration_since(Instant::now());
         let mut cmd = (self.program.command(args))
-            // The bounds of phases come first.
+            // The limits of the phases apply first.
             .deadline(left + Duration::from_secs(5))
-            // Nothing is left behind: compiled kernels are not kept.
+            // Do not leave compiled kernels in the cache.
             .env("CUDA_CACHE_DISABLE", "1")
             .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         if let Some(uuid) = device {
@@ -124,16 +125,16 @@ impl Asking<'_> {
             }
         };
         let ran = tokio::select! {
-            // A line that has come in time counts.
+            // Prefer a line that arrived in time.
             biased;
             ran = self.exec.run(&cmd, &mut note) => ran,
-            // The child is ended with the future that waits for it.
+            // Dropping the other future kills the child.
             hung = overdue(self.limits, self.until, seen) => return Err(hung),
         };
         let output = match ran {
             Ok(output) => output,
             Err(ExecError::NotAsked { why, .. }) => return Err(CudaFault::NotAsked { why }),
-            Err(error) => return failed(format!("CUDA could not be asked: {error}")),
+            Err(error) => return failed(format!("CUDA could not be queried: {error}")),
         };
         if !output.ok() {
             let said = tail(&output.stderr);
@@ -146,13 +147,13 @@ impl Asking<'_> {
             });
         }
         let answer = (output.stdout.lines()).find_map(|line| line.strip_prefix(ANSWER));
-        serde_json::from_str(answer.unwrap_or_default()).unwrap_or_else(|error| {
-            failed(format!("the process for CUDA printed no answer: {error}"))
-        })
+        serde_json::from_str(answer.unwrap_or_default())
+            .unwrap_or_else(|error| failed(format!("the CUDA process printed no result: {error}")))
     }
 }
 
-/// Waits until a phase has taken longer than it may. Each phase comes with its begin.
+/// Waits until a phase exceeds its time limit. The receiver provides the current phase and its
+/// start.
 async fn overdue(
     limits: TimeLimits,
     until: Instant,
@@ -184,7 +185,7 @@ mod tests {
         whole: Duration::from_secs(60),
     };
 
-    /// Which phase hangs, and after what time, in a child that goes on as `work` says.
+    /// Returns the hung phase and its duration for a child that runs `work`.
     async fn hung(whole: Duration, work: impl AsyncFnOnce(&dyn Fn(&str))) -> (String, Duration) {
         let begin = Instant::now();
         let (phase, seen) = watch::channel(("before".to_owned(), begin));
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_phase_that_hangs_is_named() {
+    async fn hung_phase_is_reported() {
         let (phase, took) = hung(SHORT.whole, async |_| {}).await;
         assert!(phase == "before" && took >= SHORT.phase, "{phase}");
         let (phase, took) = hung(SHORT.whole, async |phase| phase("copying")).await;
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn starting_a_gpu_may_take_longer_and_the_whole_is_bounded() {
+    async fn gpu_start_has_a_longer_limit() {
         for starting in work::STARTING {
             let (phase, took) = hung(SHORT.whole, async |phase| phase(starting)).await;
             assert!(phase == starting && took >= SHORT.starting, "{took:?}");
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_phase_has_time_of_its_own() {
+    async fn each_phase_has_a_separate_time_limit() {
         let (phase, took) = hung(SHORT.whole, async |phase| {
             for name in ["a", "b", "c", "d", "e"] {
                 tokio::time::sleep(SHORT.phase / 2).await;

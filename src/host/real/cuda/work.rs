@@ -1,5 +1,5 @@
-//! What a child process does with CUDA: list the devices, or compute on one. It tells each phase before
-//! it starts, in words that stand before "did not end within 10 s".
+//! The CUDA work of a child process: list the devices, or compute on one. Each phase is reported
+//! before it starts, as a phrase for "{phase} timed out after 10 s".
 
 use std::ffi::CStr;
 use std::time::Instant;
@@ -7,40 +7,40 @@ use std::time::Instant;
 use super::ffi::{Context, Cuda, Device, Tried};
 use crate::host::{CudaFault, CudaStart, CudaWork};
 
-/// Is told what comes next.
+/// A callback that receives the next phase.
 pub(super) type Phase<'p> = dyn FnMut(&str) + 'p;
 
-/// The phases in which the driver may have to start or stop the GPUs.
+/// The phases in which the driver may start or stop GPUs.
 pub(super) const STARTING: [&str; 3] = [INIT, CONTEXT, END];
-pub(super) const END: &str = "ending the process";
-const INIT: &str = "starting CUDA (`cuInit`)";
-const CONTEXT: &str = "making a context (`cuDevicePrimaryCtxRetain`)";
+pub(super) const END: &str = "exiting the process";
+const INIT: &str = "initializing CUDA (`cuInit`)";
+const CONTEXT: &str = "creating a context (`cuDevicePrimaryCtxRetain`)";
 
-/// The name that the driver's packages install on every distribution.
+/// The library name in the driver packages of every distribution.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The kernel, with the end that C expects.
+/// The kernel with a C string terminator.
 const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("kernel.ptx"), "\0").as_bytes()) {
         Ok(text) => text,
-        Err(_) => panic!("the kernel has an end inside"),
+        Err(_) => panic!("the kernel contains a NUL byte"),
     };
-/// Its name.
+/// The name of the kernel.
 const KERNEL: &CStr = c"gpu_bootstrap_probe";
 
-/// Numbers that are copied: 16 MiB.
+/// The number of copied values (16 MiB).
 const COPIED: usize = 4 << 20;
-/// Numbers that the kernel computes: blocks for every multiprocessor of the largest GPUs.
+/// The number of computed values: enough blocks for every multiprocessor of the largest GPUs.
 const COMPUTED: usize = 64 << 10;
-/// Steps for each of them.
+/// Steps per value.
 const ROUNDS: u32 = 64;
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
 
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: i32 = 100;
 
-/// Starts the driver API and lists the devices.
+/// Initializes the driver API and lists the devices.
 pub(super) fn start(phase: &mut Phase<'_>) -> Tried<CudaStart> {
     let cuda = opened(phase)?;
     phase("listing the devices");
@@ -59,21 +59,21 @@ fn opened(phase: &mut Phase<'_>) -> Tried<Cuda> {
     Ok(cuda)
 }
 
-/// The UUID without the prefix that tells its kind.
+/// Returns the UUID without the prefix for the device kind.
 fn uuid(device: &Device<'_>) -> Tried<String> {
     let hex = format!("{:032x}", u128::from_be_bytes(device.uuid()?));
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]);
     Ok(parts.join("-"))
 }
 
-/// Computes on the only device that this process sees, which should be the one with this UUID.
+/// Computes on the only device that is visible in this process. Its UUID should be `asked`.
 pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
     let begin = Instant::now();
     let other = |found: &str| CudaFault::OtherDevice {
         found: found.to_owned(),
     };
     let cuda = opened(phase).map_err(|fault| match fault {
-        // The list of all devices was not empty, so CUDA does not know this one.
+        // The list of all devices was not empty, so CUDA does not know this UUID.
         CudaFault::Returned {
             code: NO_DEVICE, ..
         } => other("no device"),
@@ -88,7 +88,7 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
     if !is_same(asked, uuid) {
         return Err(other(uuid));
     }
-    phase("reading the properties of the device");
+    phase("reading the device properties");
     let (major, minor) = device.capability()?;
     let (name, memory) = (device.name()?, device.memory()?);
     phase(CONTEXT);
@@ -103,19 +103,19 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
     })
 }
 
-/// Whether CUDA's UUID is the one that NVML has. Drivers before 470 name a MIG device by its GPU and
-/// two numbers, with which CUDA's cannot be compared.
+/// Whether CUDA's UUID is the same as NVML's. Drivers before 470 identify a MIG device by its GPU
+/// and two numbers, which cannot be compared with the UUID of CUDA.
 fn is_same(asked: &str, uuid: &str) -> bool {
     let plain = asked.trim_start_matches("GPU-").trim_start_matches("MIG-");
     plain.contains('/') || plain.eq_ignore_ascii_case(uuid)
 }
 
-/// Writes, copies and reads back, and compares.
+/// Writes, copies, reads back and compares.
 fn copies(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     phase("allocating memory");
     let (first, second) = (context.memory(COPIED)?, context.memory(COPIED)?);
     phase("copying to the GPU and back");
-    // Each bit once as it is and once inverted.
+    // Each bit once unchanged and once inverted.
     for flip in [0, u32::MAX] {
         let sent = numbers(COPIED, 1, flip);
         let mut received = vec![0; COPIED];
@@ -131,7 +131,7 @@ fn copies(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     Ok(())
 }
 
-/// Runs the kernel and computes the same on the CPU.
+/// Runs the kernel and compares with the CPU result.
 fn computes(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     phase("compiling the kernel");
     let kernel = context.compile(PTX, KERNEL)?;
@@ -152,7 +152,7 @@ fn computes(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     }
 }
 
-/// Numbers that differ from place to place.
+/// Returns pseudorandom numbers.
 fn numbers(count: usize, seed: u32, flip: u32) -> Vec<u32> {
     let sequence = std::iter::successors(Some(next(seed)), |number| Some(next(*number)));
     sequence.take(count).map(|number| number ^ flip).collect()
@@ -163,21 +163,21 @@ fn next(number: u32) -> u32 {
     number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223)
 }
 
-/// The first place at which they differ.
+/// Returns the index of the first difference.
 fn difference(left: &[u32], right: &[u32]) -> Option<usize> {
-    // At once first: numbers one by one take long.
+    // Compare all numbers first, because comparing one by one is slow.
     if left == right {
         return None;
     }
     (left.iter().zip(right)).position(|(left, right)| left != right)
 }
 
-/// What `kernel.ptx` computes.
+/// The computation of `kernel.ptx`.
 fn expected(mut number: u32, rounds: u32) -> u32 {
     let mut sum = 1.0_f32;
     for _ in 0..rounds {
         number = next(number);
-        // Exact: it has 24 bits, as a float has.
+        // Exact, because the value has 24 bits, like the mantissa of a float.
         sum = sum.mul_add(0.5, (number >> 8) as f32);
     }
     number ^ sum.to_bits()
@@ -188,31 +188,31 @@ mod tests {
     use super::{COMPUTED, KERNEL, PTX, difference, expected, is_same};
 
     #[test]
-    fn the_kernel_is_the_one_that_is_asked_for() {
+    fn ptx_contains_the_requested_kernel() {
         let (ptx, name) = (PTX.to_str().expect("text"), KERNEL.to_str().expect("text"));
         assert!(ptx.contains(&format!(".visible .entry {name}(")), "{ptx}");
         assert!(u32::try_from(COMPUTED).is_ok());
     }
 
     #[test]
-    fn the_cpu_computes_step_by_step() {
+    fn cpu_result_is_computed_step_by_step() {
         assert_eq!(expected(0, 0), 1.0_f32.to_bits());
-        // One step: 1013904223 >> 8 is 3960563, and 0.5 more than that is not lost.
+        // One step: 1013904223 >> 8 is 3960563. Adding 0.5 is exact.
         assert_eq!(expected(0, 1), 1_013_904_223 ^ 3_960_563.5_f32.to_bits());
     }
 
     #[test]
-    fn uuids_are_compared_without_their_kind() {
+    fn uuids_are_compared_without_the_kind() {
         let uuid = "11111111-2222-3333-4444-555555555555";
         assert!(is_same(&format!("GPU-{uuid}"), uuid));
         assert!(is_same(&format!("MIG-{uuid}"), uuid));
         assert!(!is_same("GPU-11111111-2222-3333-4444-555555555556", uuid));
-        // The form of drivers before 470.
+        // The format of drivers before 470.
         assert!(is_same(&format!("MIG-GPU-{uuid}/7/0"), "anything"));
     }
 
     #[test]
-    fn the_first_difference_is_found() {
+    fn first_difference_is_found() {
         assert_eq!(difference(&[1, 2, 3], &[1, 2, 3]), None);
         assert_eq!(difference(&[1, 2, 3], &[1, 0, 0]), Some(1));
     }

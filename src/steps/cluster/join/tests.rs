@@ -1,4 +1,4 @@
-//! The answers of `cluster.join`.
+//! Assessments of `cluster.join`.
 
 use super::{
     fixtures::{PIN, with, with_kubeadm},
@@ -33,7 +33,7 @@ fn member(pin: Option<&str>) -> JoinState {
 }
 
 #[test]
-fn a_stranger_joins_with_all_taints() {
+fn new_machine_joins_with_all_taints() {
     let (_, changes) = decide(&stranger(), &with_kubeadm(&[])).expect_needs();
     let [Change::JoinCluster { join }] = &changes[..] else {
         panic!("{changes:?}");
@@ -63,9 +63,9 @@ fn a_stranger_joins_with_all_taints() {
 }
 
 #[test]
-fn a_node_registers_once_its_labels_are_known() {
+fn node_registers_after_its_labels_are_known() {
     let without_driver = JoinState {
-        unknown: Some("NVML does not answer".to_owned()),
+        unknown: Some("NVML does not respond".to_owned()),
         ..stranger()
     };
     let (upstream, expected) = decide(&without_driver, &with_kubeadm(&[])).expect_after();
@@ -73,7 +73,7 @@ fn a_node_registers_once_its_labels_are_known() {
 }
 
 #[test]
-fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
+fn member_of_other_cluster_blocks() {
     let want = with_kubeadm(&[]);
     for same in [Some(PIN), None] {
         decide(&member(same), &want).expect_satisfied();
@@ -89,13 +89,15 @@ fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
 }
 
 #[test]
-fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
+fn unsafe_secrets_and_missing_programs_block_first() {
     let open = JoinState {
-        unusable: vec!["`/t` has mode 0644: others than root may use it".to_owned()],
+        unusable: vec![
+            "`/t` cannot be used: mode is 0644: accessible to users other than root".to_owned(),
+        ],
         ..stranger()
     };
     decide(&open, &with_kubeadm(&[])).expect_blocked();
-    // The kubeconfig that drains and deletes is used as long as the machine is a node.
+    // The kubeconfig for draining and deleting is used as long as the machine is a node.
     let joined = JoinState {
         membership: Some(Membership {
             kubeconfig: "/etc/kubernetes/kubelet.conf".into(),
@@ -126,7 +128,7 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
 }
 
 #[test]
-fn an_agent_that_started_before_the_toolkit_starts_again() {
+fn agent_started_before_the_toolkit_is_restarted() {
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/t".into()),
@@ -153,12 +155,12 @@ fn an_agent_that_started_before_the_toolkit_starts_again() {
     assert_eq!((upstream, expected.len()), (TOOLKIT_PACKAGES, 1));
     for has_toolkit in [true, false] {
         let why = answer(has_toolkit, false).expect_satisfied();
-        assert!(why.contains("that is left to you"), "{why}");
+        assert!(why.contains("restart it manually"), "{why}");
     }
 }
 
 #[test]
-fn a_managed_node_is_joined_by_its_provider() {
+fn managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     decide(&member(None), &want).expect_satisfied();
     decide(&stranger(), &want).expect_blocked_now();
@@ -166,7 +168,7 @@ fn a_managed_node_is_joined_by_its_provider() {
 }
 
 #[test]
-fn what_joins_must_be_there() {
+fn missing_join_program_blocks() {
     let program = "/usr/local/sbin/join";
     let command = JoinMethod::Command {
         command: vec![program.to_owned(), "--now".to_owned()],
@@ -189,9 +191,9 @@ fn what_joins_must_be_there() {
     }
 }
 
-/// A flag of the kubelet would replace the taints of Karpenter and of the node group.
+/// A kubelet flag would replace the taints of Karpenter and of the node group.
 #[test]
-fn a_node_of_eks_gets_no_taint_from_here() {
+fn eks_node_gets_no_taints() {
     let (_, changes) = decide(&stranger(), &with(JoinMethod::Eks)).expect_needs();
     let [
         Change::WriteFile { content, .. },
@@ -205,7 +207,7 @@ fn a_node_of_eks_gets_no_taint_from_here() {
 }
 
 #[test]
-fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_before() {
+fn agent_blocked_by_cloud_setup_is_reported_before() {
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/etc/token".into()),
@@ -220,9 +222,9 @@ fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_b
     assert!(hint.contains("systemctl disable"), "{hint}");
 }
 
-/// The line is that of k3s' installer from before October 2025.
+/// This line is from the k3s installer before October 2025.
 #[tokio::test]
-async fn the_unit_of_an_old_agent_and_an_enabled_cloud_setup_are_found() {
+async fn old_agent_unit_and_cloud_setup_are_detected() {
     const OLD: &str = "[Service]\nExecStartPre=/bin/sh -xc '! /usr/bin/systemctl is-enabled --quiet nm-cloud-setup.service'\n";
     const NEW: &str = "[Service]\nExecStartPre=-/sbin/modprobe br_netfilter\n";
     for (folder, content, load, file, is_kept) in [

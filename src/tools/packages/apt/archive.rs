@@ -1,16 +1,15 @@
-//! The distribution's own archive, as configured on this machine: further components come from the
-//! same mirror.
+//! The distribution's own archive, as configured on this machine. Additional components are taken from the same mirror.
 
 use crate::tools::packages::{ArchiveError, Further, SourceEntry};
 
-/// The files that contain sources, for messages.
+/// The locations of sources, for messages.
 const PLACES: &str = "`/etc/apt/sources.list` or `/etc/apt/sources.list.d`";
 
-/// What must be added so that the machine has the components in the suites, or `None` if it has
-/// them all. The machine must already have the first suite.
+/// Returns the additions that give the machine these components in these suites, or `None` if it already has all of them. The
+/// machine must already have the first suite.
 ///
 /// # Errors
-/// When the machine has no source for the first suite, or that source names no single key file.
+/// If the machine has no source for the first suite, or if that source does not specify exactly one key file.
 pub fn further(
     entries: &[SourceEntry],
     suites: &[String],
@@ -19,7 +18,7 @@ pub fn further(
     let Some(main) = suites.first() else {
         return Ok(None);
     };
-    // Prefer the entry with `main`: other repositories sometimes reuse the archive's suite names.
+    // Prefer the entry with `main`, because other repositories sometimes use the same suite names as the archive.
     let of_main = || {
         (entries.iter()).filter(|entry| entry.suite == *main && !entry.uri.starts_with("cdrom:"))
     };
@@ -101,7 +100,7 @@ Components: main
     }
 
     #[test]
-    fn lines() {
+    fn components_are_added_to_one_line_sources() {
         let text = "\
 # deb http://commented.example/debian bookworm main
 deb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://mirror.example/debian/ bookworm main non-free-firmware # x
@@ -131,7 +130,7 @@ deb http://mirror.example/debian bookworm-updates main
     }
 
     #[test]
-    fn machines_without_the_suite_are_refused() {
+    fn machine_without_the_suite_is_rejected() {
         let entries = parse_lines("deb http://mirror.example/debian sid main");
         assert!(matches!(
             wanted(&entries),
@@ -156,7 +155,7 @@ Signed-By:
     }
 
     #[test]
-    fn mirror_lists_and_cdroms() {
+    fn mirror_lists_and_cdroms_are_supported() {
         let text = "\
 deb cdrom:[Debian_12]/ bookworm main
 deb mirror+file:///etc/apt/mirrors/debian.list bookworm main

@@ -1,8 +1,8 @@
-//! `apt-cache show`: the lowest versions of other packages that a package accepts.
+//! `apt-cache show`: the lowest dependency versions that a package accepts.
 
 use crate::{host::Query, tools::packages::LowerBounds};
 
-/// Queries the candidates of packages with all that is known about them.
+/// Queries all fields of the candidates of packages.
 #[must_use]
 pub fn show(packages: &[&str]) -> Query {
     Query::new(
@@ -13,8 +13,8 @@ pub fn show(packages: &[&str]) -> Query {
     )
 }
 
-/// Parses the answer to [`show`]: `NAME (>= VERSION)` and `NAME (= VERSION)` in `Depends`. Of
-/// alternatives none is certain, so they are left out.
+/// Parses the output of [`show`]: `NAME (>= VERSION)` and `NAME (= VERSION)` in `Depends`. Alternatives are omitted, because
+/// none of them is certain.
 #[must_use]
 pub fn parse(text: &str) -> Vec<LowerBounds> {
     let mut found: Vec<LowerBounds> = Vec::new();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_of_a_module_package() {
+    fn bounds_of_module_package_are_parsed() {
         let found = parse(
             "Package: linux-modules-nvidia-580-server-open-7.0.0-29-generic\nVersion: 7.0.0-29.29+1\n\
              Depends: linux-image-7.0.0-29-generic | linux-image-unsigned-7.0.0-29-generic, \
@@ -77,7 +77,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "(Package: |Depends: |a|\\(|\\)|>=|,|\\||\n| ){0,60}") {
+        fn no_text_causes_a_panic(text in "(Package: |Depends: |a|\\(|\\)|>=|,|\\||\n| ){0,60}") {
             let _ = parse(&text);
         }
     }

@@ -1,5 +1,5 @@
-//! `apt-get`, `apt-mark` and `dpkg`: argument vectors that never ask, never wait without a time
-//! limit, and never allow what a plan did not approve.
+//! Argument vectors of `apt-get`, `apt-mark` and `dpkg`. They never ask questions, never wait without a time limit, and never
+//! allow changes that a plan did not approve.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use crate::{
     tools::packages::{Mark, Removals, Settings, TransactionRequest},
 };
 
-/// The time limit of a transaction. One with a DKMS build takes some minutes on a healthy machine.
+/// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// The time limit without output and processor time. DKMS prints nothing while it compiles, but
-/// uses a processor; without both, a package script hangs.
+/// The time limit without output and CPU time. DKMS prints nothing while it compiles, but uses CPU time. Without both, a
+/// package script hangs.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
-/// The time limit to download the lists. AKS allows 180 s per attempt; slow mirrors need more.
+/// The time limit for downloading the lists. AKS allows 180 s per attempt, but slow mirrors need more.
 const UPDATE_DEADLINE: Duration = Duration::from_secs(10 * 60);
 
-/// No command may ask a question, and none may restart services on its own.
+/// Prevents questions and automatic service restarts.
 const ENVIRONMENT: [(&str, &str); 7] = [
     ("DEBIAN_FRONTEND", "noninteractive"),
     ("DEBCONF_NONINTERACTIVE_SEEN", "true"),
-    // needrestart(1): only list services; or do not run at all.
+    // needrestart(1): only list services, or do not run.
     ("NEEDRESTART_MODE", "l"),
     ("NEEDRESTART_SUSPEND", "1"),
     ("APT_LISTCHANGES_FRONTEND", "none"),
     ("APT_LISTBUGS_FRONTEND", "none"),
-    // ucf(1): keep the local file, as dpkg does with `--force-confold`.
+    // ucf(1): keep the local file, like `--force-confold` of dpkg.
     ("UCF_FORCE_CONFFOLD", "1"),
 ];
 
-/// Adds the environment of every package-manager command.
+/// Adds the environment of all package manager commands.
 #[must_use]
 pub fn quiet(mut cmd: Cmd) -> Cmd {
     for (key, value) in ENVIRONMENT {
@@ -40,8 +40,8 @@ pub fn quiet(mut cmd: Cmd) -> Cmd {
     cmd
 }
 
-/// apt-get(8): with `--no-remove` it "immediately aborts" if any package is to be removed. What may
-/// be removed cannot be named to it.
+/// apt-get(8): with `--no-remove` it "immediately aborts" if any package is to be removed. There is no option to allow the
+/// removal of specific packages.
 const fn removals_option(removals: Removals) -> &'static [&'static str] {
     match removals {
         Removals::None => &["--no-remove"],
@@ -57,21 +57,21 @@ fn options(settings: &Settings) -> Vec<String> {
         "-oAcquire::Retries=3".to_owned(),
         "-oAcquire::http::Timeout=30".to_owned(),
         "-oAcquire::https::Timeout=30".to_owned(),
-        // dpkg(1): `confdef` takes the default action for a changed conffile if there is one,
-        // `confold` keeps the old file if there is none.
+        // dpkg(1): for a changed conffile, `confdef` uses the default action if there is one, and `confold` keeps the old file
+        // otherwise.
         "-oDpkg::Options::=--force-confdef".to_owned(),
         "-oDpkg::Options::=--force-confold".to_owned(),
         "-oAPT::Install-Recommends=false".to_owned(),
-        // Overrides the administrator's default: unneeded packages are not ours to remove.
+        // Overrides the administrator's default, because unneeded packages may not be ours.
         "-oAPT::Get::AutomaticRemove=false".to_owned(),
     ]
 }
 
-/// The environment of every command. The proxy's URL is passed here and not as an argument, because
-/// it may contain a password, and every user can read arguments.
+/// Adds the environment of every command. The proxy URL is not an argument, because it may contain a password and arguments are
+/// visible to all users.
 fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
     let mut cmd = quiet(cmd);
-    // apt's methods read it as other programs do, and nothing of the caller's environment.
+    // apt's download methods use these variables like other programs. Nothing is inherited from the caller's environment.
     if let Some(direct) = &settings.no_proxy {
         cmd = cmd.env("no_proxy", direct);
     }
@@ -83,9 +83,8 @@ fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
     }
 }
 
-/// An `apt-get` command. Progress is read from the lines that dpkg prints, [`super::progress`]:
-/// `APT::Status-Fd=1` would close the standard output of the packages' scripts, and those that
-/// check what they print fail.
+/// Creates an `apt-get` command. Progress is parsed from the output of dpkg ([`super::progress`]), because `APT::Status-Fd=1`
+/// would close the standard output of package scripts, and scripts that check for write errors would fail.
 fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cmd {
     let mut args = vec!["-q".to_owned(), "-y".to_owned()];
     args.extend(arguments(settings, verb, packages));
@@ -104,7 +103,7 @@ fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<Str
     args
 }
 
-/// apt-get(8): `--ignore-hold` lets the resolver change dependencies that are held, too.
+/// apt-get(8): `--ignore-hold` also allows the resolver to change held dependencies.
 const MOVE: [&str; 4] = [
     "install",
     "--allow-downgrades",
@@ -117,7 +116,7 @@ fn with_removals(packages: &[String], removing: &[String]) -> Vec<String> {
     packages.iter().cloned().chain(going).collect()
 }
 
-/// The verb of a request, and its packages; those to remove end with a dash.
+/// Returns the apt-get command of a request and its packages. Packages to remove end with a dash.
 fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<String>) {
     match request {
         TransactionRequest::Install { packages, removing } => {
@@ -133,14 +132,14 @@ fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<Stri
     }
 }
 
-/// Downloads the package lists. apt.conf(5): with `Error-Mode` `any` a failed source makes the
-/// whole command fail instead of a warning; versions before 2.3 ignore the option.
+/// Downloads the package lists. apt.conf(5): with `Error-Mode` `any`, a failed source makes the command fail instead of
+/// printing a warning. Versions before 2.3 ignore the option.
 #[must_use]
 pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
     let mut cmd = get(settings, &["-oAPT::Update::Error-Mode=any", "update"], &[])
         .deadline(UPDATE_DEADLINE)
         .silence(Duration::from_secs(180));
-    // For a mirror in the middle of its sync.
+    // For a mirror that is being synchronized.
     if past_caches {
         for scheme in ["https", "http"] {
             (cmd.args).insert(0, format!("-oAcquire::{scheme}::No-Cache=true"));
@@ -149,7 +148,7 @@ pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
     cmd
 }
 
-/// Simulates a transaction; takes no lock and does not need root.
+/// Simulates a transaction. It takes no lock and does not need root.
 #[must_use]
 pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
     let (verb, packages) = words(request);
@@ -158,15 +157,13 @@ pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
     Query::new("apt-get", args).deadline(Duration::from_secs(120))
 }
 
-/// Simulates the most that an upgrade of the whole system can do, apt-get(8); takes no lock and does not
-/// need root.
+/// Simulates an upgrade of the complete system (`dist-upgrade`), apt-get(8). It takes no lock and does not need root.
 #[must_use]
 pub fn upgrade() -> Query {
     Query::new("apt-get", ["-q", "-s", "-y", "dist-upgrade"]).deadline(Duration::from_secs(120))
 }
 
-/// Asks for addresses and sizes of what a transaction downloads and unpacks, apt-get(8); takes no
-/// lock. A simulation prints no sizes.
+/// Queries URLs and sizes of a transaction, apt-get(8). It takes no lock. A simulation does not print sizes.
 #[must_use]
 pub fn estimate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
     let (verb, packages) = words(request);
@@ -175,7 +172,7 @@ pub fn estimate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
     Query::new("apt-get", args).deadline(Duration::from_secs(120))
 }
 
-/// Downloads the packages that [`perform`] needs.
+/// Downloads the packages for [`perform`].
 #[must_use]
 pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     let (verb, packages) = words(request);
@@ -196,7 +193,7 @@ pub fn perform(settings: &Settings, request: &TransactionRequest<'_>, removals: 
     get(settings, &[verb, option].concat(), &packages)
 }
 
-/// A command line for people, without the options that every command has.
+/// Returns a human-readable command line, without the options that every command has.
 #[must_use]
 pub fn short_line(cmd: &Cmd) -> String {
     std::iter::once(cmd.program.as_str())
@@ -207,7 +204,7 @@ pub fn short_line(cmd: &Cmd) -> String {
         .join(" ")
 }
 
-/// `apt-mark`.
+/// Runs `apt-mark`.
 #[must_use]
 pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     let verb = match mark {
@@ -245,7 +242,7 @@ mod tests {
     };
 
     #[test]
-    fn no_command_asks_or_forces_anything() {
+    fn no_command_asks_questions_or_forces_changes() {
         let settings = Settings::behind_a_proxy();
         let names = ["docker.io".to_owned()];
         let install = TransactionRequest::Install {
@@ -315,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_move_may_downgrade_and_change_what_is_held() {
+    fn only_a_move_may_downgrade_and_change_holds() {
         let (coming, going) = (["a=1".to_owned()], ["b".to_owned()]);
         let moved = TransactionRequest::Move {
             packages: &coming,
@@ -330,7 +327,7 @@ mod tests {
             assert!(cmd.line().contains(words), "{}", cmd.line());
             assert!(cmd.line().ends_with("-- a=1 b-"), "{}", cmd.line());
         }
-        // What was simulated without a removal must not remove anything.
+        // A transaction that was simulated without removals must not remove packages.
         let cmd = perform(&Settings::behind_a_proxy(), &moved, Removals::None);
         assert!(cmd.line().contains("--no-remove"), "{}", cmd.line());
     }

@@ -1,11 +1,10 @@
-//! The database of `dpkg`, read as the file that it is: no process, no lock.
+//! Reads the `dpkg` database directly from its file, without a process or a lock.
 //!
-//! `/var/lib/dpkg/status` is a list of paragraphs, one per package and architecture, as
-//! `deb-control(5)` and `dpkg-query(1)` describe them. Facts and steps share this one parser, so a
-//! look at a machine costs no package-manager process; the file is replaced atomically by `dpkg`,
-//! so a reader never sees half of it. Journalled updates in `/var/lib/dpkg/updates` exist only
-//! while `dpkg` runs or after it was killed, which [`interrupted`] tells from the folder's names.
-//! Only they contain its last actions.
+//! `/var/lib/dpkg/status` is a list of paragraphs, one per package and architecture, described in `deb-control(5)` and
+//! `dpkg-query(1)`. Facts and steps share this parser, so inspecting a machine needs no package manager process. `dpkg`
+//! replaces the file atomically, so a reader never sees a partial file. Journaled updates in `/var/lib/dpkg/updates` exist only
+//! while `dpkg` runs or after it was killed. [`interrupted`] detects this from the file names. Only these updates contain the
+//! last actions of `dpkg`.
 
 use std::collections::BTreeSet;
 
@@ -19,27 +18,27 @@ use crate::{
 /// The path of the database.
 pub const PATH: &str = "/var/lib/dpkg/status";
 
-/// The folder of updates that are not yet merged into the database.
+/// The directory of updates that are not yet merged into the database.
 pub const UPDATES: &str = "/var/lib/dpkg/updates";
 
-/// The folder with the lists of the packages' files, checksums and scripts.
+/// The directory of the packages' file lists, checksums and scripts.
 pub const INFO: &str = "/var/lib/dpkg/info";
 
-/// Parses the database. A paragraph without a name or with an invalid status is left out:
-/// `dpkg` itself refuses to work with such a file, with a better message.
+/// Parses the database. A paragraph without a name or with an invalid status is omitted: `dpkg` itself rejects such a file with
+/// a better message.
 fn paragraphs(text: &str) -> impl Iterator<Item = Package> {
-    // Descriptions use lines with a single dot instead of empty ones: an empty line ends a package.
+    // An empty line ends a package, because descriptions contain lines with a single dot instead of empty lines.
     text.split("\n\n").filter_map(paragraph)
 }
 
-/// The machine's own architecture, which is that of dpkg itself; empty if it is unknown.
+/// Returns the native architecture, which is the architecture of dpkg itself. Empty if unknown.
 #[must_use]
 pub fn native(packages: &[Package]) -> &str {
     (packages.iter().find(|package| package.name == "dpkg"))
         .map_or("", |package| package.architecture.as_str())
 }
 
-/// Renames packages of a foreign architecture to `name:architecture`, as apt calls them.
+/// Renames packages of a foreign architecture to `name:architecture`, like apt.
 fn name_foreign_ones(packages: &mut Vec<Package>) {
     let native = native(packages).to_owned();
     if native.is_empty() {
@@ -52,10 +51,10 @@ fn name_foreign_ones(packages: &mut Vec<Package>) {
     }
 }
 
-/// The database with the updates that are not yet merged into it; `None` if there is no database.
+/// Returns the database, including updates that are not yet merged into it, or `None` if there is no database.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
     let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
         let bytes = files.read(path)?;
@@ -65,8 +64,8 @@ pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
         return Ok(None);
     };
     let mut packages: Vec<Package> = paragraphs(&status).collect();
-    // Read after the database: updates merged in between are then missing, but none is older than
-    // it.
+    // Read the updates after the database: updates that are merged in between are then missing, but none is older than the
+    // database.
     let folder = Utf8Path::new(UPDATES);
     let mut names: Vec<String> = files.list(folder)?;
     names.retain(|name| is_update(name));
@@ -91,8 +90,7 @@ fn merge(packages: &mut Vec<Package>, update: Package) {
     }
 }
 
-/// Whether the names in [`UPDATES`] show that `dpkg` was interrupted (or runs now): its
-/// updates are files whose names are numbers.
+/// Whether the names in [`UPDATES`] show that `dpkg` was interrupted or is running. Its updates are files with numeric names.
 #[must_use]
 pub fn interrupted(names: &[String]) -> bool {
     names.iter().any(|name| is_update(name))
@@ -117,7 +115,7 @@ fn paragraph(text: &str) -> Option<Package> {
         installed_bytes: 0,
     };
     for line in text.lines() {
-        // A line that starts with white space continues the field before it.
+        // A line that starts with white space continues the previous field.
         if line.starts_with([' ', '\t']) {
             continue;
         }
@@ -134,7 +132,7 @@ fn paragraph(text: &str) -> Option<Package> {
             "maintainer" => {
                 package.packager = (!value.is_empty()).then(|| value.to_owned());
             }
-            // deb-control(5): in KiB; packages that were made by hand may not have it.
+            // deb-control(5): in KiB. Manually built packages may not have this field.
             "installed-size" => {
                 package.installed_bytes = value
                     .parse::<u64>()
@@ -151,8 +149,8 @@ fn paragraph(text: &str) -> Option<Package> {
     Some(package)
 }
 
-/// The three words of `Status`, dpkg-query(1): what the administrator wants, whether the package
-/// must be installed again, and its condition. Returns whether it is held, and its condition.
+/// Parses the three words of `Status`, dpkg-query(1): the requested state, whether the package must be reinstalled, and its
+/// actual state. Returns whether the package is held, and its state.
 fn status_words(status: &str) -> Option<(bool, PackageCondition)> {
     let mut words = status.split_whitespace();
     let held = match words.next()? {
@@ -185,15 +183,15 @@ fn status_words(status: &str) -> Option<(bool, PackageCondition)> {
     ))
 }
 
-/// Whether a file in [`INFO`] is a package's list of files, by its name.
+/// Whether a file in [`INFO`] is a file list, based on its name.
 fn is_list(name: &str) -> bool {
     name.ends_with(".list")
 }
 
-/// Paths below a folder that packages own.
+/// Returns the paths below a directory that are owned by packages.
 ///
 /// # Errors
-/// When an existing list cannot be read.
+/// If an existing list cannot be read.
 pub fn owned_below(
     files: &dyn ReadFiles,
     folder: &Utf8Path,
@@ -213,10 +211,10 @@ pub fn owned_below(
     Ok(owned)
 }
 
-/// The paths that these packages own, by their lists in [`INFO`].
+/// Returns the paths that are owned by these packages, from their lists in [`INFO`].
 ///
 /// # Errors
-/// When an existing list cannot be read.
+/// If an existing list cannot be read.
 pub fn owned_by(
     files: &dyn ReadFiles,
     packages: &BTreeSet<String>,
@@ -227,7 +225,7 @@ pub fn owned_by(
         let Some(package) = file.strip_suffix(".list") else {
             continue;
         };
-        // dpkg names the files of a package that exists for several architectures `NAME:ARCH`.
+        // dpkg uses the name `NAME:ARCH` for the files of a package that exists for several architectures.
         let bare = package.split(':').next().unwrap_or(package);
         if packages.contains(package) || packages.contains(bare) {
             let text = files.read(&info.join(&file))?.unwrap_or_default();
@@ -251,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_that_are_not_merged_are_newer_than_the_database() {
+    fn unmerged_updates_are_newer_than_the_database() {
         let files = FakeFiles::new();
         assert_eq!(read(&files).unwrap(), None);
         let package = |name: &str, state: &str| {
@@ -366,7 +364,7 @@ Status: install ok installed
     }
 
     #[test]
-    fn a_foreign_architecture_is_part_of_the_name() {
+    fn foreign_architecture_is_part_of_the_name() {
         let own =
             "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n\n";
         let ids = |text: &str| -> Vec<String> {
@@ -375,12 +373,12 @@ Status: install ok installed
         };
         let both = ids(&format!("{own}{STATUS}"));
         assert_eq!(both[2..4], ["libnvidia-ml1", "libnvidia-ml1:i386"]);
-        // Without dpkg the machine's own architecture is unknown.
+        // Without dpkg, the native architecture is unknown.
         assert_eq!(ids(STATUS)[1..3], ["libnvidia-ml1", "libnvidia-ml1"]);
     }
 
     #[test]
-    fn lists_of_files() {
+    fn file_lists_are_read_below_a_directory() {
         let files = FakeFiles::new();
         files.put(
             "/var/lib/dpkg/info/docker.io.list",
@@ -393,7 +391,7 @@ Status: install ok installed
     }
 
     #[test]
-    fn the_lists_of_some_packages() {
+    fn file_lists_of_given_packages_are_read() {
         let files = FakeFiles::new();
         let put = |name: &str, text: &str| files.put(&format!("{INFO}/{name}"), text);
         put("docker.io.list", "/.\n/etc/docker\n");
@@ -406,7 +404,7 @@ Status: install ok installed
     }
 
     #[test]
-    fn updates_left_by_a_killed_dpkg() {
+    fn updates_of_killed_dpkg_are_detected() {
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         assert!(!interrupted(&names(&[])));
         assert!(!interrupted(&names(&["tmp.i"])));
@@ -415,7 +413,7 @@ Status: install ok installed
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_without_panic(text in ".*", cut in 0..STATUS.len()) {
+        fn any_text_is_parsed_without_panic(text in ".*", cut in 0..STATUS.len()) {
             let _ = parse(&text);
             let _ = parse(&STATUS[..cut]);
         }

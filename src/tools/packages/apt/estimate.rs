@@ -1,11 +1,10 @@
-//! The answer of `apt-get --print-uris`: what a transaction would download, and the space that it
-//! needs afterwards.
+//! Parses the output of `apt-get --print-uris`: the downloads of a transaction and the disk space that it uses.
 
 use super::sizes;
 use crate::tools::packages::Estimate;
 
-/// Parses the answer. `'URL' FILE SIZE HASH` for each file that is not downloaded yet, and
-/// `After this operation, 264 MB of additional disk space will be used.`
+/// Parses the output: `'URL' FILE SIZE HASH` for each file that is not downloaded yet, and `After this operation, 264 MB of
+/// additional disk space will be used.`
 #[must_use]
 pub fn parse(text: &str) -> Estimate {
     Estimate {
@@ -31,7 +30,7 @@ mod tests {
     use super::parse;
     use crate::model::text::reads_any_text;
 
-    /// As printed on Debian 12 by apt 2.6.
+    /// Output of apt 2.6 on Debian 12.
     const TEXT: &str = "\
 The following NEW packages will be installed:
   docker.io runc
@@ -43,7 +42,7 @@ After this operation, 264 MB of additional disk space will be used.
 ";
 
     #[test]
-    fn addresses_and_sizes() {
+    fn urls_and_sizes_are_parsed() {
         let found = parse(TEXT);
         assert_eq!(found.unpacked_bytes, 265_000_000);
         assert_eq!(found.download_bytes(), 2_709_960 + 36_256_664);

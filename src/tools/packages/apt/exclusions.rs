@@ -1,11 +1,15 @@
-//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5); preferences with which apt
-//! stops; and the proxy that apt is told to use, apt.conf(5).
+//! Administrator settings that affect installations: negative priorities, apt_preferences(5); preferences that make apt fail;
+//! and the proxy of apt, apt.conf(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{records::records, repository::PREFERENCES};
+use super::{
+    records::{Record, records},
+    repository::PREFERENCES,
+};
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
+    model::{packages::Pin, pattern},
     tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
 };
 
@@ -14,7 +18,7 @@ const FOLDER: &str = "/etc/apt/preferences.d";
 
 const SETTINGS: &str = "/etc/apt/apt.conf";
 
-/// The lines of apt's configuration that name a proxy.
+/// Returns the lines of the apt configuration that set a proxy.
 pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
     let folder = Utf8PathBuf::from(format!("{SETTINGS}.d"));
     let mut paths = vec![Utf8PathBuf::from(SETTINGS)];
@@ -40,10 +44,11 @@ fn names_proxy(line: &str) -> bool {
         && none.iter().all(|none| !value.starts_with(none))
 }
 
-/// The files with preferences that apt reads.
+/// Returns the preferences files that apt reads.
 fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
-    // apt_preferences(5): no extension, or `pref`; and, as in all folders of apt, no hidden file and no other characters.
+    // apt_preferences(5): no extension, or `pref`. As in all apt directories, hidden files and other characters are not
+    // allowed.
     let names = files.list(Utf8Path::new(FOLDER))?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
     let read = |name: &String| {
@@ -60,7 +65,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
     Exclusion::in_files(files, &paths(files)?, parse)
 }
 
-/// Returns the exclusions that apt reads after our preferences: ours would override them.
+/// Returns the exclusions that apt reads after our preferences, because ours would override them.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -73,14 +78,59 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
     Exclusion::in_files(files, &paths, parse)
 }
 
-/// Returns the preferences with which apt stops whenever it chooses versions.
+/// The priority of versions from the default release, apt_preferences(5). Only a deliberate record has a higher one.
+const DEFAULT_RELEASE: i64 = 990;
+
+/// Returns the records of the administrator that pin one of the packages to versions that our pin does not allow, or to only
+/// some of its versions. Ours has precedence over them for all other versions.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
+pub(super) fn contrary(
+    files: &dyn ReadFiles,
+    ours: &Pin,
+    packages: &[&str],
+) -> Result<Vec<Exclusion>, FilesError> {
+    let mut paths = paths(files)?;
+    paths.retain(|path| !(path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)));
+    Exclusion::in_files(files, &paths, |path, text| {
+        let of_record = |record: Record| {
+            let version = record.field("pin").strip_prefix("version ")?.trim();
+            let priority = number(record.field("pin-priority"))?;
+            let names = record.field("package");
+            let mut patterns = names.split_whitespace();
+            let is_listed =
+                patterns.any(|one| packages.iter().any(|name| pattern::matches(one, name)));
+            let is_contrary =
+                is_listed && priority > DEFAULT_RELEASE && !allows(version, &ours.version);
+            is_contrary.then(|| Exclusion {
+                path: path.to_owned(),
+                line: record.line,
+                text: format!("Pin: version {version}` with priority {priority} for `{names}"),
+                patterns: names.split_whitespace().map(str::to_owned).collect(),
+                only: false,
+            })
+        };
+        records(text).into_iter().filter_map(of_record).collect()
+    })
+}
+
+/// Whether the versions of the administrator's pin include those of ours, or are the one version that the settings specify,
+/// with a revision.
+fn allows(theirs: &str, ours: &str) -> bool {
+    let (theirs, ours) = (theirs.trim_end_matches('*'), ours.trim_end_matches('*'));
+    let is_one_version = ours.trim_end_matches(['.', '-']).matches('.').count() > 1;
+    ours.starts_with(theirs) || (is_one_version && theirs.starts_with(ours))
+}
+
+/// Returns the preferences that make apt fail whenever it selects versions.
+///
+/// # Errors
+/// If an existing file cannot be read.
 pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found = Vec::new();
     for path in paths(files)? {
-        // A folder may have such a name, too; apt ignores it.
+        // A directory may have such a name, but apt ignores it.
         let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
@@ -89,16 +139,16 @@ pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError
         if let Some((line, why)) = refused(&text) {
             found.push(SourceFlaw {
                 impact: Impact::All,
-                why: format!("the record in line {line} of `{path}` {why}"),
-                remedy: format!("correct or remove that record of `{path}`"),
+                why: format!("record in line {line} of `{path}` {why}"),
+                remedy: format!("correct or remove that record in `{path}`"),
             });
         }
     }
     Ok(found)
 }
 
-/// Returns the line of the first record with which apt stops, and what is wrong with it. A record without `Pin`, or with a kind
-/// of pin that apt does not know, is passed over. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
+/// Returns the line of the first record that makes apt fail, and the reason. A record without `Pin`, or with an unknown kind of
+/// pin, is ignored. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
 fn refused(text: &str) -> Option<(usize, &'static str)> {
     for record in records(text) {
         let line = record.line;
@@ -116,7 +166,7 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
         }
         let why = match (record.field("pin-priority"), packages) {
             ("never", "*") => continue,
-            ("never", _) => "has the priority `never`, which only a record for `*` may have",
+            ("never", _) => "has the priority `never`, which is allowed only in a record for `*`",
             (value, _) => match number(value) {
                 Some(0) => {
                     "has no `Pin-Priority`, or 0 (`No priority (or zero) specified for pin`)"
@@ -130,7 +180,7 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// The number with which a value begins, as `strtol` reads it; 0 if it begins with none, and `None` if it is too large.
+/// Parses the number at the start of a value like `strtol`. Returns 0 if there is no number, and `None` if it is too large.
 fn number(value: &str) -> Option<i64> {
     let sign = value.starts_with(['-', '+']);
     let digits = value.get(usize::from(sign)..).unwrap_or_default();
@@ -148,7 +198,7 @@ fn number(value: &str) -> Option<i64> {
     })
 }
 
-/// The priorities below 0, each with the packages of its stanza. One for `*` is about an origin.
+/// Returns the priorities below 0, each with the packages of its stanza. A stanza for `*` excludes an origin.
 fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
     let mut found = Vec::new();
     let mut packages: Vec<String> = Vec::new();
@@ -190,7 +240,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn the_proxy_of_apt_is_named_without_its_login() {
+    fn proxy_is_reported_without_its_credentials() {
         let files = FakeFiles::new();
         files.put(
             "/etc/apt/apt.conf.d/90proxy",
@@ -206,7 +256,7 @@ mod tests {
             panic!("{found:?}");
         };
         assert!(
-            one.starts_with("`/etc/apt/apt.conf.d/90proxy`, line 2, says"),
+            one.starts_with("`/etc/apt/apt.conf.d/90proxy`, line 2:"),
             "{one}"
         );
         assert!(
@@ -216,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_with_which_apt_stops_are_named_with_their_line() {
+    fn invalid_preferences_are_reported_with_their_line() {
         let record = |more: &str| format!("# a comment\n\nPackage: *\nPin: release a=x\n{more}\n");
         for (text, words) in rows! {
             "Package: *\nPin: origin \"repository.netdata.cloud\"\nPriority: 1000\n".to_owned(),
@@ -231,7 +281,7 @@ mod tests {
             record("Pin-Priority: -10 "), None;
             record("pin-priority: 1001x"), None;
             "Package:\n a\n b\nPin: version 5.*\nPin-Priority: 1\n".to_owned(), None;
-            // apt passes over these.
+            // apt ignores these.
             "Package: a\n\nPackage: *\nPin: version 5\n\nPackage: a\nPin: site x\n\n#\n".to_owned(), None;
             "Package: *\nPin: release a=x\n \nPin-Priority: 1\n".to_owned(), None;
             String::new(), None;
@@ -257,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn only_exclusions_read_after_our_preferences_are_overridden() {
+    fn only_exclusions_after_our_preferences_are_overridden() {
         let files = FakeFiles::new();
         let ban = "Package: nvidia-*\nPin: origin \"third.example.org\"\nPin-Priority: -1\n";
         for name in [
@@ -276,7 +326,49 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_priority_is_named_with_its_packages() {
+    fn only_a_deliberate_pin_of_other_versions_is_contrary_to_ours() {
+        let ours = |version: &str| Pin {
+            name: "driver".into(),
+            packages: vec!["nvidia-*".into()],
+            version: version.into(),
+            priority: Pin::PRIORITY,
+        };
+        for (names, pin, priority, version, is_contrary) in rows! {
+            "nvidia-*", "version 570.*", "995", "580.*", true;
+            "nvidia-*", "version 570.*", "1001", "580.*", true;
+            "libcuda1 nvidia-smi", "version 580.95.05-1", "995", "580.*", true;
+            "nvidia-*", "version 580.95.05-1", "995", "580.95.05*", false;
+            "nvidia-*", "version 580.*", "1000", "580.*", false;
+            "nvidia-*", "version 580*", "1000", "580.95.05*", false;
+            "nvidia-*", "version *", "1000", "580.*", false;
+            "nvidia-*", "version 570.*", "990", "580.*", false;
+            "nvidia-*", "version 570.*", "-1", "580.*", false;
+            "nvidia-*", "origin \"third.example.org\"", "995", "580.*", false;
+            "docker-ce", "version 570.*", "995", "580.*", false;
+        } {
+            let files = FakeFiles::new();
+            let text =
+                format!("# a comment\n\nPackage: {names}\nPin: {pin}\nPin-Priority: {priority}\n");
+            files.put("/etc/apt/preferences.d/site", text.as_str());
+            files.put(
+                "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
+                text.as_str(),
+            );
+            let found = contrary(&files, &ours(version), &["nvidia-smi"]).unwrap();
+            assert_eq!(found.len(), usize::from(is_contrary), "{text}");
+            for one in found {
+                assert_eq!(
+                    one.to_string(),
+                    format!(
+                        "`/etc/apt/preferences.d/site`, line 3, says `Pin: {pin}` with priority {priority} for `{names}`"
+                    )
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn negative_priority_is_reported_with_its_packages() {
         let text = "Package: nvidia-* libcuda1\nPin: origin \"packages.example.com\"\nPin-Priority: -1\n\n\
                     Package: docker.io\nPin: version *\nPin-Priority: 990\n\n\
                     Package: *\nPin: release a=sid\nPin-Priority: -10\n";
@@ -286,7 +378,7 @@ mod tests {
         };
         assert_eq!(
             one.to_string(),
-            "`/etc/apt/preferences.d/site`, line 3, says `Pin-Priority: -1` for `nvidia-* libcuda1`"
+            "`/etc/apt/preferences.d/site`, line 3: `Pin-Priority: -1` for `nvidia-* libcuda1`"
         );
         assert!(one.hides("nvidia-smi") && one.hides("libcuda1") && !one.hides("docker.io"));
     }

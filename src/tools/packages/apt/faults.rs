@@ -1,9 +1,9 @@
-//! The class of a failure of apt or dpkg, by their output.
+//! The failure class of apt and dpkg output.
 
 use crate::tools::packages::{Fault, SourceFailure};
 
-/// Parts of the output and their class. The first match counts, so causes come before their
-/// consequences: a script that failed because the disk is full has the class of a full disk.
+/// Parts of the output and their class. The first match is used, so causes precede their consequences: a script that failed
+/// because the disk is full has the class of a full disk.
 const SIGNS: &[(&str, Fault)] = &[
     ("Could not get lock", Fault::Locked),
     ("Unable to acquire the dpkg frontend lock", Fault::Locked),
@@ -17,12 +17,12 @@ const SIGNS: &[(&str, Fault)] = &[
     ("No space left on device", Fault::NoSpace),
     ("You don't have enough free space", Fault::NoSpace),
     ("Disk quota exceeded", Fault::Quota),
-    // As apt and dpkg name the error of a file; a script may print it about `/sys`.
+    // File errors in the format of apt and dpkg. A script may print the plain text about `/sys`.
     ("(30: Read-only file system)", Fault::ReadOnly),
     ("'): Read-only file system", Fault::ReadOnly),
     ("failed to write (Read-only file system)", Fault::ReadOnly),
     ("File too large", Fault::FileSize),
-    // apt adds that it could not read the sources.
+    // apt then adds that the list of sources could not be read.
     (
         "Conflicting values set for option Signed-By",
         Fault::SignedBy,
@@ -30,8 +30,8 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Malformed entry", Fault::Sources),
     ("Malformed stanza", Fault::Sources),
     ("The list of sources could not be read", Fault::Sources),
-    // A server that is overloaded. apt puts two spaces around the status, which tells it from an
-    // amount, as in `Need to get 503 MB`. Its list is then reported as not signed, too.
+    // An overloaded server. apt puts two spaces around the HTTP status, unlike in sizes such as `Need to get 503 MB`. Its lists
+    // are then also reported as not signed.
     ("  429  ", Fault::Network),
     ("  500  ", Fault::Network),
     ("  502  ", Fault::Network),
@@ -42,15 +42,15 @@ const SIGNS: &[(&str, Fault)] = &[
     ("no longer has a Release file", Fault::Missing),
     ("InRelease  40", Fault::Missing),
     ("is not valid yet", Fault::Clock),
-    // apt 3 with `sqv`: the signature is dated in the future.
+    // apt 3 with `sqv`: the signature date is in the future.
     ("Not live until", Fault::Clock),
     ("is expired (invalid since", Fault::Expired),
     ("ertificate verification failed", Fault::Certificate),
-    // The repository's key is right; apt's own user does not get at it, or cannot write. See [`REMEDIES`].
+    // The repository's key is correct, but the `_apt` user cannot read it or cannot write temporary files. See [`REMEDIES`].
     (UNREADABLE, Fault::Other),
     (NO_TEMPORARY, Fault::Other),
     (NO_SIGNATURE, Fault::Other),
-    // `sqv` about its policy, before "is not signed".
+    // An error of the `sqv` policy, which precedes "is not signed".
     (
         "Signature Packet v3 is not considered secure",
         Fault::OldSignature,
@@ -63,14 +63,14 @@ const SIGNS: &[(&str, Fault)] = &[
     ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
-    // apt 2 about a keyring that its user may not read, of a repository that it knew already.
+    // apt 2: its user cannot read the keyring of a repository that was downloaded before.
     ("Unknown error executing apt-key", Fault::Key),
-    // apt 3, which verifies with `sqv`; of a repository that it knew already it does not say "is not signed".
+    // apt 3, which verifies with `sqv`. For a repository that was downloaded before, it does not print "is not signed".
     ("OpenPGP signature verification failed", Fault::Key),
     ("Hash Sum mismatch", Fault::Stale),
     ("File has unexpected size", Fault::Stale),
     ("Mirror sync in progress", Fault::Stale),
-    // The words after it are the server's own.
+    // The text after the status comes from the server.
     ("  404  ", Fault::Stale),
     ("404 Not Found", Fault::Stale),
     ("Temporary failure resolving", Fault::Network),
@@ -109,26 +109,27 @@ const SIGNS: &[(&str, Fault)] = &[
 
 const UNREADABLE: &str = "as the file is not readable by user";
 const NO_TEMPORARY: &str = "Couldn't create temporary file";
-/// The same of apt 3.
+/// The same error in apt 3.
 const NO_SIGNATURE: &str = "Unable to mkstemp /tmp/apt.sig";
-const TEMPORARY: &str = "apt verifies signatures as the user `_apt`, who must be able to write into `/tmp`: `chmod 1777 /tmp`";
+const TEMPORARY: &str = "apt verifies signatures as the user `_apt`, which requires write permission for `/tmp`: run `chmod \
+    1777 /tmp`";
 
-/// Parts of the output about a setting of the machine, and what mends it.
+/// Parts of the output that show a wrong setting of the machine, and the remedies.
 const REMEDIES: &[(&str, &str)] = &[
     (
         UNREADABLE,
-        "let everybody read the keyring named above: `chmod 644 FILE`, and `chmod 755` for its folder",
+        "make the keyring above readable for all users: `chmod 644 FILE`, and `chmod 755` for its directory",
     ),
     (NO_TEMPORARY, TEMPORARY),
     (NO_SIGNATURE, TEMPORARY),
     (
         "changed its '",
-        "there is another release now: let the source name the release of this machine instead of `stable`; where nothing else \
-         changes by it, accept it with `apt-get update --allow-releaseinfo-change`",
+        "there is a new release: set the release of this machine in the source instead of `stable`; if the source does not \
+         affect other packages, accept the new release with `apt-get update --allow-releaseinfo-change`",
     ),
     (
         "invalid for APT::Default-Release",
-        "correct or remove `APT::Default-Release`: `grep -r Default-Release /etc/apt/apt.conf*` finds it",
+        "correct or remove `APT::Default-Release`; find it with `grep -r Default-Release /etc/apt/apt.conf*`",
     ),
     (
         "in statoverride file",
@@ -137,12 +138,12 @@ const REMEDIES: &[(&str, &str)] = &[
     ),
     (
         "Problem executing scripts",
-        "a hook of apt failed, not a package: `grep -r Invoke /etc/apt/apt.conf.d` finds it; correct or remove it, and run the \
-         command again",
+        "an apt hook failed, not a package: find it with `grep -r Invoke /etc/apt/apt.conf.d`, correct or remove it, and run \
+         the command again",
     ),
 ];
 
-/// What mends a setting of the machine that the output is about.
+/// Returns the remedy for a wrong setting of the machine, if the output shows one.
 #[must_use]
 pub fn remedy_for(text: &str) -> Option<&'static str> {
     let mut all = REMEDIES.iter().copied();
@@ -153,20 +154,20 @@ fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
 }
 
-/// The line that shows the fault: in a long output it is not among the last ones.
+/// Returns the line that shows the failure. In a long output, it is not one of the last lines.
 #[must_use]
 pub fn telling_line(text: &str) -> Option<&str> {
     let (sign, _) = sign_in(text)?;
     text.lines().find(|line| line.contains(sign)).map(str::trim)
 }
 
-/// The class of a failure, by its output.
+/// Returns the failure class of an output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
     (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
 }
 
-/// The lines that explain why apt refuses a transaction, out of its whole output.
+/// Returns the lines of the output that explain why apt cannot resolve a transaction.
 #[must_use]
 pub fn obstacle(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
@@ -181,7 +182,7 @@ pub fn obstacle(text: &str) -> Option<String> {
     Some(lines[at..=at + details].join("\n"))
 }
 
-/// Whether a line of `update` reports a failure; apt also warns about what is no failure.
+/// Whether a line of `update` reports a failure. apt also prints harmless warnings.
 fn is_failure(line: &str) -> bool {
     line.starts_with("E: ")
         || line.starts_with("W: Failed to fetch")
@@ -190,18 +191,18 @@ fn is_failure(line: &str) -> bool {
         || line.starts_with(SOME_FAILED)
 }
 
-/// What apt adds after the failures of sources.
+/// The line that apt adds after failures of sources.
 const SOME_FAILED: &str = "W: Some index files failed to download";
 
-/// Failures that older versions of apt report as warnings of an `update` that exits with 0.
+/// Returns failures that older versions of apt report as warnings of an `update` that exits with 0.
 #[must_use]
 pub fn failed_sources(text: &str) -> Option<String> {
     let failed: Vec<&str> = text.lines().filter(|line| is_failure(line)).collect();
     (!failed.is_empty()).then(|| failed.join("\n"))
 }
 
-/// The sources that made `update` fail; `None` if something else did, too. A source is named in a
-/// line `Err:4 URL SUITE FILE`, with the reason below it, or in an error or a warning.
+/// Returns the sources that made `update` fail, or `None` if there was also another failure. A source is in a line `Err:4 URL
+/// SUITE FILE`, followed by the reason, or in an error or a warning.
 #[must_use]
 pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
     const OURS: [Fault; 9] = [
@@ -248,7 +249,7 @@ mod tests {
     use crate::tools::packages::Fault;
 
     #[test]
-    fn the_line_that_shows_the_fault_is_found_in_a_long_output() {
+    fn failure_line_is_found_in_long_output() {
         let text = "update-initramfs: Generating /boot/initrd.img-6.1\n\
                     zstd: error 70 : Write error : No space left on device \n\
                     Building initial module for 6.1\n\
@@ -260,9 +261,9 @@ mod tests {
         assert_eq!(telling_line("Building initial module for 6.1\n"), None);
     }
 
-    /// The words are those of apt 2.6 and 3.0.
+    /// The texts are from apt 2.6 and 3.0.
     #[test]
-    fn settings_of_the_machine_are_not_taken_for_a_wrong_key() {
+    fn wrong_machine_settings_are_not_key_errors() {
         for (text, remedy) in rows! {
             "W: GPG error: http://x / InRelease: Couldn't create temporary file /tmp/apt.conf.Q8Sbd5 for passing config to \
              apt-key\nE: The repository 'http://x / InRelease' is not signed.", "`chmod 1777 /tmp`";
@@ -287,7 +288,7 @@ mod tests {
             assert_eq!(fault(text), Fault::Other, "{text}");
         }
         assert_eq!(remedy_for("E: Unable to locate package a"), None);
-        // apt 3.0 about a signature that is dated in the future.
+        // apt 3.0: the signature date is in the future.
         let late = "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Sub-process /usr/bin/sqv returned \
                     an error code (1), error message is: Verifying signature:            Not live until \
                     2027-05-31T23:30:00Z\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.";
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_obstacle_is_found_in_a_long_output() {
+    fn obstacle_is_found_in_long_output() {
         let text = "The following NEW packages will be installed:\n  a b\n\
                     The following held packages will be changed:\n  docker.io\n\
                     0 upgraded, 2 newly installed.\n";
@@ -345,20 +346,20 @@ mod tests {
                 Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", Fault::Stale;
-            // apt 3.0 about a repository that it knew already.
+            // apt 3.0, for a repository that was downloaded before.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
                 Fault::Key;
-            // apt 2.6 about a keyring of mode 0600.
+            // apt 2.6, for a keyring with mode 0600.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. GPG error: http://x/ InRelease: Unknown error executing apt-key\nE: Failed to fetch http://x/InRelease  Unknown error executing apt-key",
                 Fault::Key;
             "E: Failed to fetch http://x/a.deb  Hash Sum mismatch", Fault::Stale;
             "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
                 Fault::Network;
             "E: Failed to fetch http://x/InRelease  503  Service Unavailable", Fault::Network;
-            // A server that is overloaded is not a repository without a signature.
+            // An overloaded server is not an unsigned repository.
             "Err:1 http://x bookworm InRelease\n  503  Service Unavailable [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
                 Fault::Network;
-            // An amount is no status of a server.
+            // A size is not an HTTP status.
             "Need to get 503 MB of archives.\nAfter this operation, 502 MB of additional disk space will be used.\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
                 Fault::Other;
             "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
@@ -406,7 +407,7 @@ mod tests {
         );
     }
 
-    /// As printed on Debian 12 by apt 2.6, standard output first.
+    /// Output of apt 2.6 on Debian 12, standard output first.
     const DEAD: &str = "\
 Err:1 http://127.0.0.1:9/dead stable InRelease
   Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)
@@ -421,7 +422,7 @@ E: Some index files failed to download. They have been ignored, or old ones used
 ";
 
     #[test]
-    fn sources_that_failed_are_told_from_other_failures() {
+    fn failed_sources_are_distinguished_from_other_failures() {
         let found = failures_by_source(DEAD).expect("only sources failed");
         let pairs: Vec<(&str, &str)> = (found.iter())
             .map(|one| (one.address.as_str(), &one.why[..15]))
@@ -462,7 +463,7 @@ E: Some index files failed to download. They have been ignored, or old ones used
     );
 
     #[test]
-    fn a_warning_about_a_source_is_a_failure() {
+    fn warning_about_a_source_is_a_failure() {
         let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
         assert!(failed_sources(text).unwrap().contains("http://b"));
         assert_eq!(failed_sources("Reading package lists...\n"), None);

@@ -1,6 +1,5 @@
-//! The package lists that apt has downloaded, and whether they are complete: apt does not sync them
-//! to disk, so a power cut leaves them empty or truncated, and apt does not check them again until
-//! the signed index of the repository changes.
+//! Checks the package lists that apt has downloaded. apt does not sync them to disk, so a power loss leaves them empty or
+//! truncated, and apt does not check them again until the signed index of the repository changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +8,19 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::SourceEntry;
 use crate::host::{FileKind, FilesError, ReadFiles, Stat};
 
-/// The folder of the lists.
+/// The directory of the lists.
 pub const FOLDER: &str = "/var/lib/apt/lists";
 
-/// The end of a signature, both in an index with an embedded one and in a separate file.
+/// The end of a signature, in an index with an inline signature and in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
 
-/// The file name endings of compressed lists; the index may name the size of another compression.
+/// The suffixes of compressed lists. The size in the index may be for another compression.
 const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 
-/// The damaged lists and indexes of a machine.
+/// Returns the truncated lists and indexes.
 ///
 /// # Errors
-/// The operating system's reason.
+/// If a file cannot be read.
 pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let folder = Utf8Path::new(FOLDER);
     let mut sizes = BTreeMap::new();
@@ -41,15 +40,15 @@ pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
         .collect())
 }
 
-/// Whether a file of the folder is a list of packages.
+/// Whether a file in the directory is a package list.
 #[must_use]
 pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the lists tell that a package is not offered: the archive, which has the component `main`, was
-/// downloaded. Another source may be dead for ever, and what this program has just added is downloaded
-/// later.
+/// Whether the lists show that a package is unavailable. This requires that the archive, which has the component `main`, was
+/// downloaded. Another source may be permanently dead, and the lists of a source that gpu-bootstrap has just added are
+/// downloaded later.
 #[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
     let mut archives = (sources.iter())
@@ -68,7 +67,7 @@ pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
         && (archives.peek().is_none() || archives.any(|downloaded| downloaded))
 }
 
-/// How the names of all files of a source with components begin; `None` if only apt knows (`mirror:`,
+/// Returns the prefix of all file names of a source with components, or `None` if only apt can determine it (`mirror:`,
 /// `cdrom:`).
 fn start(source: &SourceEntry) -> Option<String> {
     let (scheme, place) = source.uri.split_once(':')?;
@@ -77,11 +76,11 @@ fn start(source: &SourceEntry) -> Option<String> {
         "file" | "copy" => place.strip_prefix("//").unwrap_or(place),
         _ => return None,
     };
-    // apt leaves out a login.
+    // apt omits credentials.
     let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let whole = format!("{host}{path}/dists/{}/", source.suite);
-    // What apt replaces by a value of the machine.
+    // Use the part before the first variable that apt replaces.
     let known = whole.split("$(").next().unwrap_or_default();
     Some(file_name(known))
 }
@@ -92,7 +91,7 @@ fn is_signed(name: &str) -> bool {
         .any(|end| name.ends_with(end))
 }
 
-/// The damaged files, by the sizes of all files and the texts of indexes and signatures.
+/// Returns the truncated files, based on the sizes of all files and the texts of indexes and signatures.
 fn torn_of<'n>(
     sizes: &'n BTreeMap<String, u64>,
     texts: &BTreeMap<&str, String>,
@@ -129,7 +128,7 @@ fn torn_of<'n>(
     torn
 }
 
-/// Paths and sizes in the sections of checksums: ` HASH SIZE PATH`.
+/// Returns paths and sizes in the checksum sections: ` HASH SIZE PATH`.
 fn entries(text: &str) -> impl Iterator<Item = (&str, u64)> {
     text.lines()
         .filter(|line| line.starts_with(' '))
@@ -141,8 +140,7 @@ fn entries(text: &str) -> impl Iterator<Item = (&str, u64)> {
         })
 }
 
-/// A path as apt writes it into a file name: `URItoFileName` quotes these characters and replaces
-/// each slash by `_`.
+/// Converts a path to a file name like apt: `URItoFileName` escapes these characters and replaces slashes with `_`.
 fn file_name(path: &str) -> String {
     let mut name = String::new();
     for c in path.chars() {
@@ -183,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_complete_once_an_archive_was_downloaded() {
+    fn lists_are_complete_after_an_archive_download() {
         let complete = |names: &[&str], line: &str| {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             let sources = format!(
@@ -204,17 +202,17 @@ mod tests {
             let other = "nvidia.example.org_repos_Packages";
             assert!(complete(&[name, other], line), "{line}");
             assert!(!complete(&[other], line), "{line}");
-            // An index alone is no list.
+            // An index without a list is not sufficient.
             assert!(!complete(&[name], line), "{line}");
         }
-        // What only apt can find, and a machine without an archive.
+        // Sources that only apt can resolve, and a machine without an archive.
         let list = ["x_Packages"];
         assert!(complete(
             &list,
             "deb mirror+file:/etc/mirrors.txt bookworm main"
         ));
         assert!(complete(&list, ""));
-        // One archive is enough: another one may be dead.
+        // One archive is sufficient, because another one may be dead.
         let two = "deb http://a.example.org/debian bookworm main\n\
                    deb http://b.example.org/ubuntu noble main";
         assert!(complete(
@@ -225,13 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_whose_size_differs_from_its_index_is_torn() {
+    fn list_with_another_size_than_its_index_is_truncated() {
         let whole = [
             ("m_d_main_binary-amd64_Packages", 44),
             ("m_d_x%5fy%402_Packages", 7),
             ("m_d_Packages", 5),
             ("other_main_binary-amd64_Packages", 3),
-            // Compressed by apt itself, or empty on the server, too.
+            // Compressed by apt itself, or also empty on the server.
             ("m_d_main_dep11_Components-amd64.yml.gz", 21),
             ("m_d_none_Packages", 0),
         ];
@@ -246,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_without_the_end_of_its_signature_is_torn() {
+    fn index_without_complete_signature_is_truncated() {
         let list = [("m_d_Packages", 5)];
         for cut in [&INDEX[..INDEX.len() - 5], ""] {
             assert_eq!(found(&list, &[("m_d_InRelease", cut)]), ["m_d_InRelease"]);

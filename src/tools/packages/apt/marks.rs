@@ -1,12 +1,12 @@
-//! Which packages are marked as automatically installed, read from apt's own file.
+//! Reads the packages that are marked as automatically installed from apt's file.
 
 use std::collections::BTreeSet;
 
 /// The path of the file.
 pub const PATH: &str = "/var/lib/apt/extended_states";
 
-/// The names of packages that are marked as automatically installed. Those of an
-/// architecture other than `native` are called `name:architecture`.
+/// Returns the names of packages that are marked as automatically installed. For an architecture other than `native`, the name
+/// is `name:architecture`.
 #[must_use]
 pub fn parse(text: &str, native: &str) -> BTreeSet<String> {
     text.split("\n\n")
@@ -35,7 +35,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn marked_ones_only() {
+    fn only_marked_packages_are_returned() {
         let text = "Package: dpkg\nArchitecture: amd64\nAuto-Installed: 1\n\n\
                     Package: bash\nArchitecture: amd64\nAuto-Installed: 0\n\n\
                     Package: libc6\nArchitecture: i386\nAuto-Installed: 1\n";

@@ -34,7 +34,7 @@ use crate::{
     model::packages::{Pin, Repository},
 };
 
-/// The folder of downloaded package files.
+/// The directory of downloaded package files.
 const ARCHIVES: &str = "/var/cache/apt/archives";
 
 /// The files that are locked while packages or lists change, the outermost first.
@@ -45,7 +45,7 @@ const LOCKS: [&str; 4] = [
     "/var/cache/apt/archives/lock",
 ];
 
-/// The backend for apt.
+/// The apt backend.
 #[derive(Debug)]
 pub struct Apt;
 
@@ -102,8 +102,7 @@ impl Backend for Apt {
         Ok(database::owned_by(host.files(), packages)?)
     }
 
-    /// Debian's order. Text that is not a version sorts as text: apt reports it with a better
-    /// message.
+    /// Compares versions like Debian. Invalid versions are sorted as text, because apt reports them with a better message.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         version::compare(a, b)
     }
@@ -116,7 +115,7 @@ impl Backend for Apt {
         Some(Utf8Path::new(ARCHIVES))
     }
 
-    /// `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the colon after an epoch.
+    /// Parses `NAME_VERSION_ARCHITECTURE.deb`. apt writes `%3a` for the colon after an epoch.
     fn downloaded(&self, file: &str) -> Option<(String, String)> {
         let mut parts = file.strip_suffix(".deb")?.split('_');
         Some((parts.next()?.to_owned(), parts.next()?.replace("%3a", ":")))
@@ -137,9 +136,9 @@ impl Backend for Apt {
 
     fn configures(&self) -> Option<&'static str> {
         Some(
-            "run `dpkg --configure -a`; where that misses a dependency, run `apt-get --fix-broken install`; where a module \
-             does not build, `/var/lib/dkms/nvidia/VERSION/build/make.log` says why: install a driver that builds for this \
-             kernel, or the headers of the kernel",
+            "run `dpkg --configure -a`; if a dependency is missing, run `apt-get --fix-broken install`; if a module build \
+             fails, see `/var/lib/dkms/nvidia/VERSION/build/make.log` and install a driver that supports this kernel, or the \
+             kernel headers",
         )
     }
 
@@ -204,7 +203,7 @@ impl Backend for Apt {
             clean: "apt-get clean",
             reinstall: "apt-get install --reinstall NAME",
             install: "apt-get install NAME",
-            // apt-get(8): a new kernel is a new package, which a plain `upgrade` leaves out.
+            // apt-get(8): a new kernel is a new package, which a plain `upgrade` does not install.
             upgrade_kernel: "apt-get upgrade --with-new-pkgs",
             install_kernel: "apt-get install linux-image-KERNEL",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
@@ -249,6 +248,15 @@ impl Backend for Apt {
 
     fn overridden(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
         exclusions::behind_ours(files)
+    }
+
+    fn contrary(
+        &self,
+        files: &dyn ReadFiles,
+        pin: &Pin,
+        packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::contrary(files, pin, packages)
     }
 
     fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
@@ -365,7 +373,7 @@ mod tests {
     use crate::tools::packages::Backend;
 
     #[test]
-    fn names_of_archives() {
+    fn archive_file_names_are_parsed() {
         let read = |file: &str| Apt.downloaded(file);
         assert_eq!(
             read("docker-ce_5%3a27.3.1-1_amd64.deb"),

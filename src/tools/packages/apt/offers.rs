@@ -1,4 +1,4 @@
-//! `apt-cache policy`: what the package lists offer, without any lock.
+//! `apt-cache policy`: the available versions in the package lists, without a lock.
 
 use crate::{host::Query, model::packages::Pin, tools::packages::PackageOffer};
 
@@ -11,13 +11,13 @@ pub fn candidates(packages: &[&str]) -> Query {
     )
 }
 
-/// Queries the names of all packages that begin so, one per line, `apt-cache(8)`.
+/// Queries the names of all packages with this prefix, one per line, `apt-cache(8)`.
 #[must_use]
 pub fn names(prefix: &str) -> Query {
     Query::new("apt-cache", ["pkgnames", "--", prefix])
 }
 
-/// Parses the answer to [`candidates`]. A name that is not in the lists has no paragraph.
+/// Parses the output of [`candidates`]. A name that is not in the lists has no paragraph.
 #[must_use]
 pub fn parse(text: &str) -> Vec<PackageOffer> {
     let some = |version: &str| (version != "(none)").then(|| version.to_owned());
@@ -63,24 +63,24 @@ pub fn parse(text: &str) -> Vec<PackageOffer> {
     found
 }
 
-/// The mark of the installed version.
+/// The marker of the installed version.
 const INSTALLED: &str = " *** ";
 
-/// The "source" of what is installed.
+/// The "source" of installed packages.
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// `PRIORITY SOURCE …`: where a version comes from, and which priority that has without records for the package.
+/// Parses `PRIORITY SOURCE …`: the source of a version, and its priority without records for the package.
 fn source_line(words: &str) -> Option<(i32, &str)> {
     let (priority, source) = words.split_once(' ')?;
     Some((priority.parse().ok()?, source.split_whitespace().next()?))
 }
 
-/// What to do about a forbidden repository that our preference lifts.
-pub const LIFTED: &str = "nothing was changed; the preference for the driver's branch lists packages, which takes precedence over \
-     a record for `*`: remove that repository, or list these packages in the record that forbids it: `Package: NAMES`, \
-     `Pin: origin \"HOST\"`, `Pin-Priority: -1`";
+/// The remedy if our preference overrides the block of a repository.
+pub const LIFTED: &str = "nothing was changed; the preference for the driver branch lists packages and takes precedence over a \
+     record for `*`: remove that repository, or list these packages in the record that blocks it: `Package: NAMES`, `Pin: \
+     origin \"HOST\"`, `Pin-Priority: -1`";
 
-/// Whether a file of preferences forbids anything, apt_preferences(5).
+/// Whether a preferences file blocks anything, apt_preferences(5).
 #[must_use]
 pub fn forbids(preferences: &str) -> bool {
     preferences.lines().any(|line| {
@@ -90,8 +90,8 @@ pub fn forbids(preferences: &str) -> bool {
     })
 }
 
-/// ` *** VERSION PRIORITY` or five blanks, the version and its priority; the lines of the sources
-/// that offer it are further to the right and begin with a number.
+/// Parses ` *** VERSION PRIORITY`, or five blanks, the version and its priority. The lines of its sources are indented further
+/// and start with a number.
 fn version_line(line: &str) -> Option<(String, i32)> {
     let rest = line
         .strip_prefix(INSTALLED)
@@ -131,7 +131,7 @@ linux-headers-6.1.0-1-amd64:
 ";
 
     #[test]
-    fn only_names_with_a_candidate_count() {
+    fn only_names_with_a_candidate_are_returned() {
         let names: Vec<String> = parse(TEXT)
             .into_iter()
             .filter(|offer| offer.candidate.is_some())
@@ -141,7 +141,7 @@ linux-headers-6.1.0-1-amd64:
     }
 
     #[test]
-    fn versions_carry_their_priorities() {
+    fn versions_have_their_priorities() {
         let offers = parse(TEXT);
         assert_eq!(
             offers[0].versions,
@@ -160,7 +160,7 @@ linux-headers-6.1.0-1-amd64:
         assert!(offers[2].versions.is_empty() && offers[2].candidate.is_none());
     }
 
-    /// As printed by apt 2.6, with `Package: *`, `Pin: release o=ThirdParty`, -1, and our preference for 580.
+    /// Output of apt 2.6 with `Package: *`, `Pin: release o=ThirdParty`, -1, and our preference for 580.
     const THIRD: &str = "\
 nvidia-driver:
   Installed: (none)
@@ -175,7 +175,7 @@ nvidia-driver:
 ";
 
     #[test]
-    fn what_only_our_preference_lifts_is_forbidden() {
+    fn version_allowed_only_by_our_preference_is_forbidden() {
         let forbidden = |text: &str| parse(text).remove(0).forbidden;
         assert_eq!(forbidden(THIRD), ["580.999.0"]);
         // A record of the administrator for the package.
@@ -183,7 +183,7 @@ nvidia-driver:
             forbidden(&THIRD.replace("580.999.0 1001", "580.999.0 600")),
             [""; 0]
         );
-        // Another repository offers the same version, too.
+        // Another repository also offers the same version.
         let both =
             "         -1 file:/tmp/ap/third ./ Packages\n        500 file:/tmp/ap/nv ./ Packages\n";
         let (one, other) = both.split_at(both.find("        500").unwrap());
@@ -192,7 +192,7 @@ nvidia-driver:
             forbidden(&THIRD.replacen(one, &format!("{other}{one}"), 1)),
             [""; 0]
         );
-        // As printed by apt 2.6 with a record for `nvidia-*` that apt reads before our preference.
+        // Output of apt 2.6 with a record for `nvidia-*` that apt reads before our preference.
         let listed = THIRD
             .replace("580.999.0 1001", "580.999.0 -1")
             .replace("         -1 file", "        500 file")
@@ -207,7 +207,7 @@ nvidia-driver:
     }
 
     #[test]
-    fn what_is_only_installed_is_not_offered() {
+    fn installed_version_without_source_is_not_offered() {
         let offers = parse(TEXT);
         assert!(offers[0].has("5.2.15-2+b13") && !offers[0].has("5.2.15-2+b8"));
         let offered = TEXT.replace(

@@ -1,10 +1,10 @@
-//! The progress of a transaction, read from the lines that apt and dpkg print for people.
+//! The progress of a transaction, parsed from the human-readable output of apt and dpkg.
 
 use super::sizes;
 
-/// The start of each line about a download.
+/// Prefix of lines about a download.
 const FETCHING: &str = "Get:";
-/// The start of dpkg's lines, as in `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`.
+/// Prefixes of dpkg lines such as `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`.
 const STAGES: [&str; 4] = [
     "Unpacking ",
     "Setting up ",
@@ -12,8 +12,8 @@ const STAGES: [&str; 4] = [
     "Purging configuration files for ",
 ];
 
-/// Whether a line of output shows that a stage is done. dpkg's own lines end with three dots and
-/// name a version, which distinguishes them from similar lines of package scripts.
+/// Whether an output line shows that a stage is done. dpkg's own lines end with a version and three dots, unlike similar lines
+/// of package scripts.
 #[must_use]
 pub fn is_stage(line: &str) -> bool {
     match line.strip_prefix(FETCHING) {
@@ -23,8 +23,8 @@ pub fn is_stage(line: &str) -> bool {
     }
 }
 
-/// The bytes that will be downloaded: `Need to get 12.3 MB/312 MB of archives.` means that the rest is
-/// there already.
+/// Returns the total download size in bytes. `Need to get 12.3 MB/312 MB of archives.` means that the rest is already
+/// downloaded.
 #[must_use]
 pub fn download_size(line: &str) -> Option<u64> {
     let (size, _) = line
@@ -33,7 +33,7 @@ pub fn download_size(line: &str) -> Option<u64> {
     sizes::rounded(size.split('/').next()?)
 }
 
-/// The size at the end of a line about a download.
+/// Returns the size at the end of a download line.
 #[must_use]
 pub fn download_part(line: &str) -> Option<u64> {
     if !line.starts_with(FETCHING) {
@@ -48,7 +48,7 @@ mod tests {
     use super::{download_part, download_size, is_stage};
 
     #[test]
-    fn sizes_of_downloads() {
+    fn download_sizes_are_parsed() {
         for (line, size) in [
             ("Need to get 312 MB of archives.", Some(312_000_000)),
             ("Need to get 12.3 kB/1,024 MB of archives.", Some(12_300)),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_apt_and_dpkg() {
+    fn stages_of_apt_and_dpkg_are_recognized() {
         for (line, expected) in rows! {
             "Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
                 true;

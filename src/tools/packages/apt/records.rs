@@ -1,20 +1,20 @@
-//! Files of apt that have records of fields, `Name: value`: sources in deb822's form and preferences.
+//! apt files that consist of records of fields, `Name: value`: sources in deb822 format, and preferences.
 
-/// A record: the line of its first field, from 1, and its fields with names in small letters.
+/// A record: the number of its first line, starting at 1, and its fields with lower-case names.
 pub(super) struct Record {
     pub(super) line: usize,
     fields: Vec<(String, String)>,
 }
 
 impl Record {
-    /// Returns the value of a field, which may have several lines; empty if the record lacks it.
+    /// Returns the value of a field, which may have several lines. Empty if the record does not have the field.
     pub(super) fn field(&self, key: &str) -> &str {
         let found = self.fields.iter().find(|(name, _)| name == key);
         found.map_or("", |(_, value)| value.trim())
     }
 }
 
-/// Returns the records of a text. An empty line ends one, and a line of spaces goes on with the field. Source: apt,
+/// Splits a text into records. An empty line ends a record, but a line of spaces continues the field. Source: apt,
 /// `apt-pkg/tagfile.cc`, `pkgTagSection::Scan`.
 pub(super) fn records(text: &str) -> Vec<Record> {
     let mut found: Vec<Record> = Vec::new();

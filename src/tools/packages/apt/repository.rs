@@ -1,4 +1,4 @@
-//! The files in which apt reads a repository and a version preference.
+//! The apt files of a repository and a version preference.
 
 use camino::Utf8PathBuf;
 
@@ -7,11 +7,10 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// The path of the keyring of a repository, ours or one of the distribution; `None` if apt's own
-/// keyrings are used.
+/// Returns the keyring path of a repository (ours or one of the distribution), or `None` if apt uses its own keyrings.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
-    // apt tells the form of a keyring by the end of its name.
+    // apt derives the keyring format from the file extension.
     let form = match repository.names_key_file() {
         true => "asc",
         false => "gpg",
@@ -25,7 +24,7 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
-/// The path of the source file.
+/// Returns the path of the source file.
 fn source_path(repository: &Repository) -> Utf8PathBuf {
     Utf8PathBuf::from(format!(
         "/etc/apt/sources.list.d/gpu-bootstrap-{}.sources",
@@ -33,7 +32,7 @@ fn source_path(repository: &Repository) -> Utf8PathBuf {
     ))
 }
 
-/// The repository in apt's deb822 format, `sources.list(5)`.
+/// Returns the repository in apt's deb822 format, `sources.list(5)`.
 #[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let mut text = HEADER.to_owned();
@@ -52,17 +51,17 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     (source_path(repository), text)
 }
 
-/// How the names of our files in `/etc/apt/preferences.d` begin. For each version, the first record that lists the
-/// package decides, `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in the order
-/// of the names (tried with apt 2.6). Our files must be last, so that they never allow what a record of the
-/// administrator forbids. A record has only one pin, so ours cannot be restricted to one repository.
+/// Prefix of our files in `/etc/apt/preferences.d`. For each version, the first record that lists the package takes precedence,
+/// `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in name order (tested with apt 2.6).
+/// Our files must be last, so that they never allow a version that an administrator's record blocks. A record has only one pin,
+/// so our records cannot be restricted to one repository.
 pub const PREFERENCES: &str = "zz-gpu-bootstrap-";
 
 fn preferences(name: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/apt/preferences.d/{PREFERENCES}{name}"))
 }
 
-/// A version preference in the format of `apt_preferences(5)`.
+/// Returns a version preference in the format of `apt_preferences(5)`.
 #[must_use]
 pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     (
@@ -76,9 +75,9 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// The file that sets the priority of a repository's packages; `None` keeps apt's default.
-/// `apt_preferences(5)`: `origin` is the host name of the URL. A mirror may have other repositories
-/// under the same name, as backports, so the packages are named: `*` would lift all of them.
+/// Returns the file that sets the priority of a repository's packages, or `None` to keep apt's default. `apt_preferences(5)`:
+/// `origin` is the host name of the URL. A mirror may contain other repositories under the same host name, such as backports,
+/// so the record lists the packages: `*` would apply to all of these repositories.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;
@@ -89,8 +88,8 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let (_, rest) = repository.url.split_once("://")?;
     let authority = rest.split('/').next().unwrap_or_default();
     let host_and_port = authority.rsplit('@').next().unwrap_or_default();
-    // The brackets of an IPv6 address belong to the URL: `apt-cache policy` says `origin fd00::1`, and a
-    // pin on `[fd00::1]` is without effect (tried with apt 2.6).
+    // The brackets of an IPv6 address are part of the URL only: `apt-cache policy` prints `origin fd00::1`, and a pin on
+    // `[fd00::1]` has no effect (tested with apt 2.6).
     let host = match host_and_port.strip_prefix('[') {
         Some(rest) => rest.split(']').next(),
         None => host_and_port.split(':').next(),
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_selects_named_packages_by_host() {
+    fn priority_applies_to_listed_packages_by_host() {
         let (path, text) = priority(&toolkit()).expect("a priority");
         assert_eq!(
             path,
@@ -150,7 +149,7 @@ mod tests {
                 "{text}"
             );
         }
-        // A repository of the same server must not get the priority.
+        // The priority must not apply to other repositories on the same server.
         let none = Repository {
             packages: vec![],
             ..toolkit()
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_repository_has_no_components() {
+    fn flat_repository_has_no_components() {
         let mut repository = toolkit();
         assert_eq!(
             source(&repository).1.lines().skip(1).collect::<Vec<_>>(),
@@ -171,13 +170,13 @@ mod tests {
                 "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
             ]
         );
-        // Further components of the distribution's archive, trusted by apt's own keyrings.
+        // Additional components of the distribution's archive, trusted by apt's own keyrings.
         repository.key_url = None;
         assert!(!source(&repository).1.contains("Signed-By"));
     }
 
     #[test]
-    fn a_pin_prefers_a_version() {
+    fn pin_prefers_a_version() {
         let (_, text) = pin(&Pin {
             name: "driver".into(),
             packages: vec!["nvidia-*".into(), "libnvidia-*".into()],

@@ -1,8 +1,8 @@
-//! The answer of `apt-get -s`: what a transaction would do, line by line.
+//! Parses the output of `apt-get -s`: the actions of a transaction, one per line.
 
 use crate::tools::packages::Action;
 
-/// Parses the answer. `Conf` lines only repeat the `Inst` lines in the order of configuration.
+/// Parses the output. `Conf` lines only repeat the `Inst` lines in the order of configuration.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Action> {
     text.lines().filter_map(line).collect()
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
 
-    /// As printed on Debian 12 by apt 2.6.
+    /// Output of apt 2.6 on Debian 12.
     const TEXT: &str = "\
 Reading package lists...
 Building dependency tree...
@@ -65,7 +65,7 @@ Conf runc (1.1.5+ds1-1+deb12u1 Debian:12.15/oldstable, Debian-Security:12/oldsta
 ";
 
     #[test]
-    fn installs_upgrades_and_removals() {
+    fn installs_upgrades_and_removals_are_parsed() {
         let actions = parse(TEXT);
         assert_eq!(
             Action::describe(&actions),

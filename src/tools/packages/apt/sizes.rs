@@ -1,12 +1,11 @@
-//! Sizes as apt prints them: up to four digits, at most one of them a decimal, and a unit of powers of
-//! 1000.
+//! Sizes in the format of apt: up to four digits, at most one decimal place, and a unit with powers of 1000.
 
-/// The size in bytes, as printed.
+/// Returns the size in bytes, as printed.
 pub(super) fn rounded(text: &str) -> Option<u64> {
     parse(text, 0)
 }
 
-/// The largest size that is printed so: apt rounds, so the next number is taken.
+/// Returns the maximum size with this text. apt rounds, so this is the next number.
 pub(super) fn at_most(text: &str) -> Option<u64> {
     parse(text, u64::from(!text.ends_with(" B")))
 }
@@ -30,7 +29,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn amounts_are_never_too_small() {
+    fn sizes_are_never_underestimated() {
         for (text, printed, most) in [
             ("0 B", 0, 0),
             ("999 B", 999, 999),

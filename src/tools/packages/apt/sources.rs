@@ -1,5 +1,5 @@
-//! apt's source entries: `sources.list(5)` in both formats, parsed as far as needed to find entries
-//! that contradict each other, entries that already exist, and the mirror that a machine uses.
+//! Parses apt sources, `sources.list(5)`, in both formats: to find conflicting entries, existing entries, and the mirror that a
+//! machine uses.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,17 +12,17 @@ use crate::{
 /// The old single file.
 pub const LIST: &str = "/etc/apt/sources.list";
 
-/// The folder of further files, `*.list` and `*.sources`.
+/// The directory of additional files, `*.list` and `*.sources`.
 pub const FOLDER: &str = "/etc/apt/sources.list.d";
 
-/// Whether apt reads a file with this name in [`FOLDER`]; it ignores all others, `sources.list(5)`.
+/// Whether apt reads a file with this name in [`FOLDER`]. It ignores all other names, `sources.list(5)`.
 #[must_use]
 pub fn is_read(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
 }
 
-/// Options that make apt accept packages without a valid signature.
+/// Options that disable signature verification.
 const SKIPS_VERIFICATION: [&str; 4] = [
     "trusted",
     "allow-insecure",
@@ -30,10 +30,10 @@ const SKIPS_VERIFICATION: [&str; 4] = [
     "allow-downgrade-to-insecure",
 ];
 
-/// All source entries of a machine.
+/// Returns all sources of a machine.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     let mut entries = Vec::new();
     for (path, text) in texts(files)? {
@@ -42,7 +42,7 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     Ok(entries)
 }
 
-/// The files that apt reads, with their texts.
+/// Returns the files that apt reads, with their texts.
 fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
     let folder = Utf8Path::new(FOLDER);
     let mut paths = vec![Utf8PathBuf::from(LIST)];
@@ -50,7 +50,7 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
     paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
     let mut found = Vec::new();
     for path in paths {
-        // A folder may have such a name, too; apt ignores it.
+        // A directory may have such a name, but apt ignores it.
         let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
@@ -61,11 +61,11 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
     Ok(found)
 }
 
-/// Returns what keeps apt from using its sources: lines that it does not understand, entries that are incomplete or
-/// contradict each other, and keyrings without a key.
+/// Returns the errors that prevent apt from using its sources: invalid lines, incomplete or conflicting entries, and keyrings
+/// without a key.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found = Vec::new();
     for (path, text) in texts(files)? {
@@ -73,8 +73,8 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             if let Some((line, why)) = incomplete(&path, &text) {
                 found.push(SourceFlaw {
                     impact: Impact::All,
-                    why: format!("the entry in line {line} of `{path}` {why}"),
-                    remedy: format!("complete or remove that entry of `{path}`"),
+                    why: format!("entry in line {line} of `{path}` {why}"),
+                    remedy: format!("complete or remove that entry in `{path}`"),
                 });
             }
             continue;
@@ -86,12 +86,12 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         found.push(SourceFlaw {
             impact: Impact::All,
             why: match is_page {
-                true => format!("`{path}` is a web page and no list of packages (line {line})"),
-                false => format!("line {line} of `{path}` is no entry of apt"),
+                true => format!("`{path}` is a web page, not a list of sources (line {line})"),
+                false => format!("line {line} of `{path}` is not a valid source"),
             },
             remedy: match is_page {
                 true => format!(
-                    "remove `{path}`: the file that was downloaded there does not exist, or has another address now"
+                    "remove `{path}`: the downloaded file does not exist on the server, or has moved"
                 ),
                 false => format!("correct or remove line {line} of `{path}`"),
             },
@@ -111,7 +111,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         found.push(SourceFlaw {
             impact: Impact::All,
             why: format!(
-                "entries contradict each other (`Signed-By`): {}",
+                "conflicting entries (`Signed-By`): {}",
                 contradicting.join("; ")
             ),
             remedy: match unsigned {
@@ -124,7 +124,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     Ok(found)
 }
 
-/// Returns a flaw for each keyring that an entry names and that has no key.
+/// Returns an error for each keyring that is specified in an entry but has no key.
 fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found: Vec<SourceFlaw> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
@@ -134,7 +134,7 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
             continue;
         }
         let mut flaws = Vec::new();
-        // Only a path is a keyring; the rest are fingerprints.
+        // Only paths are keyrings. The rest are fingerprints.
         let named = keys
             .split([',', ' ', '\n'])
             .filter(|key| key.starts_with('/'));
@@ -143,18 +143,18 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
                 let SourceEntry { file, written, .. } = entry;
                 SourceFlaw {
                     impact,
-                    why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
+                    why: format!("keyring `{key}` of {written} (in `{file}`) {why}"),
                     remedy: match why {
                         UNREADABLE => format!("run `chmod 644 {key}`"),
                         _ => format!(
-                            "write the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its \
+                            "download the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its \
                              entry from `{file}`"
                         ),
                     },
                 }
             }));
         }
-        // One good keyring of several is enough.
+        // One valid keyring of several is sufficient.
         if flaws.iter().all(Option::is_some) {
             for flaw in flaws.into_iter().flatten() {
                 if found.iter().all(|known| known.remedy != flaw.remedy) {
@@ -166,18 +166,17 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
     Ok(found)
 }
 
-/// apt verifies as the user `_apt`. If this user may not read a keyring, apt says only that the key is missing.
-const UNREADABLE: &str =
-    "can be read by root alone, and apt verifies signatures as the user `_apt`";
+/// apt verifies as the user `_apt`. If this user cannot read a keyring, apt only reports that the key is missing.
+const UNREADABLE: &str = "is readable only by root, but apt verifies signatures as the user `_apt`";
 
-/// Returns why there is no key in a keyring; `None` if there may be one, or if the file may not be read here.
+/// Returns the reason a keyring has no key, or `None` if it may have one or is not readable.
 fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
-        // If the whole folder is empty, a tree may just lack it.
+        // If the complete directory is empty, the tree may not contain it.
         let folder = path.parent().unwrap_or(path);
         let is_told = !files.list(folder)?.is_empty();
-        return Ok(is_told.then_some((Impact::Lacking, "is not there")));
+        return Ok(is_told.then_some((Impact::Lacking, "does not exist")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (FileKind::File, 0, 0, 0) {
         return Ok(Some((Impact::Lacking, UNREADABLE)));
@@ -189,14 +188,14 @@ fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static 
     Ok(if text.is_empty() {
         Some((Impact::Source, "is empty"))
     } else if text.starts_with(b"<") {
-        Some((Impact::Source, "is a web page and no key"))
+        Some((Impact::Source, "is a web page, not a key"))
     } else {
         None
     })
 }
 
-/// Returns the line of the first incomplete entry, and what is wrong with it. Source: apt, `apt-pkg/sourcelist.cc`,
-/// `ParseLine` and `ParseStanza`.
+/// Returns the line of the first incomplete entry, and the error. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
+/// `ParseStanza`.
 fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     const NO_COMPONENT: &str = "has no component, and its suite does not end with `/`";
     const COMPONENT: &str = "has a component, although its suite is a path";
@@ -237,7 +236,7 @@ fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// Returns the number of the first line that apt does not understand.
+/// Returns the number of the first line that apt cannot parse.
 fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
     let is_comment = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
     match file.extension() {
@@ -260,8 +259,8 @@ fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
     }
 }
 
-/// Parses a file by its name: `.sources` is deb822, `.list` has one entry per line. Other files are
-/// ignored, as apt does.
+/// Parses a file according to its extension: `.sources` is deb822, `.list` has one entry per line. Other files are ignored,
+/// like in apt.
 #[must_use]
 pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
     match file.extension() {
@@ -311,7 +310,7 @@ fn one_line(file: &Utf8Path, line: &str) -> Option<SourceEntry> {
     })
 }
 
-/// Whether an option is set to anything but one of apt's words for "no".
+/// Whether an option is set to a value other than apt's words for "no".
 fn is_yes(value: Option<&str>) -> bool {
     const NO: [&str; 6] = ["no", "false", "without", "off", "disable", "0"];
     value.is_some_and(|value| !NO.iter().any(|no| value.eq_ignore_ascii_case(no)))
@@ -405,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_a_line() {
+    fn one_line_sources_are_parsed() {
         let text = "# deb http://old x main\n\
                     deb [arch=amd64 signed-by=/usr/share/keyrings/k.gpg] https://a/deb/ / # flat\n\
                     deb http://debian.example.org/debian bookworm main contrib\n";
@@ -469,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_lack_something_stop_apt() {
+    fn incomplete_entries_are_reported() {
         for (name, text, line, words) in rows! {
             "x.list", "\ndeb http://a x\n", 2, "no component";
             "x.list", "deb http://a stable/ main\n", 1, "is a path";
@@ -496,12 +495,12 @@ mod tests {
     }
 
     #[test]
-    fn a_keyring_without_a_key_is_named() {
+    fn keyring_without_a_key_is_reported() {
         let files = FakeFiles::new();
         let line = |key: &str| format!("deb [signed-by=/usr/share/keyrings/{key}] https://a/ /\n");
         files.put("/etc/apt/sources.list.d/a.list", line("a.gpg"));
         let found = || super::flaws(&files).unwrap();
-        // Nothing is known of the folder.
+        // An empty directory is not evidence.
         assert_eq!(found(), []);
         files.put("/usr/share/keyrings/other.gpg", "\u{1}");
         let whys = |found: Vec<super::SourceFlaw>| {
@@ -513,21 +512,21 @@ mod tests {
         };
         assert!(
             whys(found()).contains("/etc/apt/sources.list.d/a.list")
-                && whys(found()).ends_with("is not there")
+                && whys(found()).ends_with("does not exist")
         );
         files.put("/usr/share/keyrings/a.gpg", "");
         assert!(whys(found()).ends_with("is empty"));
         files.put("/usr/share/keyrings/a.gpg", "<!DOCTYPE html>\n");
-        assert!(whys(found()).ends_with("no key"));
+        assert!(whys(found()).ends_with("not a key"));
         files.put_mode("/usr/share/keyrings/a.gpg", "\u{1}", 0o600);
-        assert!(whys(found()).contains("can be read by root alone"));
+        assert!(whys(found()).contains("is readable only by root"));
         assert_eq!(
             found()[0].remedy,
             "run `chmod 644 /usr/share/keyrings/a.gpg`"
         );
         files.put("/usr/share/keyrings/a.gpg", "\u{1}");
         assert_eq!(found(), []);
-        // Of several keyrings one is enough, and a key can stand in the file itself.
+        // One keyring of several is sufficient, and a key can be embedded in the file.
         files.put(
             "/etc/apt/sources.list.d/b.sources",
             "Types: deb\nURIs: https://b/\nSuites: x\nComponents: main\n\
@@ -538,9 +537,9 @@ mod tests {
         assert_eq!(found(), []);
     }
 
-    /// The messages are those of apt 2.6.
+    /// The messages are from apt 2.6.
     #[test]
-    fn an_address_in_a_message_of_apt_is_that_of_its_entry() {
+    fn message_urls_match_their_entries() {
         for (line, said) in rows! {
             "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
                 "Err:3 cdrom://[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27] bookworm \
@@ -573,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_text_gives_no_entry() {
+    fn malformed_text_has_no_entry() {
         for text in [
             "",
             "deb",
@@ -590,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_names_a_repository_and_provides_components() {
+    fn entries_match_repositories_and_components() {
         let only = |name: &str, text: &str| parse(name, text).pop().expect("an entry");
         let guide = only("x.list", "deb [signed-by=/k.gpg] https://a/deb/$(ARCH) /");
         assert!(guide.names("https://a/deb/amd64/", "/", Some("amd64")));
@@ -622,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_apt_from_reading_is_named() {
+    fn invalid_source_files_are_reported() {
         let (host, fakes) = crate::host::fake::host();
         let of = || -> Vec<String> {
             let found = super::flaws(&*host.files).unwrap();

@@ -1,13 +1,12 @@
-//! Debian's automatic updater, `unattended-upgrades`: the file that excludes packages from it.
+//! `unattended-upgrades`, the automatic updater of Debian, and the file that excludes packages from it.
 
 use camino::Utf8PathBuf;
 
 use crate::tools::packages::{HEADER, Updater};
 
-/// Read by unattended-upgrades, whether it is installed now or later.
+/// unattended-upgrades reads this file even if it is installed later.
 const EXCLUSION: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
 
-/// See the module.
 #[derive(Debug)]
 pub struct UnattendedUpgrades;
 
@@ -22,7 +21,7 @@ impl Updater for UnattendedUpgrades {
         (EXCLUSION.into(), text)
     }
 
-    /// A regular expression.
+    /// Converts the pattern to a regular expression.
     fn pattern(&self, shell: &str) -> String {
         let mut regex = String::from("^");
         for c in shell.chars() {
@@ -44,14 +43,14 @@ mod tests {
     use crate::tools::packages::Updater;
 
     #[test]
-    fn the_exclusion_is_apt_configuration() {
+    fn exclusion_is_apt_configuration() {
         let (_, text) = UnattendedUpgrades.exclusion(&["nvidia-".into()]);
         assert!(text.starts_with("//"));
         assert!(text.contains("Unattended-Upgrade::Package-Blacklist {\n    \"nvidia-\";\n};\n"));
     }
 
     #[test]
-    fn a_pattern_becomes_a_regular_expression() {
+    fn pattern_becomes_a_regular_expression() {
         let regex = UnattendedUpgrades.pattern("libc++?-*.1");
         assert_eq!(regex, r"^libc\+\+.-.*\.1$");
     }

@@ -1,9 +1,9 @@
-//! Debian's order of versions, as `deb-version(7)` describes it. The tests compare it with the crate
-//! `debversion`, which brings engines for regular expressions and calendars: too much for the program.
+//! Debian version comparison, as described in `deb-version(7)`. The tests compare it with the crate `debversion`, which is too
+//! large for the binary because it depends on regular expression and calendar libraries.
 
 use std::cmp::Ordering;
 
-/// The parts of a version, each without the characters that separate them.
+/// The parts of a version, without separators.
 struct AptVersion<'v> {
     epoch: u32,
     upstream: &'v str,
@@ -11,7 +11,7 @@ struct AptVersion<'v> {
 }
 
 impl<'v> AptVersion<'v> {
-    /// `[EPOCH:]UPSTREAM[-REVISION]`; `None` if the text is not a version.
+    /// Parses `[EPOCH:]UPSTREAM[-REVISION]`, or returns `None` if the text is not a version.
     fn parse(text: &'v str) -> Option<Self> {
         let (epoch, rest) = match text.split_once(':') {
             Some((epoch, rest)) => (epoch.parse().ok()?, rest),
@@ -27,7 +27,7 @@ impl<'v> AptVersion<'v> {
     }
 }
 
-/// Compares two versions. Text that is not a version sorts as text.
+/// Compares two versions. Invalid versions are sorted as text.
 pub(super) fn compare(a: &str, b: &str) -> Ordering {
     match (AptVersion::parse(a), AptVersion::parse(b)) {
         (Some(a), Some(b)) => (a.epoch.cmp(&b.epoch))
@@ -37,7 +37,7 @@ pub(super) fn compare(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Compares text and number in turns: text by [`weight`], numbers by their value.
+/// Compares alternating parts: text by [`weight`], numbers by value.
 fn part(mut a: &[u8], mut b: &[u8]) -> Ordering {
     while !(a.is_empty() && b.is_empty()) {
         let (text, other_text) = (
@@ -57,7 +57,7 @@ fn part(mut a: &[u8], mut b: &[u8]) -> Ordering {
     Ordering::Equal
 }
 
-/// Takes the bytes off until one is found.
+/// Removes and returns the bytes before the first match.
 fn until<'v>(text: &mut &'v [u8], found: impl Fn(&u8) -> bool) -> &'v [u8] {
     let end = text.iter().position(found).unwrap_or(text.len());
     let (first, rest) = text.split_at(end);
@@ -65,7 +65,7 @@ fn until<'v>(text: &mut &'v [u8], found: impl Fn(&u8) -> bool) -> &'v [u8] {
     first
 }
 
-/// A tilde is before the end of the text, which is before letters, which are before all else.
+/// A tilde sorts before the end of the text, then letters, then all other characters.
 fn weight(c: Option<&u8>) -> (u8, u8) {
     match c {
         Some(b'~') => (0, 0),
@@ -75,7 +75,7 @@ fn weight(c: Option<&u8>) -> (u8, u8) {
     }
 }
 
-/// A number of any length, so that it can be compared: the count of its digits, then the digits.
+/// Returns a comparable form of a number of any length: the number of digits, then the digits.
 fn value(digits: &[u8]) -> (usize, &[u8]) {
     let zeros = digits.iter().take_while(|c| **c == b'0').count();
     let digits = &digits[zeros..];
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Each is older than the next one.
+    /// Each version is older than the next one.
     const SORTED: [&str; 9] = [
         "1.0~rc1-1",
         "1.0-1",
@@ -102,7 +102,7 @@ mod tests {
     ];
 
     #[test]
-    fn versions_sort_as_dpkg_does() {
+    fn versions_sort_like_in_dpkg() {
         for (at, older) in SORTED.iter().enumerate() {
             assert_eq!(compare(older, older), Ordering::Equal);
             for newer in &SORTED[at + 1..] {
@@ -112,19 +112,19 @@ mod tests {
         }
         assert_eq!(compare("1.0", "1.0-0"), Ordering::Equal);
         assert_eq!(compare("0:1.00", "1.0"), Ordering::Equal);
-        // No versions.
+        // Invalid versions.
         assert_eq!(compare("ä", "b"), Ordering::Greater);
         assert_eq!(compare("", "1"), Ordering::Less);
     }
 
     proptest! {
         #[test]
-        fn the_order_is_that_of_debversion(
+        fn order_equals_the_order_of_debversion(
             a in "([0-9]{1,2}:)?[0-9][0-9a-c.+~]{0,8}(-[0-9a-b.+~]{1,4})?",
             b in "([0-9]{1,2}:)?[0-9][0-9a-c.+~]{0,8}(-[0-9a-b.+~]{1,4})?",
         ) {
             let read = |text: &str| text.parse::<debversion::Version>().ok();
-            // dpkg takes `4.` and `4.0` for one version, debversion does not.
+            // In dpkg, `4.` and `4.0` are equal, but not in debversion.
             let ends_a_number = |text: &str| text.split('-').all(|part| !part.ends_with(['.', '+', '~', 'a', 'b', 'c']));
             if let (Some(left), Some(right), true) = (read(&a), read(&b), ends_a_number(&a) && ends_a_number(&b)) {
                 prop_assert_eq!(compare(&a, &b), left.cmp(&right), "{} {}", a, b);
@@ -132,7 +132,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(a in "\\PC{0,12}", b in "\\PC{0,12}") {
+        fn no_text_causes_a_panic(a in "\\PC{0,12}", b in "\\PC{0,12}") {
             prop_assert_eq!(compare(&a, &b), compare(&b, &a).reverse());
         }
     }

@@ -1,18 +1,18 @@
-//! The agent of GnuPG that dnf leaves running: to check the signature of a repository's metadata it
-//! makes a home of GnuPG in its cache, and the agent of that home does not end with dnf.
+//! The GnuPG agents that dnf leaves running. To verify the signature of a repository's metadata, dnf creates a GnuPG home
+//! directory in its cache, and the agent of that directory does not exit together with dnf.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::CACHE;
 use crate::host::{Cmd, FileKind, FilesError, ReadFiles};
 
-/// The home of GnuPG in a repository's folder.
+/// The GnuPG home directory in the directory of a repository.
 const HOME: &str = "pubring";
 
-/// The commands that end these agents, by GnuPG's own means. One that does not run is no error for them.
+/// Returns the `gpgconf` commands that stop these agents. They also succeed if an agent is not running.
 ///
 /// # Errors
-/// When dnf's cache cannot be read.
+/// If the dnf cache cannot be read.
 pub fn end(files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
     let mut homes: Vec<Utf8PathBuf> = Vec::new();
     for repository in files.list(Utf8Path::new(CACHE))? {
@@ -37,7 +37,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn the_agents_of_repositories_with_signed_metadata_are_ended() {
+    fn agents_of_signed_metadata_are_stopped() {
         let files = FakeFiles::new();
         assert!(end(&files).unwrap().is_empty());
         files.put("/var/cache/dnf/nvidia-48cf39dd/pubring/pubring.kbx", "");

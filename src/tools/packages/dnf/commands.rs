@@ -1,6 +1,5 @@
-//! `dnf`: argument vectors that never ask, never wait without a time limit, and never allow what a
-//! plan did not approve. All of it was tried with dnf 4.14 and rpm 4.18; for dnf 5 see
-//! [`super::generation`].
+//! Argument vectors of `dnf`. They never ask questions, never wait without a time limit, and never allow changes that a plan
+//! did not approve. Everything was tested with dnf 4.14 and rpm 4.18. For dnf 5 see [`super::generation`].
 
 use std::time::Duration;
 
@@ -12,81 +11,79 @@ use crate::{
 
 use super::generation;
 
-/// The time limit of a transaction. One with a DKMS build takes some minutes on a healthy machine.
+/// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// The time limit without output and processor time. DKMS prints nothing while it compiles, but
-/// uses a processor; without both, a package script hangs.
+/// The time limit without output and CPU time. DKMS prints nothing while it compiles, but uses CPU time. Without both, a
+/// package script hangs.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
-/// The time limit to download the metadata of all repositories.
+/// The time limit for downloading the metadata of all repositories.
 const REFRESH_DEADLINE: Duration = Duration::from_secs(15 * 60);
 
-/// The time limit to resolve a transaction from metadata that is there already.
+/// The time limit for resolving a transaction with existing metadata.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 
-/// Another dnf makes this one fail at once instead of waiting without a limit: this program waits, with
-/// a limit, and names the holder.
+/// If another dnf is running, fail immediately instead of waiting without a limit. gpu-bootstrap waits with a limit and reports
+/// the holder of the lock.
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
 /// Options of every command, `dnf.conf(5)`.
 const OPTIONS: [&str; 12] = [
     FAIL_IF_LOCKED,
-    // The newest allowed version of each requested package, or an error: never quietly an older
-    // one, and never without one of the requested packages.
+    // Install the newest allowed version of each requested package, or fail. Never silently install an older version, and never
+    // skip a requested package.
     "--setopt=best=1",
     "--setopt=strict=1",
-    // Packages of one vendor are not replaced by those of another.
+    // Do not replace packages of one vendor with packages of another.
     "--setopt=allow_vendor_change=0",
-    // A new kernel takes none away: the default of three would remove the oldest one.
+    // Do not remove a kernel when a new one is installed. The default limit of three would remove the oldest one.
     "--setopt=installonly_limit=0",
-    // Unneeded packages are not ours to remove.
+    // Never autoremove, because unneeded packages may not be ours.
     "--setopt=clean_requirements_on_remove=0",
-    // A package file of this machine is verified like a download.
+    // Verify local package files like downloads.
     "--setopt=localpkg_gpgcheck=1",
-    // A repository that fails is a warning; this program decides whether it is needed.
+    // A failed repository is only a warning. gpu-bootstrap decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",
-    // What it prints is read: without the table of a transaction nothing could be approved.
+    // The output is parsed. Without the transaction table, nothing could be approved.
     "--setopt=debuglevel=2",
     "--setopt=errorlevel=3",
     "--color=never",
 ];
 
-/// Use the metadata that the last refresh downloaded, even if it is older than dnf wants by
-/// default: what was simulated must not move before it is performed.
+/// Use the metadata of the last refresh, even if it is older than dnf allows by default, because a transaction must not change
+/// between simulation and execution.
 const AS_REFRESHED: [&str; 2] = [
     "--setopt=metadata_expire=-1",
     "--setopt=*.metadata_expire=-1",
 ];
 
-/// Uses no repository: for what needs the database of installed packages only.
+/// Disables all repositories, for commands that need only the database of installed packages.
 const NO_REPOSITORY: &str = "--disablerepo=*";
 
-/// Without the plugin that locks versions: what a move does to each package is approved.
+/// Disables the version lock plugin, because the effect of a move on each package is approved.
 const NO_LOCKS: &str = "--disableplugin=versionlock";
 
-/// An installed package stays one when another stream of its module is enabled, dnf.conf(5).
+/// Keep an installed package if another stream of its module is enabled, dnf.conf(5).
 const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
-/// Lists of files, of which some packages tell which kernel they are for. dnf of AlmaLinux 10 does not
-/// download them by itself; an older dnf does, and warns that it does not know the option. A refresh
-/// downloads them always: which packages will be looked into is not known then, and the question itself
-/// must not download anything, because `plan` and `check` ask it.
+/// File lists of packages, which show the kernel that some packages are for. In AlmaLinux 10, dnf does not download them by
+/// default. An older dnf does, and warns about an unknown option. A refresh always downloads them, because the packages to
+/// inspect are not known at that time, and the query itself must not download anything: `plan` and `check` use it.
 const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
     words.iter().map(|word| (*word).to_owned())
 }
 
-/// What is only recommended is not needed.
+/// Do not install packages that are only recommended.
 fn options() -> impl Iterator<Item = String> {
     owned(&OPTIONS).chain(owned(&["--setopt=install_weak_deps=0"]))
 }
 
-/// The environment of every command that may use the network. The proxy's URL is passed here and not
-/// as an argument, because it may contain a password, and every user can read arguments. dnf reads
-/// these variables through curl, unless `dnf.conf` names a proxy.
+/// Adds the environment of every command that may use the network. The proxy URL is not an argument, because it may contain a
+/// password and arguments are visible to all users. dnf reads these variables through curl, unless `dnf.conf` sets a proxy.
 fn environment(settings: &Settings, mut cmd: Cmd) -> Cmd {
     if let Some(direct) = &settings.no_proxy {
         cmd = cmd.env("no_proxy", direct);
@@ -99,8 +96,8 @@ fn environment(settings: &Settings, mut cmd: Cmd) -> Cmd {
     }
 }
 
-/// A name that cannot be an option: dnf takes patterns. Behind `--`, its `install` takes what begins with a dash for an
-/// option all the same (4.14 of AlmaLinux 9).
+/// Formats a name as a pattern that cannot be an option. `dnf install` parses arguments with a leading dash as options even
+/// after `--` (4.14 of AlmaLinux 9).
 fn operand(name: &str) -> String {
     match name.strip_prefix('-') {
         Some(rest) => format!("[-]{rest}"),
@@ -108,7 +105,7 @@ fn operand(name: &str) -> String {
     }
 }
 
-/// The verb of a request with its arguments, and the script that it needs on standard input.
+/// Returns the dnf command of a request with its arguments, and the script for standard input if there is one.
 fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
     let verb = |words: &[&str], names: &[String]| {
         owned(words)
@@ -124,10 +121,10 @@ fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
             packages,
             removing: [],
         } => (verb(&["install"], packages), None),
-        // Only its shell removes and installs in one transaction.
+        // Only the dnf shell can remove and install packages in one transaction.
         TransactionRequest::Install { packages, removing }
         | TransactionRequest::Move { packages, removing } => {
-            // First what comes: dnf takes no more files of packages once it has another job.
+            // Install first, because dnf accepts no more package files once it has another task.
             let install = match packages.is_empty() {
                 true => String::new(),
                 false => format!("install {}\n", packages.join(" ")),
@@ -135,7 +132,7 @@ fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
             let script = format!("{install}remove {}\nrun\n", removing.join(" "));
             (verb(&["shell", "/dev/stdin"], &[]), Some(script))
         }
-        // With rpm, unchanged configuration goes with its package.
+        // rpm removes unchanged configuration files together with their package.
         TransactionRequest::Purge(names) | TransactionRequest::Remove(names) => {
             (verb(&["remove", "--noautoremove"], names), None)
         }
@@ -170,7 +167,7 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
     }
 }
 
-/// Downloads the metadata of all repositories. dnf has no option that bypasses proxy caches.
+/// Downloads the metadata of all repositories. dnf has no option to bypass proxy caches.
 #[must_use]
 pub fn refresh(settings: &Settings) -> Cmd {
     let mut args = vec!["-y".to_owned()];
@@ -181,11 +178,11 @@ pub fn refresh(settings: &Settings) -> Cmd {
         .silence(Duration::from_secs(180))
 }
 
-/// Resolves a transaction and changes nothing: the answer to its question is always no.
+/// Resolves a transaction without changes. The confirmation is always answered with no.
 #[must_use]
 pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
     let mut cmd = transaction(settings, &["--assumeno", "--cacheonly"], request);
-    // It waits for other queries of this program, and its deadline bounds that.
+    // It waits for other queries of gpu-bootstrap, limited by its deadline.
     cmd.args.retain(|arg| arg != FAIL_IF_LOCKED);
     let query = Query::new("dnf", cmd.args).deadline(RESOLVE_DEADLINE);
     match cmd.stdin {
@@ -194,27 +191,27 @@ pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
     }
 }
 
-/// Downloads what a transaction needs, and checks digests and signatures.
+/// Downloads the packages of a transaction, and verifies digests and signatures.
 #[must_use]
 pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--downloadonly"], request)
 }
 
-/// Performs a transaction with what was downloaded. `install` never removes a package unless the new one
-/// replaces it, so what the simulation did not remove stays. A removal, also in dnf's shell, takes along
-/// what needs the package: it is simulated once more right before.
+/// Performs a transaction with the downloaded packages. `install` removes a package only if a new one replaces it, so it cannot
+/// remove more packages than the simulation. A removal, including one in the dnf shell, also removes dependent packages, so it
+/// is simulated again right before.
 #[must_use]
 pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--cacheonly"], request)
 }
 
-/// Queries the versions of packages that are offered; see [`super::offers`].
+/// Queries the available versions of packages, see [`super::offers`].
 #[must_use]
 pub fn offers(format: &'static str, names: &[&str]) -> Query {
     repoquery(&[], format, names)
 }
 
-/// The same of every module stream.
+/// Same as [`offers`], but for all module streams.
 #[must_use]
 pub fn offers_of_all_streams(format: &'static str, names: &[&str]) -> Query {
     repoquery(&[ALL_STREAMS], format, names)
@@ -239,7 +236,7 @@ fn repoquery(options: &[&str], format: &'static str, names: &[&str]) -> Query {
     Query::new("dnf", args).deadline(RESOLVE_DEADLINE)
 }
 
-/// Resolves an upgrade of the whole system and changes nothing. It obeys locks, as dnf-automatic does.
+/// Resolves an upgrade of the complete system without changes. It respects version locks, like dnf-automatic.
 #[must_use]
 pub fn upgrade() -> Query {
     let args = ["--assumeno", "--cacheonly"].iter();
@@ -250,14 +247,14 @@ pub fn upgrade() -> Query {
     Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE)
 }
 
-/// Queries the last transaction in dnf's own history.
+/// Queries the last transaction in dnf's history.
 #[must_use]
 pub fn last_transaction() -> Query {
     Query::new("dnf", [NO_REPOSITORY, "history", "info", "last"])
 }
 
-/// Changes the enabled stream of a module: `enable NAME:STREAM`, or `reset NAME`. The metadata that
-/// describe the module may have to be downloaded first.
+/// Changes the enabled stream of a module: `enable NAME:STREAM` or `reset NAME`. This may download the metadata of the module
+/// first.
 #[must_use]
 pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
     let mut args = vec!["-y".to_owned()];
@@ -268,8 +265,7 @@ pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
         .silence(Duration::from_secs(180))
 }
 
-/// Marks packages as installed only because others need them. Holds are a file, see
-/// [`super::versionlock`].
+/// Marks packages as installed only as dependencies. Holds are stored in a file, see [`super::versionlock`].
 #[must_use]
 pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     let words = match mark {
@@ -282,8 +278,8 @@ pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     Cmd::new("dnf", args.chain(packages.iter().cloned())).deadline(RESOLVE_DEADLINE)
 }
 
-/// The command that moves a package to the newest version that is offered, also to an older one, for
-/// hints: `dnf(8)`, distro-sync. A lock would keep the version that is not offered.
+/// Returns the command that changes a package to the newest available version, including a downgrade, for hints: `dnf(8)`,
+/// distro-sync. A version lock would keep the version that is not available.
 #[must_use]
 pub fn to_offered(package: &Package) -> String {
     let options = if package.held {
@@ -294,7 +290,7 @@ pub fn to_offered(package: &Package) -> String {
     format!("dnf {options}distro-sync {}", package.name)
 }
 
-/// A command line for people, without the options that every command has.
+/// Returns a human-readable command line, without the options that every command has.
 #[must_use]
 pub fn short_line(cmd: &Cmd) -> String {
     let common = [
@@ -319,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_command_asks_waits_for_ever_or_forces_anything() {
+    fn no_command_asks_waits_forever_or_forces_changes() {
         let settings = Settings::behind_a_proxy();
         let names = ["docker-ce-3:28.5.2-1.el9".to_owned()];
         let install = TransactionRequest::Install {
@@ -350,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_simulation_cannot_be_answered_with_yes_and_uses_the_same_metadata() {
+    fn simulation_makes_no_changes_and_uses_same_metadata() {
         let names = ["a".to_owned()];
         let request = TransactionRequest::Install {
             packages: &names,
@@ -374,12 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_question_for_files_loads_their_lists() {
+    fn only_file_queries_load_file_lists() {
         let has = |query: Query| query.cmd().args.iter().any(|arg| arg == FILE_LISTS);
         assert!(has(super::super::offers::contents(&["a"])));
         assert!(!has(super::super::offers::versions(&["a"])));
         assert!(!has(offers_of_all_streams("%{name}", &["a"])));
-        // They must be there when the question comes.
+        // The file lists must exist before the query.
         assert!(
             refresh(&Settings::behind_a_proxy())
                 .args

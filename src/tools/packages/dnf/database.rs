@@ -1,4 +1,4 @@
-//! The database of `rpm`, read by a query, because its file format is private.
+//! Reads the `rpm` database with a query, because its file format is private.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,13 @@ use crate::{
     tools::packages::{Package, PackageCondition},
 };
 
-/// The name of the packages as which rpm keeps keys.
+/// The package name that rpm uses for keys.
 const KEYS: &str = "gpg-pubkey";
 
-/// Architectures of foreign packages: those of 32 bits.
+/// Architectures of foreign packages, which are 32-bit.
 const FOREIGN: [&str; 4] = ["i386", "i486", "i586", "i686"];
 
-/// One line per package; tabs cannot be in any of the tags. `rpm` prints `(none)` for a tag that a
-/// package does not have.
+/// One line per package. None of the tags can contain tabs. `rpm` prints `(none)` if a package does not have a tag.
 const FORMAT: &str =
     "%{NAME}\\t%{ARCH}\\t%{EPOCH}\\t%{VERSION}\\t%{RELEASE}\\t%{VENDOR}\\t%{PACKAGER}\\n";
 
@@ -27,8 +26,7 @@ pub fn all() -> Query {
     Query::new("rpm", ["-qa", "--qf", FORMAT])
 }
 
-/// Queries the packages that the user has requested, as [`Package::id`]; all others are installed
-/// because these need them.
+/// Queries the packages that the user has installed explicitly, as [`Package::id`]. All other packages are dependencies.
 #[must_use]
 pub fn asked_for() -> Query {
     Query::new(
@@ -45,7 +43,7 @@ pub fn asked_for() -> Query {
     )
 }
 
-/// Parses the answer to [`asked_for`]: names and architectures.
+/// Parses the output of [`asked_for`]: names and architectures.
 #[must_use]
 pub fn parse_asked_for(text: &str) -> BTreeSet<(String, String)> {
     (text.lines())
@@ -54,20 +52,20 @@ pub fn parse_asked_for(text: &str) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// Queries all paths that installed packages own.
+/// Queries all paths that are owned by installed packages.
 #[must_use]
 pub fn owned() -> Query {
     Query::new("rpm", ["-qa", "--qf", "[%{FILENAMES}\\n]"])
 }
 
-/// Queries what packages own, one path per line.
+/// Queries the paths that are owned by these packages, one per line.
 #[must_use]
 pub fn owned_by(names: &[&str]) -> Query {
     let args = ["-q", "--qf", "[%{FILENAMES}\\n]", "--"];
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
-/// Queries the files of packages, one per line: flags, size, time of modification, path.
+/// Queries the files of packages, one per line: flags, size, modification time, path.
 #[must_use]
 pub fn configuration_of(names: &[&str]) -> Query {
     let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILEMTIMES}|%{FILENAMES}\\n]";
@@ -75,8 +73,8 @@ pub fn configuration_of(names: &[&str]) -> Query {
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
-/// The configuration files with content, in the answer to [`configuration_of`]. rpm does not replace such a
-/// file if it has other content, and an empty file counts as that.
+/// Returns the configuration files with content in the output of [`configuration_of`]. rpm does not replace such a file if its
+/// content has changed, even if the file is empty.
 #[must_use]
 pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
     text.lines()
@@ -98,25 +96,24 @@ pub fn keys() -> Query {
     )
 }
 
-/// Makes rpm forget keys.
+/// Removes keys from rpm's database.
 #[must_use]
 pub fn forget(keys: &[String]) -> Cmd {
     let args = ["-e", "--allmatches", "--"].map(str::to_owned);
     Cmd::new("rpm", args.into_iter().chain(keys.iter().cloned()))
 }
 
-/// Parses the answer to [`keys`].
+/// Parses the output of [`keys`].
 #[must_use]
 pub fn parse_keys(text: &str) -> BTreeSet<String> {
     let is_key = |line: &&str| line.starts_with(KEYS);
     text.lines().filter(is_key).map(str::to_owned).collect()
 }
 
-/// The last parts of the names of packages of a kernel of which only one version is installed. The
-/// others that `kernel.spec` of RHEL 9 makes provide `installonlypkg(kernel)` or
-/// `installonlypkg(kernel-module)`: a further version of them is installed beside the older one, and
-/// taking the older one for a leftover would remove a kernel. Packages of other sources whose names begin
-/// in the same way were not looked at; of these, too, an older version is never taken for a leftover.
+/// The suffixes of kernel packages of which only one version is installed. The other packages of `kernel.spec` in RHEL 9
+/// provide `installonlypkg(kernel)` or `installonlypkg(kernel-module)`: another version is installed in parallel with the
+/// existing one, and treating the older one as incomplete would remove a kernel. Packages from other sources with the same name
+/// prefix were not examined, so their older versions are never treated as incomplete.
 const SINGLE: [&str; 11] = [
     "abi-stablelists",
     "abi-whitelists",
@@ -131,7 +128,7 @@ const SINGLE: [&str; 11] = [
     "tools-libs-devel",
 ];
 
-/// Whether several versions of a package can be installed at once.
+/// Whether several versions of a package can be installed at the same time.
 #[must_use]
 pub fn has_several_versions(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("kernel") else {
@@ -152,12 +149,12 @@ fn without_epoch(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }
 
-/// The machine's own architecture is that of rpm itself.
+/// Returns the native architecture, which is the architecture of rpm itself.
 fn native(packages: &[Package]) -> Option<&str> {
     (packages.iter().find(|package| package.name == "rpm")).map(|rpm| rpm.architecture.as_str())
 }
 
-/// The [`Package::id`] of a package that may be new.
+/// Returns the [`Package::id`] of a package that may not be installed yet.
 #[must_use]
 pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &str) -> String {
     if has_several_versions(name) {
@@ -171,7 +168,7 @@ pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &st
     }
 }
 
-/// The name in a [`Package::id`].
+/// Returns the name in a [`Package::id`].
 #[must_use]
 pub fn name_in(id: &str) -> &str {
     if let Some((name, architecture)) = id.rsplit_once('.')
@@ -181,7 +178,7 @@ pub fn name_in(id: &str) -> &str {
     }
     let parts: Vec<&str> = id.rsplitn(3, '-').collect();
     match parts[..] {
-        // `kernel-64k-headers` is a name, too.
+        // `kernel-64k-headers` is also a name.
         [_, version, name]
             if has_several_versions(name)
                 && version.starts_with(|c: char| c.is_ascii_digit())
@@ -193,7 +190,7 @@ pub fn name_in(id: &str) -> &str {
     }
 }
 
-/// Parses the answer to [`all`]; keys are omitted, because they are not packages.
+/// Parses the output of [`all`]. Keys are omitted, because they are not packages.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Package> {
     let mut packages: Vec<Package> = text.lines().filter_map(line).collect();
@@ -203,7 +200,7 @@ pub fn parse(text: &str) -> Vec<Package> {
     for (package, id) in packages.iter_mut().zip(ids) {
         package.id = id;
     }
-    // An upgrade that was interrupted leaves the old version beside the new one.
+    // An interrupted upgrade leaves both the old and the new version installed.
     let newer = |package: &Package| {
         packages.iter().any(|other| {
             other.id == package.id && rpm_evr_compare(&other.version, &package.version).is_gt()
@@ -262,7 +259,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn lines() {
+    fn package_lines_are_parsed() {
         let packages = parse(
             "nvidia-driver\tx86_64\t3\t580.178.04\t1.el9\t(none)\tcudatools <cudatools@nvidia.com>\n\
              gpg-pubkey\t(none)\t(none)\td42d0685\t62589a51\t(none)\tcudatools\n\
@@ -277,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_package_that_somebody_asked_for_is_told_from_the_native_one() {
+    fn foreign_and_native_packages_are_distinguished() {
         let asked_for = parse_asked_for("glibc\ti686\n\nbash\tx86_64\n");
         let has = |name: &str, architecture: &str| {
             asked_for.contains(&(name.to_owned(), architecture.to_owned()))
@@ -292,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_installed_beside_older_ones() {
+    fn kernels_can_have_several_versions() {
         for (name, expected) in [
             ("kernel", true),
             ("kernel-core", true),
@@ -337,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_version_beside_the_new_one_is_half_installed() {
+    fn old_version_next_to_new_one_is_half_installed() {
         let packages = parse(
             "slow\tx86_64\t(none)\t1\t1\t(none)\t(none)\n\
              slow\tx86_64\t(none)\t10\t1\t(none)\t(none)\n\
@@ -351,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_no_packages() {
+    fn keys_are_not_packages() {
         let found = parse_keys("gpg-pubkey-48cf39dd-6742\nerror: something\n");
         assert_eq!(
             found.into_iter().collect::<Vec<_>>(),

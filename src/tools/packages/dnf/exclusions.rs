@@ -1,5 +1,5 @@
-//! What an administrator keeps dnf from seeing: dnf.conf(5), `exclude`, `excludepkgs` and `includepkgs`; and the `proxy` that
-//! dnf is told to use.
+//! Packages that an administrator has excluded in dnf: dnf.conf(5), `exclude`, `excludepkgs` and `includepkgs`; and the
+//! configured `proxy`.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -8,17 +8,17 @@ use crate::{
     tools::packages::{Exclusion, types::lines_of_proxies},
 };
 
-/// The configuration of all repositories.
+/// The common configuration of all repositories.
 const MAIN: &str = "/etc/dnf/dnf.conf";
 
-/// Folders with parts of the configuration and with repositories. Sources: dnf.conf(5), dnf5.conf(5).
+/// Directories of configuration drop-ins and of repositories. Sources: dnf.conf(5), dnf5.conf(5).
 const FOLDERS: [(&str, &str); 3] = [
     ("/etc/dnf/libdnf5.conf.d", ".conf"),
     ("/etc/yum.repos.d", ".repo"),
     ("/etc/dnf/repos.override.d", ".repo"),
 ];
 
-/// The files with options.
+/// Returns the files that may contain these options.
 fn files_of(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(MAIN)];
     for (folder, ending) in FOLDERS {
@@ -33,7 +33,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
     Exclusion::in_files(files, &files_of(files)?, parse)
 }
 
-/// The lines of dnf's configuration that name a proxy.
+/// Returns the lines of the dnf configuration that set a proxy.
 pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
     let names_proxy = |line: &str| {
         (line.split_once('=')).is_some_and(|(key, value)| {
@@ -43,7 +43,7 @@ pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> 
     lines_of_proxies(files, &files_of(files)?, names_proxy)
 }
 
-/// `includepkgs` of a repository says nothing about the others, so only that of all counts.
+/// Only `includepkgs` in `[main]` is used, because that of a repository does not affect other repositories.
 fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
     let mut found: Vec<Exclusion> = Vec::new();
     let (mut section, mut continues) = (String::new(), false);
@@ -85,7 +85,7 @@ fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
             only,
         });
     }
-    // An empty list is none.
+    // An empty list excludes nothing.
     found.retain(|one| !one.patterns.is_empty());
     found
 }
@@ -104,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_keeps_a_package_away_is_named() {
+    fn line_that_excludes_a_package_is_reported() {
         let text = "[main]\ngpgcheck=1\n# exclude=nvidia*\nexclude = kernel*, nvidia-*\n  docker-ce\nbest=True\n";
-        let line = "`/etc/dnf/dnf.conf`, line 4, says `exclude = kernel*, nvidia-*`";
+        let line = "`/etc/dnf/dnf.conf`, line 4: `exclude = kernel*, nvidia-*`";
         for name in ["nvidia-driver-libs", "kernel", "docker-ce"] {
             assert_eq!(hidden(text, name), [line], "{name}");
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_proxy_of_dnf_is_named() {
+    fn proxy_is_reported_without_its_credentials() {
         let files = FakeFiles::new();
         files.put(
             "/etc/dnf/dnf.conf",
@@ -133,7 +133,7 @@ mod tests {
             panic!("{found:?}");
         };
         assert!(
-            one.starts_with("`/etc/dnf/dnf.conf`, line 3, says `proxy = http://"),
+            one.starts_with("`/etc/dnf/dnf.conf`, line 3: `proxy = http://"),
             "{one}"
         );
         assert!(!one.contains("s3cret1"), "{one}");
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_exclusion_names_a_line_of_the_text(text in "([a-z=* ,\\[\\]]{0,12}\n){0,8}") {
+        fn each_exclusion_has_a_line_of_the_text(text in "([a-z=* ,\\[\\]]{0,12}\n){0,8}") {
             for one in parse("/x".into(), &text) {
                 prop_assert_eq!(text.lines().nth(one.line - 1).map(str::trim_end), Some(one.text.as_str()));
             }

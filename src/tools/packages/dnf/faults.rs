@@ -1,9 +1,8 @@
-//! The class of a failure of dnf or rpm, by their output.
+//! The failure class of dnf and rpm output.
 
 use crate::tools::packages::{Fault, SourceFailure};
 
-/// Parts of one line of the output and their class. The first match counts, so causes come before
-/// their consequences.
+/// Parts of one output line and their class. The first match is used, so causes precede their consequences.
 const SIGNS: &[(&[&str], Fault)] = &[
     (&["already locked by "], Fault::Locked),
     (&["Failed to obtain the transaction lock"], Fault::Locked),
@@ -14,7 +13,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["[Errno 30] Read-only file system"], Fault::ReadOnly),
     (&["cpio: ", "Read-only file system"], Fault::ReadOnly),
     (&["File too large"], Fault::FileSize),
-    // curl's CURLE_WRITE_ERROR: it could not write what it received.
+    // CURLE_WRITE_ERROR of curl: received data could not be written.
     (&["Curl error (23)"], Fault::NoSpace),
     (&["more space needed on the", "filesystem"], Fault::NoSpace),
     // rpm, `lib/rpmprob.cc`, RPMPROB_DISKNODES.
@@ -22,7 +21,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["needs", "on the", "filesystem"], Fault::NoSpace),
     (&["rpmdb", "DB_RUNRECOVERY"], Fault::Interrupted),
     (&["error: rpmdb: damaged"], Fault::Interrupted),
-    // The key is right, the clock is not.
+    // The key is correct, but the clock is not.
     (&["Curl error (60)"], Fault::Certificate),
     (&["Curl error (58)"], Fault::Certificate),
     (&["Curl error (77)"], Fault::Certificate),
@@ -39,7 +38,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["Status code: 40", "/repomd.xml (IP"], Fault::Missing),
     (&["Status code: 401"], Fault::Missing),
     (&["Status code: 403"], Fault::Missing),
-    // The signed index names a file that the mirror does not have, or has in another version.
+    // The mirror does not have a file in the signed index, or has another version of it.
     (&["Status code: 404"], Fault::Stale),
     (&["checksum doesn't match"], Fault::Stale),
     (&["due to \"--cacheonly\" option"], Fault::Stale),
@@ -56,7 +55,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["Parsing file", "failed"], Fault::Sources),
     (&["filtered out by exclude filtering"], Fault::Held),
     (&["is filtered out by exclude filtering"], Fault::Held),
-    // Without an argument it is a reason why a problem has no solution.
+    // Without an argument, this is only one reason why a problem has no solution.
     (
         &["filtered out by modular filtering for argument"],
         Fault::NotFound,
@@ -77,16 +76,16 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["scriptlet failed, exit status"], Fault::Script),
 ];
 
-/// As long as rpm knows no key at all, dnf installs nothing while one repository that verifies packages names none, also if that
-/// one does not even answer (`_checkGPGKey` in dnf/cli/commands/__init__.py; tried with dnf 4.14).
+/// If rpm has no key at all, dnf installs nothing while any enabled repository that verifies packages has no key configured,
+/// even if this repository does not respond (`_checkGPGKey` in dnf/cli/commands/__init__.py, tested with dnf 4.14).
 const NO_KEY: &str = "Problem repository: [";
 
-/// What the user can do where dnf's words tell more than the class.
+/// Returns the remedy if dnf's message is more specific than the class.
 #[must_use]
 pub fn remedy_for(text: &str) -> Option<&'static str> {
     text.contains(NO_KEY).then_some(
-        "let the repository named above say where its key is (`gpgkey=`), give rpm the key (`rpm --import FILE`), or switch the \
-         repository off (`dnf config-manager --set-disabled NAME`)",
+        "configure the key of the repository above (`gpgkey=`), import the key (`rpm --import FILE`), or disable the \
+         repository (`dnf config-manager --set-disabled NAME`)",
     )
 }
 
@@ -97,19 +96,19 @@ fn sign_in(text: &str) -> Option<(&str, Fault)> {
     })
 }
 
-/// The line that shows the fault: in a long output it is not among the last ones.
+/// Returns the line that shows the failure. In a long output, it is not one of the last lines.
 #[must_use]
 pub fn telling_line(text: &str) -> Option<&str> {
     sign_in(text).map(|(line, _)| line)
 }
 
-/// The class of a failure, by its output.
+/// Returns the failure class of an output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
     (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
 }
 
-/// The first reason that dnf gives.
+/// Returns the first reason in the output of dnf.
 #[must_use]
 pub fn first_reason(output: &str) -> Option<&str> {
     let error = |line: &'_ str| {
@@ -122,8 +121,8 @@ pub fn first_reason(output: &str) -> Option<&str> {
         .or_else(|| output.lines().last())
 }
 
-/// The lines that explain why dnf refuses a transaction, out of its whole output: `Error:` and the
-/// problems with their indented reasons, or what was filtered out.
+/// Returns the lines of the output that explain why dnf cannot resolve a transaction: `Error:` and the problems with their
+/// indented reasons, or the filtered packages.
 #[must_use]
 pub fn obstacle(text: &str) -> Option<String> {
     if let Some(line) = text.lines().find(|line| line.starts_with(NO_KEY)) {
@@ -148,8 +147,8 @@ pub fn obstacle(text: &str) -> Option<String> {
     Some(lines[at..=at + details].join("\n"))
 }
 
-/// The scripts that failed although dnf may say that all went well: it does for every script that
-/// runs after the files are in place.
+/// Returns the scripts that failed. dnf may report success in this case: it does for every script that runs after the files are
+/// installed.
 #[must_use]
 pub fn failed_scripts(output: &str) -> Option<String> {
     let lines: Vec<&str> = (output.lines().map(str::trim))
@@ -158,8 +157,8 @@ pub fn failed_scripts(output: &str) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Whether the error output names an error of a transaction. A repository that was left out is judged
-/// when the lists are downloaded.
+/// Whether the error output contains an error of a transaction. Skipped repositories are evaluated when the lists are
+/// downloaded.
 #[must_use]
 pub fn has_error(stderr: &str) -> bool {
     (stderr.lines())
@@ -167,14 +166,14 @@ pub fn has_error(stderr: &str) -> bool {
         .any(|error| !is_of_a_repository(error))
 }
 
-/// Whether an error is about a repository that was left out.
+/// Whether an error is about a skipped repository.
 #[must_use]
 pub fn is_of_a_repository(error: &str) -> bool {
     error.starts_with("Cache-only enabled but no cache for ")
         || error.starts_with("Failed to download metadata for repo ")
 }
 
-/// The repositories whose metadata was downloaded, and what dnf makes from it cannot be read.
+/// Returns the repositories whose metadata was downloaded, but whose cache files cannot be read.
 #[must_use]
 pub fn unreadable(output: &str) -> Vec<&str> {
     (output.lines())
@@ -185,7 +184,7 @@ pub fn unreadable(output: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The first repository of which there is no metadata.
+/// Returns the first repository without metadata.
 #[must_use]
 pub fn without_lists(stderr: &str) -> Option<&str> {
     (stderr.lines())
@@ -193,13 +192,13 @@ pub fn without_lists(stderr: &str) -> Option<&str> {
         .map(|rest| rest.trim().trim_matches('\''))
 }
 
-/// The start of the line about a repository of which there is no metadata.
+/// Prefix of the line about a repository without metadata.
 const NO_CACHE: &str = "Error: Cache-only enabled but no cache for ";
 
-/// The start of the line about a repository whose metadata could not be downloaded.
+/// Prefix of the line about a repository whose metadata could not be downloaded.
 const FAILED: &str = "Error: Failed to download metadata for repo '";
 
-/// What `makecache` says about repositories that it left out; its status is 0 then.
+/// Returns the output of `makecache` about skipped repositories. Its exit status is 0 in this case.
 #[must_use]
 pub fn failed_sources(output: &str) -> Option<String> {
     let mut failed: Vec<&str> = Vec::new();
@@ -212,7 +211,7 @@ pub fn failed_sources(output: &str) -> Option<String> {
     (!failed.is_empty()).then(|| failed.join("\n"))
 }
 
-/// The repositories that failed, by their names; `None` if there was another error, too.
+/// Returns the failed repositories by name, or `None` if there was also another error.
 #[must_use]
 pub fn failures_by_source(output: &str) -> Option<Vec<SourceFailure>> {
     let mut failures: Vec<SourceFailure> = Vec::new();
@@ -243,7 +242,7 @@ mod tests {
     const FAULTS: &str = include_str!("fixtures/refresh-faults.txt");
     const DEAD: &str = include_str!("fixtures/refresh-dead.txt");
 
-    /// The lines of the recorded output about one repository.
+    /// Returns the lines of the recorded output about one repository.
     fn about(repository: &str) -> String {
         let quoted = format!("'{repository}'");
         let mut lines = FAULTS.lines().peekable();
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_in_which_a_repository_fails_has_its_class() {
+    fn each_repository_failure_has_its_class() {
         for (repository, expected) in [
             ("badsig", Fault::Key),
             ("nosig", Fault::Key),
@@ -279,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_without_a_key_is_named_where_rpm_knows_none() {
-        // The description has all options; a part of it.
+    fn repository_without_key_is_reported_if_rpm_has_none() {
+        // A part of the description, which contains all options.
         let text = "\nYou have enabled checking of packages via GPG keys. This is a good thing.\nHowever, you do not have any \
                     GPG public keys installed.\n\nProblem repository: [dead]\nbaseurl: http://127.0.0.1:9/dead/\ngpgcheck: \
                     1\ngpgkey: \nname: dead\npassword: \nusername: \n";
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories_that_failed_are_named_with_their_reason() {
+    fn failed_repositories_are_reported_with_their_reason() {
         let failures = failures_by_source(DEAD).expect("failures");
         let names: Vec<&str> = failures.iter().map(|one| one.address.as_str()).collect();
         assert_eq!(names, ["dead", "gone"]);
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_dnf_4_14() {
+    fn dnf_4_14_failures_have_their_class() {
         for (text, expected) in rows! {
             "RPMDB already locked by 20994\n  The application with PID 20994 is: dnf\n",
                 Fault::Locked;
@@ -355,14 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_without_lists_is_named() {
+    fn repository_without_lists_is_reported() {
         let text = "Error: Cache-only enabled but no cache for 'somebody'\nOperation aborted.\n";
         assert_eq!(without_lists(text), Some("somebody"));
         assert_eq!(without_lists("Operation aborted.\n"), None);
     }
 
     #[test]
-    fn a_script_that_failed_is_seen_although_the_status_is_0() {
+    fn failed_script_is_found_if_the_status_is_0() {
         let text = "  Running scriptlet: fails-post-1-1.x86_64            3/3 \npost says no\n\
                     warning: %post(fails-post-1-1.x86_64) scriptlet failed, exit status 3\n\n\
                     Complete!\n";
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_taken_out_of_the_output() {
+    fn reasons_are_extracted_from_the_output() {
         let text = "(try to add '--allowerasing')\nError: \n Problem: problem with installed \
                     package gcc\n  - package a conflicts with gcc\n  - conflicting requests\nmore\n";
         assert_eq!(

@@ -1,11 +1,11 @@
-//! dnf's own history: what an interrupted transaction had begun to install. Its packages may be in
-//! rpm's database although their scripts did not run.
+//! The history of dnf, which shows the packages of an interrupted transaction. They may be in the rpm database although their
+//! scripts did not run.
 
-/// `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE` of the packages that the last transaction brought, if it
-/// has not ended; none if it has.
+/// Returns the `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE` of the packages that the last transaction installed, if it was
+/// interrupted. Otherwise the result is empty.
 #[must_use]
 pub fn unfinished(text: &str) -> Vec<String> {
-    // A transaction that ended has its time and rpm's state after it.
+    // A completed transaction has an end time and the resulting state of the rpm database.
     let ended = (text.lines())
         .find_map(|line| line.strip_prefix("End rpmdb"))
         .is_some_and(|rest| rest.trim_start_matches([' ', ':', '*']).trim() != "");
@@ -36,7 +36,7 @@ mod tests {
     const INTERRUPTED: &str = include_str!("fixtures/history-interrupted.txt");
 
     #[test]
-    fn an_interrupted_transaction_names_what_it_brought() {
+    fn interrupted_transaction_lists_its_packages() {
         assert_eq!(unfinished(INTERRUPTED), ["slow-2-1.x86_64"]);
         let ended = INTERRUPTED.replace("End rpmdb      :  **", "End rpmdb      : fd9ac9");
         assert!(unfinished(&ended).is_empty());

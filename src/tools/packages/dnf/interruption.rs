@@ -1,7 +1,6 @@
-//! A transaction of dnf that was killed. rpm's database does not show it: a package is in it before
-//! its scripts have run. What shows it is the file with the process's number, which dnf removes at its
-//! end. A new installation of what the transaction brought runs all scripts and removes an old version
-//! that an upgrade has left.
+//! Detects a dnf transaction that was killed. The rpm database does not show it, because a package is added before its scripts
+//! run. The evidence is the PID file, which dnf removes when it exits. Reinstalling the packages of the transaction runs all
+//! scripts, and removes old versions that an upgrade has left.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,29 +11,28 @@ use crate::{
     tools::packages::{Package, locks},
 };
 
-/// The program, if the process that changed packages is gone without having ended its work.
+/// Returns the program if the process that changed packages exited without completing its transaction.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
     let path = Utf8Path::new(generation::TRANSACTION);
     let is_at_work = match locks::writer(files, path)? {
         Some(pid) => locks::is_at_work(files, pid)?,
-        // A power cut leaves the file without the number.
+        // A power loss leaves the file without the process ID.
         None => !files.exists(path)?,
     };
     Ok((!is_at_work).then_some("dnf"))
 }
 
-/// The record of scripts that failed. rpm's database does not show them: their packages count as
-/// installed.
+/// The record of failed scripts. The rpm database does not contain them, because their packages count as installed.
 #[must_use]
 pub fn failed_scripts_record() -> Utf8PathBuf {
     Utf8Path::new(paths::STATE).join("transactions/failed-scripts")
 }
 
-/// The installed packages of which a script failed, by lines as `warning: %post(NAME-VERSION.ARCH)
-/// scriptlet failed, exit status 1`.
+/// Returns the installed packages with a failed script, from lines such as `warning: %post(NAME-VERSION.ARCH) scriptlet failed,
+/// exit status 1`.
 #[must_use]
 pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> {
     let named: Vec<&str> = (record.lines())
@@ -46,7 +44,7 @@ pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> 
         .collect()
 }
 
-/// The lines of the record that name an installed package.
+/// Returns the lines of the record that contain an installed package.
 #[must_use]
 pub fn of_installed(record: &str, installed: &[Package]) -> String {
     let is_there = |line: &&str| !with_failed_scripts(line, installed).is_empty();
@@ -60,8 +58,8 @@ fn with_architecture(package: &Package) -> String {
     )
 }
 
-/// What must be installed once more: packages of the transaction that are there, and those of which an
-/// old version is left. `begun` has `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
+/// Returns the packages to reinstall: installed packages of the transaction, and packages with a remaining old version. `begun`
+/// contains `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
 #[must_use]
 pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
     let is_begun = |package: &&Package| {
@@ -74,7 +72,7 @@ pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
         .collect()
 }
 
-/// What has not come of the transaction. `begun` is as in [`to_complete`].
+/// Returns the packages of the transaction that are not installed. `begun` has the same format as in [`to_complete`].
 #[must_use]
 pub fn missing(begun: &[String], installed: &[Package]) -> Vec<String> {
     let is_there = |one: &&String| {
@@ -91,7 +89,7 @@ mod tests {
     use crate::{host::fake::FakeFiles, tools::packages::dnf::database};
 
     #[test]
-    fn a_process_that_is_gone_has_interrupted_its_transaction() {
+    fn exited_process_has_interrupted_its_transaction() {
         let files = FakeFiles::new();
         let now = || interrupted(&files).unwrap();
         assert_eq!(now(), None);
@@ -103,13 +101,13 @@ mod tests {
             "/usr/bin/python3\0/usr/bin/dnf\0install\0",
         );
         assert_eq!(now(), None);
-        // After a reboot another process may have the number.
+        // After a reboot, another process may have the same ID.
         files.put("/proc/812/cmdline", "/usr/sbin/sshd\0-D\0");
         assert_eq!(now(), Some("dnf"));
     }
 
     #[test]
-    fn a_file_that_a_power_cut_left_without_a_number_shows_an_interruption() {
+    fn pid_file_without_id_shows_an_interruption() {
         for torn in ["", "\n", "\0\0\0\0", "81x"] {
             let files = FakeFiles::new();
             files.put(generation::TRANSACTION, torn);
@@ -118,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_come_of_a_transaction_is_missing() {
+    fn uninstalled_packages_of_transaction_are_missing() {
         let installed =
             database::parse("nvidia-driver-cuda\tx86_64\t3\t580.95.05\t1.el9\t(none)\t(none)\n");
         let begun = [
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_whose_script_failed_is_half_done_while_it_is_installed() {
+    fn installed_package_with_failed_script_is_half_done() {
         let installed = database::parse(
             "kmod-nvidia-open-dkms\tnoarch\t3\t580.95.05\t1.el9\t(none)\t(none)\n\
              bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n",
@@ -140,14 +138,14 @@ mod tests {
         let found = with_failed_scripts(record, &installed);
         assert_eq!(found, [installed[0].clone()]);
         assert!(with_failed_scripts("", &installed).is_empty());
-        // The line of a package that is gone says nothing about its next installation.
+        // The record of a removed package does not apply to its next installation.
         let first = record.split_inclusive('\n').next().unwrap();
         assert_eq!(of_installed(record, &installed), first);
         assert_eq!(of_installed(record, &installed[1..]), "");
     }
 
     #[test]
-    fn what_was_begun_and_what_was_left_is_installed_once_more() {
+    fn interrupted_packages_are_reinstalled() {
         let installed = database::parse(
             "slow\tx86_64\t(none)\t1\t1\t(none)\t(none)\n\
              slow\tx86_64\t(none)\t2\t1\t(none)\t(none)\n\

@@ -1,4 +1,4 @@
-//! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL, Oracle Linux, Amazon Linux 2023.
+//! `dnf` on top of `rpm`: AlmaLinux, Rocky Linux, RHEL, Oracle Linux, Amazon Linux 2023.
 
 pub(in crate::tools) mod agents;
 pub(in crate::tools) mod commands;
@@ -33,13 +33,13 @@ use crate::{
     model::{packages::Repository, pattern},
 };
 
-/// The possible paths of rpm's database, which depend on its version.
+/// The possible paths of the rpm database, which depend on its version.
 const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
-/// The folder of downloaded metadata and packages; each repository has a folder of its own in it.
+/// The directory of downloaded metadata and packages, with a subdirectory for each repository.
 const CACHE: &str = "/var/cache/dnf";
 
-/// The backend for dnf.
+/// The dnf backend.
 #[derive(Debug)]
 pub struct Dnf;
 
@@ -148,7 +148,7 @@ impl Backend for Dnf {
             return Ok(BTreeSet::new());
         }
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();
-        // The status only says whether all of them are installed.
+        // The exit status only shows whether all packages are installed.
         let output = host.query(&database::owned_by(&names)).await?;
         let paths = output.stdout.lines().filter(|line| line.starts_with('/'));
         Ok(paths.map(Utf8PathBuf::from).collect())
@@ -164,12 +164,12 @@ impl Backend for Dnf {
         Some(database::forget(keys))
     }
 
-    /// rpm's order: the epoch comes first, and no epoch counts as 0.
+    /// Compares versions like rpm: the epoch comes first, and a missing epoch equals 0.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         rpm_evr_compare(a, b)
     }
 
-    /// A pattern without an epoch matches any epoch: vendors write `580.95.05` for `3:580.95.05-1`.
+    /// A pattern without an epoch matches any epoch, because vendors write `580.95.05` for `3:580.95.05-1`.
     fn matches(&self, wanted: &str, version: &str) -> bool {
         let bare = match version.split_once(':') {
             Some((_, bare)) if !wanted.contains(':') => bare,
@@ -212,7 +212,7 @@ impl Backend for Dnf {
         repository::keyring_path(repository)
     }
 
-    /// rpm imports nothing else.
+    /// rpm can import only armored keys.
     fn wants_armour(&self) -> bool {
         true
     }
@@ -305,7 +305,7 @@ impl Backend for Dnf {
 
     fn unasked(&self, output: &Output) -> Option<String> {
         faults::without_lists(&output.stderr)
-            .map(|repository| format!("there is no package list of repository `{repository}`"))
+            .map(|repository| format!("repository `{repository}` has no package list"))
     }
 
     fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
@@ -333,7 +333,7 @@ impl Backend for Dnf {
         true
     }
 
-    /// The status of its shell is 0 even if one of its commands failed.
+    /// The exit status of the dnf shell is 0 even if one of its commands failed.
     fn has_succeeded(&self, output: &Output) -> bool {
         output.ok()
             && !faults::has_error(&output.stderr)
@@ -462,7 +462,7 @@ mod tests {
     use crate::tools::packages::Backend;
 
     #[test]
-    fn rpm_order() {
+    fn versions_sort_like_in_rpm() {
         for (older, newer) in [
             ("580.95.05-1.el9", "3:570.1-1.el9"),
             ("3:580.9.1-1", "3:580.10.1-1"),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_without_an_epoch_asks_for_any_epoch() {
+    fn pattern_without_epoch_matches_any_epoch() {
         for (wanted, version, expected) in [
             ("580.*", "3:580.95.05-1.el9", true),
             ("580.*", "580.95.05-1.el9", true),

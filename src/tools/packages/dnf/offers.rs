@@ -1,4 +1,4 @@
-//! `dnf repoquery`: what the repositories offer, from the metadata that is there.
+//! `dnf repoquery`: the available versions in the repositories, from existing metadata.
 
 use camino::Utf8PathBuf;
 
@@ -8,13 +8,13 @@ use crate::{
     tools::packages::{Contents, PackageOffer},
 };
 
-/// One line per version: dnf replaces `\t` and `\n` itself.
+/// One line per version. dnf replaces `\t` and `\n` itself.
 const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\n";
 
-/// As [`FORMAT`], with a further field of one path per line.
+/// Same as [`FORMAT`], with an additional field of one path per line.
 const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{files}\\n";
 
-/// Packages of these architectures do not stand for the machine's own ones.
+/// Packages with these architectures are not native packages.
 const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
 
 /// Queries the versions of packages.
@@ -23,7 +23,7 @@ pub fn versions(names: &[&str]) -> Query {
     commands::offers(FORMAT, names)
 }
 
-/// The same, whichever module stream they are in.
+/// Same as [`versions`], but for all module streams.
 #[must_use]
 pub fn versions_of_all_streams(names: &[&str]) -> Query {
     commands::offers_of_all_streams(FORMAT, names)
@@ -35,11 +35,11 @@ pub fn contents(names: &[&str]) -> Query {
     commands::offers(FORMAT_OF_CONTENTS, names)
 }
 
-/// Parses the answer to [`contents`].
+/// Parses the output of [`contents`].
 #[must_use]
 pub fn parse_contents(text: &str) -> Vec<Contents> {
     let mut found: Vec<Contents> = Vec::new();
-    // Lines of a package that does not count.
+    // Whether the current lines belong to an ignored package.
     let mut skipped = true;
     for line in text.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
@@ -66,8 +66,8 @@ pub fn parse_contents(text: &str) -> Vec<Contents> {
     found
 }
 
-/// Parses the answer to [`versions`]. The newest version is the candidate; a package of a repository
-/// with a worse priority is not in the answer of a transaction, which is what counts.
+/// Parses the output of [`versions`]. The newest version is the candidate. Versions in a repository with a lower priority are
+/// included, although a transaction would not use them: the simulation has the final result.
 #[must_use]
 pub fn parse(text: &str) -> Vec<PackageOffer> {
     let mut offers: Vec<PackageOffer> = Vec::new();
@@ -110,7 +110,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn the_newest_version_is_the_candidate() {
+    fn newest_version_is_the_candidate() {
         let text = "docker-ce\t3:28.5.2-1.el9\tx86_64\n\n\
                     docker-ce\t3:29.1.0-1.el9\tx86_64\n\
                     gcc\t0:11.5.0-5.el9_5\tx86_64\n\
@@ -137,9 +137,9 @@ mod tests {
         );
     }
 
-    /// The answer of dnf 4.14 to a repository with two builds of a package.
+    /// Output of dnf 4.14 for a repository with two builds of a package.
     #[test]
-    fn the_files_of_each_build_are_its_own() {
+    fn each_build_has_its_own_files() {
         let text = "kmod-x\t3:610.43.02-2.el9\tx86_64\t/lib/modules/5.14.0-687.12.1.el9_8.x86_64/extra\n\
                     /lib/modules/5.14.0-687.12.1.el9_8.x86_64/extra/x.ko\n\n\
                     kmod-x\t0:1-1.el9\tsrc\t/x.spec\n\

@@ -1,8 +1,8 @@
-//! The progress of a transaction, read from the lines that dnf prints for people.
+//! The progress of a transaction, parsed from the human-readable output of dnf.
 
 use super::sizes;
 
-/// What dnf says about the stages of a transaction: `  Installing       : NAME-VERSION   1/3 `.
+/// The stages of a transaction in the output: `  Installing       : NAME-VERSION   1/3 `.
 const STAGES: [&str; 6] = [
     "Installing",
     "Upgrading",
@@ -12,7 +12,7 @@ const STAGES: [&str; 6] = [
     "Verifying",
 ];
 
-/// Whether a line of output shows that a stage is done.
+/// Whether an output line shows that a stage is done.
 #[must_use]
 pub fn is_stage(line: &str) -> bool {
     if is_download(line) {
@@ -34,7 +34,7 @@ pub fn is_stage(line: &str) -> bool {
         && rest.split_whitespace().last().is_some_and(counts)
 }
 
-/// `(1/3): NAME.rpm    75 MB/s | 2.9 MB     00:00    `, or without a number if it is the only one.
+/// Whether a line is `(1/3): NAME.rpm    75 MB/s | 2.9 MB     00:00    `, or the same without a counter for a single download.
 fn is_download(line: &str) -> bool {
     let line = line.trim_end();
     (line.starts_with('(') || line.contains(".rpm "))
@@ -45,13 +45,13 @@ fn is_download(line: &str) -> bool {
             .is_some_and(|time| time.contains(':'))
 }
 
-/// How many bytes will be downloaded.
+/// Returns the total download size in bytes.
 #[must_use]
 pub fn download_size(line: &str) -> Option<u64> {
     sizes::rounded(line.strip_prefix("Total download size: ")?)
 }
 
-/// The size in a line about a download.
+/// Returns the size in a download line.
 #[must_use]
 pub fn download_part(line: &str) -> Option<u64> {
     if !is_download(line) {
@@ -67,7 +67,7 @@ mod tests {
     use super::{download_part, download_size, is_stage};
 
     #[test]
-    fn lines_of_dnf() {
+    fn stages_of_dnf_are_recognized() {
         for (line, expected) in rows! {
             "  Installing       : libnvidia-ml-3:580.95.05-1.el9.x86_64                  2/8 ",
                 true;
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_downloads() {
+    fn download_sizes_are_parsed() {
         assert_eq!(
             download_size("Total download size: 2.0 M"),
             Some(2 * 1024 * 1024)

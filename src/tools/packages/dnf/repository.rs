@@ -1,4 +1,4 @@
-//! The file from which dnf reads a repository, `dnf.conf(5)`.
+//! The dnf file of a repository, `dnf.conf(5)`.
 
 use camino::Utf8PathBuf;
 
@@ -7,7 +7,7 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// The path of the key, ours or one of the distribution.
+/// Returns the key path, ours or one of the distribution.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     let ours = || {
@@ -19,11 +19,11 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
-/// The repository's file: path and text.
+/// Returns the path and the text of the repository file.
 #[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let name = format!("gpu-bootstrap-{}", repository.name);
-    // A repository of the distribution may be a list of mirrors.
+    // A repository of the distribution may use a mirror list.
     let is_list = ["mirrorlist=", "metalink=", "baseurl="];
     let address = match is_list.iter().any(|key| repository.url.starts_with(key)) {
         true => repository.url.clone(),
@@ -35,7 +35,7 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
         "{HEADER}[{name}]\nname={name}\n{address}\nenabled=1\ngpgcheck={packages}\n\
          repo_gpgcheck={metadata}\n"
     );
-    // Only a file: a key that dnf downloads by itself would be trusted without a look at it.
+    // Use only key files, because dnf would trust a key that it downloads itself without verification.
     let keys: Vec<String> = (keyring_path(repository).iter().chain(&repository.key_files))
         .map(|path| format!("file://{path}"))
         .collect();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_are_checked_against_the_key_of_the_repository() {
+    fn signatures_are_verified_with_the_repository_key() {
         let (path, text) = source(&repository());
         assert_eq!(path, "/etc/yum.repos.d/gpu-bootstrap-nvidia.repo");
         assert_eq!(
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vendor_that_signs_only_metadata_is_verified_by_them() {
+    fn metadata_only_signatures_are_verified() {
         let of = |signed: Signed| {
             let text = source(&Repository {
                 signed,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_the_distribution_can_sign_beside_the_vendors() {
+    fn distribution_key_is_added_to_the_vendor_key() {
         let (_, text) = source(&Repository {
             key_files: vec!["/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9".into()],
             ..repository()
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_mirrors_stays_one() {
+    fn mirror_list_is_kept() {
         let (_, text) = source(&Repository {
             url: "mirrorlist=https://mirrors.example.org/9/crb".into(),
             ..repository()

@@ -1,12 +1,12 @@
-//! Sizes as dnf prints them: a number with at most one decimal and a unit of powers of 1024, as
-//! `5.5 k`; the unit of bytes is blank. librepo writes the unit as `kB`.
+//! Sizes in the format of dnf: a number with at most one decimal place and a unit with powers of 1024, such as `5.5 k`. The
+//! unit of bytes is blank. librepo writes the unit as `kB`.
 
-/// The size in bytes, as printed.
+/// Returns the size in bytes, as printed.
 pub(super) fn rounded(text: &str) -> Option<u64> {
     parse(text, 0)
 }
 
-/// The largest size that is printed so: dnf rounds, so the next number is taken.
+/// Returns the maximum size with this text. dnf rounds, so this is the next number.
 pub(super) fn at_most(text: &str) -> Option<u64> {
     parse(text, 1)
 }
@@ -32,7 +32,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn amounts_are_never_too_small() {
+    fn sizes_are_never_underestimated() {
         for (text, printed, most) in [
             ("0  ", 0, 0),
             ("110  ", 110, 110),

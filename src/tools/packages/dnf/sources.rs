@@ -1,4 +1,4 @@
-//! The repositories that dnf is configured with, `dnf.conf(5)`, section "repo options".
+//! The configured dnf repositories, `dnf.conf(5)`, section "repo options".
 
 use camino::Utf8Path;
 
@@ -7,14 +7,14 @@ use crate::{
     tools::packages::{ArchiveError, Further, Impact, SourceEntry, SourceFlaw},
 };
 
-/// The folder of the files; dnf reads `*.repo`.
+/// The directory of repository files. dnf reads `*.repo`.
 const FOLDER: &str = "/etc/yum.repos.d";
 
-/// The options of all repositories; a repository may say otherwise. The parts that dnf 5 reads, too, are not looked at: no
-/// distribution of a profile has it.
+/// The default options of all repositories, which a repository can override. Additional dnf 5 drop-ins are not read, because no
+/// distribution in the profiles uses dnf 5.
 pub(super) const MAIN: &str = "/etc/dnf/dnf.conf";
 
-/// What is verified where a repository does not say it. dnf's own default is nothing, dnf.conf(5).
+/// The verification settings for repositories that do not set them. The dnf default is no verification, dnf.conf(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verified {
     packages: bool,
@@ -41,7 +41,7 @@ impl Verified {
     }
 }
 
-/// The last value of an option that is not empty.
+/// Returns the last non-empty value of an option.
 fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
     let named = options.iter().rev().find(|(key, _)| *key == wanted);
     named
@@ -49,10 +49,10 @@ fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
         .filter(|value| !value.is_empty())
 }
 
-/// All repositories of a machine.
+/// Returns all repositories of a machine.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     let default = Verified::by_default(files)?;
     let mut entries = Vec::new();
@@ -66,10 +66,10 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     Ok(entries)
 }
 
-/// Files that dnf does not read: it stops at a line before the first section, and at one that is no option.
+/// Returns errors in files: dnf stops reading at a line before the first section, and at a line that is not an option.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found = Vec::new();
     for name in files.list(Utf8Path::new(FOLDER))? {
@@ -80,7 +80,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         let bytes = files.read(&path)?.unwrap_or_default();
         if let Some(line) = undecodable(&bytes) {
             found.push(SourceFlaw {
-                // libdnf/conf.py ends with a `TypeError` that names no file (tried with dnf 4.14).
+                // libdnf/conf.py exits with a `TypeError` without a file name (tested with dnf 4.14).
                 impact: Impact::All,
                 why: format!("line {line} of `{path}` is not UTF-8"),
                 remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
@@ -104,11 +104,11 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                 // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
                 impact: Impact::File,
                 why: match is_page {
-                    true => format!("`{path}` is a web page and no list of repositories (line {line})"),
-                    false => format!("line {line} of `{path}` is no section and no option"),
+                    true => format!("`{path}` is a web page, not a list of repositories (line {line})"),
+                    false => format!("line {line} of `{path}` is not a section or an option"),
                 },
                 remedy: match is_page {
-                    true => format!("remove `{path}`: the file that was downloaded there does not exist, or has another address now"),
+                    true => format!("remove `{path}`: the downloaded file does not exist on the server, or has moved"),
                     false => format!("correct or remove line {line} of `{path}`"),
                 },
             });
@@ -117,13 +117,13 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     Ok(found)
 }
 
-/// The first line with an option that is not UTF-8. A comment may be anything.
+/// Returns the first option line that is not UTF-8. Comments may have any encoding.
 fn undecodable(bytes: &[u8]) -> Option<usize> {
     let is_bad = |line: &[u8]| !line.starts_with(b"#") && std::str::from_utf8(line).is_err();
     Some(bytes.split(|byte| *byte == b'\n').position(is_bad)? + 1)
 }
 
-/// The repositories in a file.
+/// Returns the repositories in a file.
 #[must_use]
 pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry> {
     (sections(text).iter())
@@ -131,10 +131,10 @@ pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry>
         .collect()
 }
 
-/// A section's name, and its options.
+/// A section: its name and its options.
 type SourceSection<'t> = (&'t str, Vec<(&'t str, &'t str)>);
 
-/// The sections of a text.
+/// Splits a text into sections.
 fn sections(text: &str) -> Vec<SourceSection<'_>> {
     let mut found = Vec::new();
     let mut section: Option<SourceSection<'_>> = None;
@@ -145,7 +145,7 @@ fn sections(text: &str) -> Vec<SourceSection<'_>> {
         {
             found.extend(section.replace((id, Vec::new())));
         } else if line.starts_with(['#', ';', ' ', '\t']) {
-            // A comment, or further values of the option before.
+            // A comment, or additional values of the previous option.
         } else if let (Some((_, options)), Some((key, value))) =
             (&mut section, line.split_once('='))
         {
@@ -179,11 +179,11 @@ fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)], default: Verified)
     }
 }
 
-/// The distribution's own repositories that are configured and disabled, as one to add; `None` if the
-/// wanted one is enabled. Several names stand for one repository: releases call it differently.
+/// Returns the disabled repositories of the distribution as one repository to add, or `None` if a requested one is enabled.
+/// Several names may refer to one repository, because its name depends on the release.
 ///
 /// # Errors
-/// When none of the names is configured, or the repository names no key file.
+/// If none of the names is configured, or if the repository has no key file.
 pub fn further(entries: &[SourceEntry], names: &[String]) -> Result<Option<Further>, ArchiveError> {
     let is_named = |entry: &&SourceEntry| {
         !entry.is_ours() && entry.id.as_ref().is_some_and(|id| names.contains(id))
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
 
-    /// As AlmaLinux 9 has it.
+    /// From AlmaLinux 9.
     const CRB: &str = "\
 [crb]
 name=AlmaLinux $releasever - CRB
@@ -243,7 +243,7 @@ gpgcheck = 0
     }
 
     #[test]
-    fn a_repository_that_says_nothing_is_verified_as_the_configuration_of_all_says() {
+    fn repository_inherits_verification_from_main() {
         let (host, fakes) = crate::host::fake::host();
         let skips = |main: Option<&str>, own: &str| {
             match main {
@@ -259,15 +259,15 @@ gpgcheck = 0
             Some("[main]\ngpgcheck=1\n"),
             Some("[main]\ngpgcheck=False\n"),
         );
-        assert!(skips(None, ""), "dnf's own default is off");
+        assert!(skips(None, ""), "the dnf default is off");
         assert!(skips(off, ""));
         assert!(!skips(on, ""));
         assert!(!skips(Some("[main]\nrepo_gpgcheck=True\n"), ""));
-        // What it says itself counts.
+        // The option of the repository takes precedence.
         assert!(skips(on, "gpgcheck=0"));
         assert!(!skips(off, "gpgcheck=Yes"));
         assert!(!skips(None, "repo_gpgcheck=1"));
-        // Options of another section are not those of all.
+        // Options of another section do not apply to all repositories.
         assert!(skips(Some("[other]\ngpgcheck=1\n"), ""));
     }
 
@@ -286,7 +286,7 @@ gpgcheck = 0
     }
 
     #[test]
-    fn a_disabled_repository_of_the_distribution_is_added_as_one_of_ours() {
+    fn disabled_distribution_repository_is_added() {
         let names = ["crb", "powertools"].map(str::to_owned);
         let found = further(&entries(CRB), &names).unwrap().expect("one to add");
         assert!(found.url.starts_with("mirrorlist="));
@@ -307,7 +307,7 @@ gpgcheck = 0
     reads_any_text!("(\\[[a-z]*\\]|[a-z]+=|.|\n)*", |text| entries(&text));
 
     #[test]
-    fn what_keeps_dnf_from_reading_is_named() {
+    fn invalid_repository_files_are_reported() {
         let (host, fakes) = crate::host::fake::host();
         let of = || -> Vec<String> {
             let found = super::flaws(&*host.files).unwrap();
@@ -320,7 +320,7 @@ gpgcheck = 0
             "# x\n[one]\nname=One\nbaseurl=https://a.example\n https://b.example\n\n[two]\nenabled = 0\n",
         );
         put("note.txt", "anything\n");
-        // A comment in another encoding is no flaw; with a name in it, dnf ends.
+        // A comment in another encoding is allowed, but dnf exits if a name is in another encoding.
         let latin = b"# f\xfcr alle\n[three]\nname=Three\nbaseurl=https://c.example\n";
         fakes
             .files

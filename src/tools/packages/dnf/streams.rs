@@ -1,4 +1,4 @@
-//! Module streams of dnf 4: a branch of the driver is one, on systems that have modules.
+//! Module streams of dnf 4. On systems with modules, each driver branch is a stream.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -8,14 +8,13 @@ use crate::{
     tools::packages::{Settings, Streams},
 };
 
-/// Where dnf keeps the states of modules.
+/// The directory of the module states.
 const FOLDER: &str = "/etc/dnf/modules.d";
 
-/// See the module.
 #[derive(Debug)]
 pub struct DnfStreams;
 
-/// The enabled stream in the file of a module. After a reset the file stays, with empty values.
+/// Returns the enabled stream in the file of a module. After a reset, the file remains with empty values.
 fn parse(text: &str) -> Option<String> {
     let value = |wanted: &str| {
         text.lines().find_map(|line| {
@@ -51,8 +50,8 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn only_an_enabled_stream_counts() {
-        // As dnf 4.14 writes it: after `enable`, and after `reset`.
+    fn only_enabled_stream_is_returned() {
+        // Written by dnf 4.14 after `enable` and after `reset`.
         let enabled =
             "[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n";
         assert_eq!(parse(enabled).as_deref(), Some("580-open"));

@@ -1,21 +1,20 @@
-//! The table in which dnf shows a resolved transaction, and what it says about sizes. It has no
-//! other form before the transaction is performed.
+//! Parses the table of a resolved transaction and its sizes. dnf provides no other format before the transaction is performed.
 //!
-//! A row begins with one blank. A field that does not fit into its column moves all further fields
-//! of its row to the next line, so a row is read by its fields and not by columns.
+//! A row begins with one blank. A field that does not fit into its column moves all following fields of the row to the next
+//! line, so rows are parsed by fields and not by columns.
 
 use std::borrow::Cow;
 
 use super::{database::id_of, faults::is_of_a_repository, sizes};
 use crate::tools::packages::{Action, Estimate, Package};
 
-/// What happens to the packages of a section.
+/// The effect on the packages of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Section {
-    /// They are installed, or replace an installed version.
+    /// The packages are installed, or replace an installed version.
     Coming,
     Removing,
-    /// Streams, groups, skipped packages.
+    /// Streams, groups and skipped packages.
     Other,
 }
 
@@ -36,16 +35,16 @@ fn section(title: &str) -> Section {
     }
 }
 
-/// One row with the packages that it replaces.
+/// A row, and the packages that it replaces.
 #[derive(Debug, Default)]
 struct TransactionRow<'t> {
     fields: Vec<&'t str>,
-    /// `NAME.ARCHITECTURE`, and the version.
+    /// `NAME.ARCHITECTURE` and version.
     replaces: Vec<(&'t str, &'t str)>,
 }
 
 impl<'t> TransactionRow<'t> {
-    /// Name, architecture, version, repository.
+    /// Returns name, architecture, version and repository.
     fn package(&self) -> Option<[&'t str; 4]> {
         self.fields.get(..4)?.try_into().ok()
     }
@@ -60,7 +59,7 @@ impl<'t> TransactionRow<'t> {
     }
 }
 
-/// All rows with their sections.
+/// Returns all rows with their sections.
 fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
     let mut rows: Vec<(Section, TransactionRow<'_>)> = Vec::new();
     let (mut inside, mut current) = (false, Section::Other);
@@ -69,7 +68,7 @@ fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
         if line.is_empty() || line == "Transaction Summary" {
             inside = false;
         } else if let Some(title) = line.strip_suffix(':').filter(|_| !line.starts_with(' ')) {
-            // Before the first section there is the head of the table.
+            // The header of the table precedes the first section.
             (inside, current) = (true, section(title));
         } else if !inside || !line.starts_with(' ') {
         } else if let Some(replaced) = line.trim_start().strip_prefix("replacing  ") {
@@ -90,7 +89,7 @@ fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
     rows
 }
 
-/// A package as the database calls it.
+/// Returns a package from the database.
 fn known<'p>(
     installed: &'p [Package],
     name: &str,
@@ -114,7 +113,7 @@ fn removal(installed: &[Package], name: &str, architecture: &str, version: &str)
     }
 }
 
-/// What the transaction would do, with the versions that are installed now.
+/// Returns the actions of the transaction, including the installed versions.
 #[must_use]
 pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
     let mut actions = Vec::new();
@@ -146,8 +145,8 @@ pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
     actions
 }
 
-/// What the transaction would download, by repository, and unpack. dnf names the unpacked size only
-/// if nothing is removed or upgraded; rpm itself looks for room before it changes anything.
+/// Returns the downloads of the transaction for each repository, and the unpacked size. dnf prints the unpacked size only if no
+/// package is removed or upgraded. rpm itself checks the free space before it changes anything.
 #[must_use]
 pub fn estimate(text: &str) -> Estimate {
     let downloads = (rows(text).iter())
@@ -161,8 +160,8 @@ pub fn estimate(text: &str) -> Estimate {
     }
 }
 
-/// Whether a query has an answer. A simulation ends with status 1 when its question was answered with
-/// no; in dnf's shell the status is always 0.
+/// Whether a query has a result. A simulation exits with status 1 because the confirmation is answered with no. The exit status
+/// of the dnf shell is always 0.
 #[must_use]
 pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
     let is_no_failure = |error: &str| error == "Operation aborted." || is_of_a_repository(error);
@@ -174,8 +173,8 @@ pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
         && !has_problem(stdout)
 }
 
-/// Whether dnf's shell could not resolve a transaction: it says so on standard output, and goes on with
-/// nothing to do.
+/// Whether the dnf shell could not resolve a transaction. It prints this to standard output, and continues with an empty
+/// transaction.
 #[must_use]
 pub fn has_problem(stdout: &str) -> bool {
     stdout.lines().any(|line| {
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_that_cannot_resolve_has_no_answer() {
+    fn unresolved_shell_transaction_has_no_result() {
         let said =
             "Problem 1: conflicting requests\n  - nothing provides x\nNothing to do.\nComplete!\n";
         assert!(!is_answer(true, said, ""));
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_does_not_fit_moves_to_the_next_line() {
+    fn too_long_field_moves_to_the_next_line() {
         assert_eq!(
             described(DRIVER, &["libnvidia-ml x86_64 3 580.65.06 1.el9"]),
             "+ kernel-devel-5.14.0-570.12.1.el9_6 5.14.0-570.12.1.el9_6\n\
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_and_replaced_packages_are_removed() {
+    fn removed_and_replaced_packages_are_removals() {
         let podman = "podman x86_64 (none) 5.4.0 13.el9_6";
         assert_eq!(
             described(SWAP, &[podman, "runc x86_64 (none) 1.2.5 3.el9_6"]),
@@ -246,7 +245,7 @@ mod tests {
             described(REPLACE, &["gcc x86_64 (none) 11.5.0 2.el9"]),
             "+ obsoletes-gcc 12-1\n- gcc 11.5.0-2.el9"
         );
-        // Of a package that may have several versions, the one that goes is named.
+        // If a package may have several versions, the removed version is part of the name.
         assert_eq!(
             described(
                 REMOVE,
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_upgrade_is_completed_by_a_new_installation_of_the_newer_version() {
+    fn reinstalling_newer_version_completes_upgrade() {
         let both = ["slow x86_64 (none) 1 1", "slow x86_64 (none) 2 1"];
         assert_eq!(
             described(REINSTALL, &both),
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_by_repository() {
+    fn sizes_are_grouped_by_repository() {
         let found = estimate(DRIVER);
         assert_eq!(found.downloads.len(), 8);
         assert!(
@@ -285,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_simulation_that_was_answered_with_no_is_an_answer() {
+    fn declined_simulation_is_a_result() {
         for (stdout, stderr, expected) in rows! {
             DRIVER, "Operation aborted.\n", true;
             DRIVER, "Error: Operation aborted.\n", true;
             "Dependencies resolved.\nNothing to do.\nComplete!\n", "", true;
             DRIVER, "Error: Cache-only enabled but no cache for 'dead'\n", true;
-            // The shell shows what is left of a request whose other part failed.
+            // The shell prints the rest of a request of which one part failed.
             SWAP, "Error: Unable to find a match: a\nError: Operation aborted.\n", false;
             "", "Error: \n Problem: conflicting requests\n", false;
         } {

@@ -1,5 +1,5 @@
-//! Holds: the list of the plugin `versionlock`, which keeps installed packages at their version.
-//! The list is edited as a file, because the plugin's own command leaves comments behind.
+//! Holds: the list of the plugin `versionlock`, which keeps installed packages at their versions. The list is edited as a file,
+//! because the plugin's own command leaves comments behind.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use crate::{
     tools::packages::{HoldList, NoHolds, Package},
 };
 
-/// The list that the plugin reads, or why it reads none.
+/// Returns the list that the plugin reads, or the reason if it reads none.
 fn list_of(files: &dyn ReadFiles) -> Result<Result<String, NoHolds>, FilesError> {
     let main = files.read_lossy(Utf8Path::new(sources::MAIN))?;
     if main.is_some_and(|text| !is_on(&text, "plugins")) {
         return Ok(Err(NoHolds {
             why: format!(
-                "`plugins` in `{}` switches off the plugins of dnf, and versionlock is one",
+                "`plugins` in `{}` disables dnf plugins, including versionlock",
                 sources::MAIN
             ),
             remedy: format!("remove `plugins` from `{}`", sources::MAIN),
@@ -34,8 +34,8 @@ fn list_of(files: &dyn ReadFiles) -> Result<Result<String, NoHolds>, FilesError>
             Ok(value(&text, "locklist").unwrap_or_else(|| generation::LOCK_LIST.to_owned()))
         }
         _ => Err(NoHolds {
-            why: "dnf's plugin versionlock is not installed (package `python3-dnf-plugin-versionlock`), or it is \
-                  disabled (`enabled` in `/etc/dnf/plugins/versionlock.conf`)"
+            why: "the dnf plugin versionlock is not installed (package `python3-dnf-plugin-versionlock`) or is disabled \
+                  (`enabled` in `/etc/dnf/plugins/versionlock.conf`)"
                 .to_owned(),
             remedy: "enable it".to_owned(),
             package: true,
@@ -43,7 +43,7 @@ fn list_of(files: &dyn ReadFiles) -> Result<Result<String, NoHolds>, FilesError>
     })
 }
 
-/// The value of an option, if it is there.
+/// Returns the value of an option, if it is set.
 fn value(text: &str, wanted: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once('=')?;
@@ -51,7 +51,7 @@ fn value(text: &str, wanted: &str) -> Option<String> {
     })
 }
 
-/// Whether an option is on, or not there: `dnf.conf(5)`.
+/// Whether an option is on or not set: `dnf.conf(5)`.
 fn is_on(text: &str, wanted: &str) -> bool {
     value(text, wanted).is_none_or(|value| {
         ["1", "true", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
@@ -61,7 +61,7 @@ fn is_on(text: &str, wanted: &str) -> bool {
 /// Marks the packages that are locked.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub fn mark_held(files: &dyn ReadFiles, packages: &mut [Package]) -> Result<(), FilesError> {
     let Ok(list) = list_of(files)? else {
         return Ok(());
@@ -74,26 +74,25 @@ pub fn mark_held(files: &dyn ReadFiles, packages: &mut [Package]) -> Result<(), 
     Ok(())
 }
 
-/// The entries that lock a version; `!` excludes one.
+/// Returns the entries that lock a version. `!` excludes a version.
 fn entries(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with(['#', '!']))
 }
 
-/// The parts of a version: epoch, the rest.
+/// Splits a version into epoch and rest.
 fn epoch_of(version: &str) -> (&str, &str) {
     version.split_once(':').unwrap_or(("0", version))
 }
 
-/// The entry that locks the installed version of a package, for all architectures, as the plugin
-/// itself writes it.
+/// Returns the entry that locks the installed version of a package for all architectures, in the format of the plugin.
 fn entry_of(package: &Package) -> String {
     let (epoch, rest) = epoch_of(&package.version);
     format!("{}-{epoch}:{rest}.*", package.name)
 }
 
-/// The version in an entry of the form that [`entry_of`] writes for this name.
+/// Returns the version in an entry, if it has the format of [`entry_of`] and this name.
 fn version_in<'l>(entry: &'l str, name: &str) -> Option<&'l str> {
     (entry.strip_prefix(name))
         .and_then(|rest| rest.strip_prefix('-'))
@@ -101,8 +100,8 @@ fn version_in<'l>(entry: &'l str, name: &str) -> Option<&'l str> {
         .filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Whether an entry locks the installed version of a package: it is a pattern over the name with or
-/// without epoch, version, release and architecture.
+/// Whether an entry locks the installed version of a package. The entry is a pattern for the name, with or without epoch,
+/// version, release and architecture.
 fn locks(entry: &str, package: &Package) -> bool {
     let Package {
         name, architecture, ..
@@ -122,7 +121,6 @@ fn locks(entry: &str, package: &Package) -> bool {
     })
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Versionlock;
 
@@ -131,7 +129,7 @@ impl HoldList for Versionlock {
         Utf8Path::new(generation::LOCK_LIST)
     }
 
-    /// Verified for RHEL 8 to 10 and their relatives: NVIDIA driver guide 620, section on locks.
+    /// Verified for RHEL 8 to 10 and related distributions: NVIDIA driver guide 620, section on locks.
     fn package(&self) -> &'static str {
         "python3-dnf-plugin-versionlock"
     }
@@ -141,12 +139,12 @@ impl HoldList for Versionlock {
             Ok(list) if list == generation::LOCK_LIST => None,
             Ok(list) => Some(NoHolds {
                 why: format!(
-                    "dnf's plugin versionlock reads `{list}` (`locklist` in `{}`), and this program writes `{}`",
+                    "the dnf plugin versionlock reads `{list}` (`locklist` in `{}`), but gpu-bootstrap writes `{}`",
                     generation::LOCK_PLUGIN,
                     generation::LOCK_LIST
                 ),
                 remedy: format!(
-                    "move the entries of `{list}` to `{}`, and name that file as `locklist`",
+                    "move the entries of `{list}` to `{}`, and set `locklist` to that file",
                     generation::LOCK_LIST
                 ),
                 package: false,
@@ -156,8 +154,8 @@ impl HoldList for Versionlock {
     }
 
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
-        // An entry of an earlier version would allow that version, too. Of a kernel several are installed.
-        // What others have written stays: no undo would bring it back.
+        // An entry with an earlier version would also allow that version, but several versions of a kernel may be installed.
+        // Entries of other programs are kept, because an undo could not restore them.
         let text = without_lines(text, |line| {
             packages.iter().any(|package| {
                 ours.contains(&package.id)
@@ -179,8 +177,8 @@ impl HoldList for Versionlock {
         (entries(text).filter(|entry| locks(entry, package))).collect()
     }
 
-    /// The plugin compares its arguments with entries, and only then as patterns with names: the entry
-    /// itself always fits (`_match` in `versionlock.py` of dnf-plugins-core).
+    /// The plugin compares its arguments with the entries before it uses them as patterns for names, so an unchanged entry
+    /// always matches (`_match` in `versionlock.py` of dnf-plugins-core).
     fn release(&self, entries: &BTreeSet<&str>) -> String {
         let quoted: Vec<String> = entries.iter().map(|entry| format!("'{entry}'")).collect();
         format!("dnf versionlock delete {}", quoted.join(" "))
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_an_earlier_version_goes_but_not_of_another_kernel() {
+    fn old_lock_is_replaced_except_for_kernels() {
         let there = packages();
         let of = |name: &str| -> Vec<&Package> {
             (there.iter()).filter(|one| one.name == name).collect()
@@ -220,7 +218,7 @@ mod tests {
         let kernel = "kernel-0:5.14.0-503.el9.*\n";
         let with = Versionlock.with(kernel, &of("kernel"), &ours);
         assert!(with.starts_with(kernel));
-        // Somebody else has locked that version.
+        // Another program or user has locked that version.
         let with = Versionlock.with(list, &of("nvidia-driver-cuda"), &BTreeSet::new());
         assert!(with.starts_with(list), "{with}");
     }
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_plugin_writes_and_what_people_write_locks_a_package() {
+    fn plugin_and_manual_entries_lock_a_package() {
         let plugin = Some("[main]\nenabled = 1\nlocklist = /etc/dnf/plugins/versionlock.list\n");
         let written = "\n# Added lock on Mon Nov 23 08:32:14 2026\n\
                        nvidia-driver-cuda-3:580.95.05-1.el9.*\n\
@@ -258,13 +256,13 @@ mod tests {
         ] {
             assert!(held(nothing, plugin).is_empty(), "{nothing}");
         }
-        // Without the plugin the list has no effect.
+        // Without the plugin, the list has no effect.
         assert!(held(written, None).is_empty());
         assert!(held(written, Some("[main]\nenabled = 0\n")).is_empty());
     }
 
     #[test]
-    fn what_takes_the_effect_from_the_list_is_named() {
+    fn settings_that_disable_the_list_are_reported() {
         let asked = |main: &str, plugin: &str| {
             let files = FakeFiles::new();
             files.put(sources::MAIN, main);
@@ -290,11 +288,11 @@ mod tests {
             needs.why.contains("reads `/etc/dnf/site.list`"),
             "{needs:?}"
         );
-        assert!(held, "what somebody has locked there is locked");
+        assert!(held, "packages in that list are locked");
     }
 
     #[test]
-    fn own_locks_are_added_once_and_taken_back() {
+    fn own_locks_are_added_once_and_removed() {
         let packages = packages();
         let both = [&packages[0], &packages[2]];
         let theirs = "# mine\n*nvidia*\nbash-0:5.1.8-9.el9.*";
@@ -310,7 +308,7 @@ mod tests {
         assert_eq!(Versionlock.with(&with, &both, &nobody), with);
         let ours = Versionlock.entries(&both);
         assert_eq!(Versionlock.without(&with, &ours), theirs);
-        // Each style of an administrator's file stays.
+        // The style of an administrator's file is kept.
         for theirs in [
             "# mine\r\nbash\r\n",
             "# mine\r\nbash",
@@ -331,7 +329,7 @@ mod tests {
         }
         let alone = Versionlock.with("", &both, &nobody);
         assert_eq!(Versionlock.without(&alone, &ours), "");
-        // What somebody has locked since, at another version, stays.
+        // A lock on another version that was added in the meantime is kept.
         let since = format!("{with}\nnvidia-driver-cuda-3:580.178.04-1.el9.*\n");
         assert_eq!(
             Versionlock.without(&since, &ours),
@@ -341,7 +339,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_list_is_read_without_panic(text in ".*") {
+        fn any_list_is_parsed_without_panic(text in ".*") {
             let packages = packages();
             let all: Vec<&Package> = packages.iter().collect();
             let ours = Versionlock.entries(&all);

@@ -1,4 +1,4 @@
-//! The exported functions. Signatures and versions of symbols are those of `cuda.h`:
+//! The exported functions. Signatures and symbol versions are from `cuda.h`:
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/modules.html>.
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -7,7 +7,7 @@ use crate::call::{About, Answer, Code, run};
 use crate::pointer::{Given, Host, Out, Parameters, Text};
 use crate::process::Process;
 
-/// The entry of the one kernel that is known here.
+/// The entry point of the only supported kernel.
 const KERNEL: &str = "gpu_bootstrap_probe";
 
 /// Handles of its module and of its function.
@@ -134,8 +134,7 @@ fn flip(bytes: &mut [u8], wrong: bool) {
     }
 }
 
-/// What the kernel of the probe computes, with `threads` threads; `kernel.ptx` of the product says it
-/// step by step.
+/// Computes the kernel of the probe with `threads` threads. `kernel.ptx` of the product documents each step.
 fn compute(it: &mut Process, threads: u32, parameters: &Parameters) -> Answer {
     let device = it.current()?;
     let wrong = it.gpu(device).cuda.computes_wrong;

@@ -1,10 +1,10 @@
-//! The path of every exported function: first the faults, then the answer.
+//! The path of every exported function: first the faults, then the result.
 
 use std::time::Duration;
 
 use crate::process::{self, Process};
 
-/// `CUresult` other than success, as `cuda.h` has them.
+/// `CUresult` error codes from `cuda.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub i32);
 
@@ -21,17 +21,17 @@ impl Code {
     pub const UNKNOWN: Self = Self(999);
 }
 
-/// What a function answers.
+/// The result of a function.
 pub type Answer<T = ()> = Result<T, Code>;
 
-/// Whom a function is about.
+/// The device that a function refers to.
 #[derive(Debug, Clone, Copy)]
 pub enum About {
     /// No device.
     None,
     /// The device with this handle.
     Device(i32),
-    /// That of the context of this thread.
+    /// The device of the current context of this thread.
     Current,
 }
 
@@ -42,8 +42,8 @@ enum Fault {
     Returns(i32),
 }
 
-/// Executes the faults of the function, or its body. The lock on the process has been released
-/// before a call hangs, so calls of other threads go on.
+/// Executes the faults of the function, or its body. The lock on the process is released before a call hangs, so that
+/// other threads can continue.
 pub fn run(symbol: &str, about: About, body: impl FnOnce(&mut Process) -> Answer) -> i32 {
     let verdict = process::with(|process| {
         let process = process?;

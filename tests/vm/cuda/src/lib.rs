@@ -1,6 +1,5 @@
-//! A stand-in for `libcuda.so.1`: it exports the functions of CUDA's driver API that the probe calls,
-//! and its GPUs and faults come from the file of the stand-in NVML. Memory of a device is memory of
-//! the process, and the probe's one kernel is computed on the CPU.
+//! A fake `libcuda.so.1`: it exports the CUDA driver API functions that the probe calls, and reads its GPUs and faults
+//! from the file of the fake NVML. Device memory is process memory, and the probe's kernel is computed on the CPU.
 //!
 //! `README.md` describes it. The library is never shipped.
 

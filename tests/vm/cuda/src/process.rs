@@ -1,4 +1,4 @@
-//! The state of the library in this process: the devices that it lists, its contexts and its memory.
+//! The state of the library in this process: the listed devices, its contexts and its memory.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// A handle of a context is a number, never dereferenced: this, and the device.
+/// A context handle is a number that is never dereferenced: this value plus the device.
 const CONTEXT: usize = 0xc0de_0000;
 
-/// A device that is listed.
+/// A listed device.
 #[derive(Debug, Clone, Copy)]
 pub struct Listed {
-    /// The place of the GPU in the inventory.
+    /// The index of the GPU in the inventory.
     gpu: usize,
     /// Its MIG device.
     mig: Option<usize>,
@@ -48,13 +48,13 @@ pub struct Process {
 
 /// Gives access to the process; the first call reads the inventory.
 pub fn with<T>(look: impl FnOnce(Answer<&mut Process>) -> T) -> T {
-    // A panic would have ended the process at the C boundary, so a poisoned lock is still valid.
+    // A panic would have aborted the process at the C boundary, so a poisoned lock is still valid.
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     if process.is_none() {
         match Process::load() {
             Ok(loaded) => *process = Some(loaded),
             Err(why) => {
-                // If standard error is closed, nobody can read the message; the caller gets a code.
+                // If standard error is closed, the message is lost, but the caller gets a code.
                 let _closed = writeln!(std::io::stderr(), "standin-cuda: {why}");
                 return look(Err(Code::UNKNOWN));
             }
@@ -74,7 +74,7 @@ impl Process {
             started: false,
             devices,
             memory: BTreeMap::new(),
-            // No address of the host, so that a mistake is found.
+            // Not a host address, so that a mistake is detected.
             next: 0x7000_0000_0000_0000,
         })
     }
@@ -153,14 +153,14 @@ impl Process {
             return Err(Code::OUT_OF_MEMORY);
         }
         let address = self.next;
-        // A gap, so that what goes beyond the end is found.
+        // A gap, so that an access beyond the end is detected.
         self.next += (bytes as u64).next_multiple_of(1 << 20) + (1 << 20);
         let bytes = vec![0; bytes];
         self.memory.insert(address, Block { device, bytes });
         Ok(address)
     }
 
-    /// Memory of a device from an address on.
+    /// Device memory from an address on.
     pub fn bytes(&mut self, address: u64, count: usize) -> Answer<&mut [u8]> {
         let (begin, block) =
             (self.memory.range_mut(..=address).next_back()).ok_or(Code::INVALID_VALUE)?;
@@ -184,9 +184,9 @@ fn uuid_of(inventory: &Inventory, device: Listed) -> &str {
     }
 }
 
-/// The devices that a process sees. Without a choice, it sees GPUs; if there are MIG devices, it sees
-/// one of those: <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>, "Device Enumeration". Up
-/// to the first name that is not known, those that it names are seen.
+/// The devices visible to a process. By default these are the GPUs, or one MIG device if any exist:
+/// <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>, "Device Enumeration". A list is used up to its first
+/// unknown name.
 fn visible(inventory: &Inventory, wanted: Option<&str>) -> Vec<Listed> {
     let mut gpus = Vec::new();
     let mut parts = Vec::new();
@@ -236,7 +236,7 @@ devices = [{ profile = "1g.10gb" }, { profile = "3g.40gb" }]
 "#;
 
     #[test]
-    fn a_process_sees_what_it_chooses_and_one_mig_device_without_a_choice() {
+    fn default_visibility_is_one_mig_device() {
         let inventory = Inventory::parse(MIXED).expect("an inventory");
         let seen = |wanted: Option<&str>| -> Vec<String> {
             let devices = visible(&inventory, wanted);

@@ -1,4 +1,4 @@
-//! NVML's return codes, which faults name.
+//! NVML return codes for faults.
 
 /// An NVML return code other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

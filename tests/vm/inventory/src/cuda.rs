@@ -1,10 +1,10 @@
-//! What only the stand-in for `libcuda.so.1` reads.
+//! Settings used only by the fake `libcuda.so.1`.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// `[faults.cuda]`: faults of functions of CUDA's driver API, whatever they are asked about.
+/// `[faults.cuda]`: faults of CUDA driver API functions, for all devices.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct CudaFaults {
@@ -12,7 +12,7 @@ pub struct CudaFaults {
     pub hang: Vec<String>,
     /// Return codes by function.
     pub returns: BTreeMap<String, i32>,
-    /// Functions during which the process ends as if it had crashed.
+    /// Functions that crash the process.
     pub crash: Vec<String>,
 }
 
@@ -24,10 +24,10 @@ pub struct GpuCuda {
     pub hang: Vec<String>,
     /// Return codes by function for this GPU.
     pub returns: BTreeMap<String, i32>,
-    /// Another UUID than NVML's.
+    /// A UUID that differs from NVML's.
     pub uuid: Option<String>,
-    /// One number of each kernel's result is wrong.
+    /// One number in the result of each kernel is wrong.
     pub computes_wrong: bool,
-    /// One bit of what is copied from this GPU to the host is wrong.
+    /// One bit is wrong in data copied from this GPU to the host.
     pub corrupts_memory: bool,
 }

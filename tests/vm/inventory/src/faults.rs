@@ -1,4 +1,4 @@
-//! Faults, made on purpose.
+//! Injected faults.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,25 @@ use crate::cuda::CudaFaults;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Faults {
-    /// Functions that never return; `init` stands for all forms of `nvmlInit`.
+    /// Functions that never return; `init` means all forms of `nvmlInit`.
     pub hang: Vec<String>,
-    /// Functions that answer 13, function not found.
+    /// Functions that return 13, function not found.
     pub missing_symbols: Vec<String>,
     /// Return codes by function.
     pub returns: BTreeMap<String, u32>,
-    /// Initialising answers 9.
+    /// Initialization returns 9.
     pub driver_not_loaded: bool,
-    /// Initialising answers 18.
+    /// Initialization returns 18.
     pub version_mismatch: bool,
-    /// Initialising succeeds, and there is no GPU.
+    /// Initialization succeeds, but there is no GPU.
     pub no_devices: bool,
     /// NVML lists only this many GPUs.
     pub fewer_devices: Option<usize>,
-    /// Indices of GPUs whose handle is refused with 15.
+    /// Indices of GPUs whose handle lookup returns 15.
     pub gpu_lost: Vec<usize>,
-    /// Indices of GPUs whose handle is refused with 16.
+    /// Indices of GPUs whose handle lookup returns 16.
     pub reset_required: Vec<usize>,
-    /// Of CUDA's driver API.
+    /// Faults of the CUDA driver API.
     pub cuda: CudaFaults,
 }
 
@@ -42,11 +42,11 @@ pub enum Fault {
     Return(Code),
 }
 
-/// The name that stands for all forms of `nvmlInit`.
+/// The name for all forms of `nvmlInit`.
 const INIT: &str = "init";
 
 impl Faults {
-    /// The fault of a function, whatever it is asked about.
+    /// The fault of a function, for all devices.
     pub fn on(&self, symbol: &str) -> Option<Fault> {
         find(&self.hang, &self.returns, symbol).or_else(|| {
             self.missing_symbols
@@ -56,7 +56,7 @@ impl Faults {
         })
     }
 
-    /// The fault of the initialisation.
+    /// The fault of the initialization.
     pub fn on_init(&self, symbol: &str) -> Option<Fault> {
         if self.hang.iter().any(|name| name == INIT) {
             return Some(Fault::Hang);
@@ -73,7 +73,7 @@ impl Faults {
         self.on(symbol)
     }
 
-    /// How many of the GPUs NVML lists.
+    /// The number of GPUs that NVML lists.
     pub fn visible(&self, gpus: usize) -> usize {
         if self.no_devices {
             return 0;
@@ -81,7 +81,7 @@ impl Faults {
         self.fewer_devices.map_or(gpus, |few| few.min(gpus))
     }
 
-    /// The code with which a GPU's handle is refused.
+    /// The error code of a GPU's handle lookup.
     pub fn on_handle(&self, gpu: usize) -> Option<Code> {
         if self.gpu_lost.contains(&gpu) {
             return Some(Code::GPU_IS_LOST);
@@ -91,7 +91,7 @@ impl Faults {
             .then_some(Code::RESET_REQUIRED)
     }
 
-    /// Every function named here.
+    /// Every function in these faults.
     pub fn named(&self) -> impl Iterator<Item = &str> {
         let listed = self.hang.iter().chain(&self.missing_symbols);
         listed
@@ -109,7 +109,7 @@ pub fn find(hang: &[String], returns: &BTreeMap<String, u32>, symbol: &str) -> O
     returns.get(symbol).and_then(|code| returning(*code))
 }
 
-/// 0 is success and no fault.
+/// 0 is success, not a fault.
 fn returning(code: u32) -> Option<Fault> {
     (code != 0).then_some(Fault::Return(Code(code)))
 }

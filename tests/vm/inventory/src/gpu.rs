@@ -1,4 +1,4 @@
-//! One GPU: its row of the inventory, completed with the values of its model.
+//! One GPU: its entry in the inventory, completed with the values of its model.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ macro_rules! words {
         #[repr(u32)]
         pub enum $name { #[default] $($word = $number,)* }
         impl $name {
-            /// NVML's number, if it is one.
+            /// The value of an NVML number, if valid.
             pub fn from_number(number: u32) -> Option<Self> {
                 [$(Self::$word),*].into_iter().find(|word| *word as u32 == number)
             }
@@ -51,7 +51,7 @@ words! {
     FabricState { NotSupported = 0, NotStarted = 1, InProgress = 2, Completed = 3, }
     /// The health summary of `nvmlGpuFabricInfo_v3_t`.
     FabricHealth { NotSupported = 0, Healthy = 1, Unhealthy = 2, LimitedCapacity = 3, }
-    /// Field 230, which drivers from 565 on know.
+    /// Field 230, supported from driver 565 on.
     RecoveryAction { None = 0, GpuReset = 1, NodeReboot = 2, DrainP2p = 3, DrainAndReset = 4,
         RecoverImexDomain = 5, BusReset = 6, SystemReboot = 7, }
     /// `nvmlClocksEventReason…`, as bits.
@@ -93,7 +93,7 @@ tables! {
     Temperature {
         gpu: u32 = 34, memory: u32 = 40, slowdown: u32 = 90, shutdown: u32 = 95,
         memory_max: u32 = 95, gpu_max: u32 = 87,
-        /// Degrees left before the GPU slows down, from Hopper on.
+        /// Degrees left before the GPU is throttled, from Hopper on.
         margin: i32 = 53,
         slowdown_tlimit: i32 = -2, shutdown_tlimit: i32 = -5, memory_max_tlimit: i32 = 0,
         gpu_max_tlimit: i32 = 0,
@@ -155,7 +155,7 @@ tables! {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MigDevice {
-    /// As `1g.10gb`.
+    /// For example `1g.10gb`.
     pub profile: String,
     /// UUID of the MIG device; computed from the GPU's address if absent.
     #[serde(default)]
@@ -175,7 +175,7 @@ pub struct Process {
     pub pid: u32,
     /// Memory in use.
     pub memory_mib: u64,
-    /// Compute unless said otherwise.
+    /// Compute by default.
     #[serde(default)]
     pub kind: ProcessKind,
 }
@@ -184,19 +184,19 @@ pub struct Process {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Gpu {
-    /// As `0000:18:00.0`.
+    /// For example `0000:18:00.0`.
     pub pci_address: String,
-    /// As `10de:2330`.
+    /// For example `10de:2330`.
     pub pci_id: String,
-    /// As `10de:16c1`.
+    /// For example `10de:16c1`.
     #[serde(default = "no_subsystem")]
     pub pci_subsystem: String,
     /// Marketing name.
     #[serde(default)]
     pub name: String,
-    /// As NVML brands it.
+    /// NVML brand.
     pub brand: Option<Brand>,
-    /// As `9.0`.
+    /// For example `9.0`.
     #[serde(default)]
     pub compute_capability: String,
     /// `GPU-…`; computed from the address if absent.
@@ -287,9 +287,9 @@ pub struct Gpu {
     /// Return codes for this GPU by function.
     #[serde(default)]
     pub returns: BTreeMap<String, u32>,
-    /// What every function returns for this GPU, once it has a handle.
+    /// The return code of every function for this GPU, once it has a handle.
     pub fails_with: Option<u32>,
-    /// What CUDA does with it.
+    /// CUDA faults of this GPU.
     #[serde(default)]
     pub cuda: GpuCuda,
 }
@@ -332,17 +332,17 @@ impl Gpu {
         }
     }
 
-    /// Ampere or newer: rows are remapped; older GPUs retire pages.
+    /// Ampere or newer, which remap rows; older GPUs retire pages.
     pub fn remaps_rows(&self) -> bool {
         self.capability() >= (8, 0)
     }
 
-    /// Hopper or newer: thermal limits are reported as the remaining margin.
+    /// Hopper or newer, which report thermal limits as the remaining margin.
     pub fn has_margin(&self) -> bool {
         self.capability() >= (9, 0)
     }
 
-    /// The architecture's generation of PCI Express.
+    /// The architecture's PCI Express generation.
     pub fn pcie_generation(&self) -> u32 {
         match self.capability() {
             (..=7, _) => 3,

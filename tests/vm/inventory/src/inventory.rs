@@ -1,4 +1,4 @@
-//! The file that defines NVML's answers.
+//! The inventory file, which defines the NVML results.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,25 +11,25 @@ use crate::gpu::{self, FabricState, Gpu};
 use crate::mig;
 use crate::model;
 
-/// The environment variable that names the file.
+/// The environment variable with the path of the file.
 pub const VARIABLE: &str = "GPU_STANDIN_NVML";
 
-/// The file that is read if neither the variable nor a file beside the library exists.
+/// The file that is read if neither the variable nor a file next to the library exists.
 pub const DEFAULT_PATH: &str = "/etc/standin-nvml.toml";
 
 /// A machine as NVML reports it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Inventory {
-    /// Version of the kernel module, as `535.261.03`.
+    /// Version of the kernel module, for example `535.261.03`.
     pub driver_version: String,
-    /// The newest CUDA version that the driver supports, as `12.2`.
+    /// The newest CUDA version that the driver supports, for example `12.2`.
     pub cuda_version: String,
     /// Version of the library; `12.535.261.03` and so on if absent.
     #[serde(default)]
     pub nvml_version: String,
-    /// A file that keeps the settings of programs (persistence, MIG, …) for the next program.
-    /// Without it a setting lasts as long as the program.
+    /// A file that persists the settings of programs (persistence, MIG, …) for the next program. Without it a setting
+    /// lasts as long as the program.
     pub state_file: Option<PathBuf>,
     /// Confidential computing.
     #[serde(default)]
@@ -54,15 +54,15 @@ pub struct ConfCompute {
     pub dev_tools: bool,
     /// 0 none, 1 protected PCIe, 2 encrypted NVLink.
     pub multi_gpu: u32,
-    /// What the CPU offers: 0 none, 1 SEV, 2 TDX, 3 SEV-SNP, 4 SNP with vTOM.
+    /// CPU technology: 0 none, 1 SEV, 2 TDX, 3 SEV-SNP, 4 SNP with vTOM.
     pub cpu: u32,
-    /// The GPUs can do it.
+    /// The GPUs support it.
     pub capable: bool,
     /// The GPUs accept work.
     pub ready: bool,
 }
 
-/// Why an inventory cannot be used.
+/// The reason an inventory cannot be used.
 #[derive(Debug)]
 pub struct Unusable(String);
 
@@ -74,12 +74,11 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// The name of the file in the folder of a library, for a program that clears the environment of its
-/// children.
+/// The file name in the directory of a library, for a program that clears the environment of its children.
 pub const BESIDE: &str = "standin-nvml.toml";
 
-/// The two parts of the line behind which a library's own file has an inventory. They are one line only
-/// there, never in the program.
+/// The two parts of the line that separates a library from its appended inventory. They are split so that the program
+/// itself does not contain this line.
 const APPENDED: [&str; 2] = ["\n# inventory of the ", "stand-in\n"];
 
 /// The files of the library that this process has mapped, `proc_pid_maps(5)`.
@@ -104,9 +103,8 @@ fn appended(path: &Path) -> Option<String> {
 }
 
 impl Inventory {
-    /// Reads the file that the environment names; without one the file beside the library whose name
-    /// begins with `library`, then [`DEFAULT_PATH`], then what is appended to the library itself: a
-    /// container has nothing of the machine but the libraries.
+    /// Reads the inventory: from the path in the environment, the directory of the library whose name begins with
+    /// `library`, [`DEFAULT_PATH`], or the end of the library itself, because a container gets only the libraries.
     ///
     /// # Errors
     /// If it cannot be read, or as [`Inventory::parse`].
@@ -121,7 +119,7 @@ impl Inventory {
         }
         match libraries.iter().find_map(|path| appended(path)) {
             Some(text) => Self::parse(&text),
-            None => Err(in_file(&default, &"it is not there")),
+            None => Err(in_file(&default, &"it does not exist")),
         }
     }
 
@@ -134,7 +132,7 @@ impl Inventory {
             toml::from_str(text).map_err(|source| Unusable(source.to_string()))?;
         if inventory.cuda().is_none() {
             return Err(Unusable(format!(
-                "`cuda-version` is `{}`, not as `12.2`",
+                "`cuda-version` is `{}`, expected a version such as `12.2`",
                 inventory.cuda_version
             )));
         }
@@ -165,7 +163,7 @@ impl Inventory {
         (number().unwrap_or(0), number().unwrap_or(0))
     }
 
-    /// Checks the functions of NVML that faults name.
+    /// Checks the names of NVML functions in faults.
     ///
     /// # Errors
     /// If one is not among `symbols`.
@@ -175,7 +173,7 @@ impl Inventory {
         known(symbols, named)
     }
 
-    /// Checks the functions of CUDA's driver API that faults name.
+    /// Checks the names of CUDA driver API functions in faults.
     ///
     /// # Errors
     /// If one is not among `symbols`.
@@ -195,7 +193,7 @@ impl Inventory {
             let parts = gpu.mig.devices.iter().map(|part| &part.uuid);
             for identity in [&gpu.pci_address, &gpu.uuid].into_iter().chain(parts) {
                 if !seen.insert(identity) {
-                    return Err(Unusable(format!("`{identity}` is there twice")));
+                    return Err(Unusable(format!("duplicate `{identity}`")));
                 }
             }
         }
@@ -203,21 +201,21 @@ impl Inventory {
         let mut faulty = faulty.chain(&self.faults.reset_required);
         if let Some(absent) = faulty.find(|index| **index >= self.gpus.len()) {
             return Err(Unusable(format!(
-                "a fault names gpu {absent}, which is not there"
+                "a fault refers to gpu {absent}, which does not exist"
             )));
         }
         Ok(())
     }
 }
 
-/// Checks the names of functions that faults give.
+/// Checks function names in faults.
 fn known<'n>(
     known: impl Iterator<Item = &'static str>,
     mut named: impl Iterator<Item = &'n str>,
 ) -> Result<(), Unusable> {
     let known: BTreeSet<&str> = known.collect();
     match named.find(|name| !known.contains(name)) {
-        Some(unknown) => Err(Unusable(format!("no function is named `{unknown}`"))),
+        Some(unknown) => Err(Unusable(format!("unknown function `{unknown}`"))),
         None => Ok(()),
     }
 }
@@ -235,15 +233,17 @@ fn in_file(path: &Path, why: &dyn fmt::Display) -> Unusable {
     Unusable(format!("{}: {why}", path.display()))
 }
 
-/// Fills in what the row leaves out.
+/// Fills in the missing keys of an entry.
 fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
-    let (domain, bus, device) =
-        gpu::address(&gpu.pci_address).ok_or("`pci-address` is not as `0000:18:00.0`")?;
+    let (domain, bus, device) = gpu::address(&gpu.pci_address)
+        .ok_or("`pci-address` is not an address such as `0000:18:00.0`")?;
     for id in [&gpu.pci_id, &gpu.pci_subsystem] {
-        gpu::two_numbers(id, ':', 16).ok_or_else(|| format!("`{id}` is not as `10de:2330`"))?;
+        gpu::two_numbers(id, ':', 16)
+            .ok_or_else(|| format!("`{id}` is not an ID such as `10de:2330`"))?;
     }
     let model = model::find(&gpu.pci_id).map_err(|source| source.to_string())?;
-    let missing = |key: &str| format!("`{key}` is needed, since `models.toml` lacks the model");
+    let missing =
+        |key: &str| format!("`{key}` is needed, because the model is not in `models.toml`");
     let known = model.as_ref();
     if gpu.name.is_empty() {
         gpu.name = known
@@ -259,7 +259,7 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
         gpu.compute_capability = capability.ok_or_else(|| missing("compute-capability"))?;
     }
     gpu::two_numbers(&gpu.compute_capability, '.', 10)
-        .ok_or_else(|| format!("`{}` is no compute capability", gpu.compute_capability))?;
+        .ok_or_else(|| format!("`{}` is not a compute capability", gpu.compute_capability))?;
     let place = format!("{domain:08x}{bus:02x}{device:02x}");
     fill(&mut gpu.uuid, || {
         format!("GPU-00000000-0000-4000-8000-{place}")
@@ -295,9 +295,9 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
     gpu.pcie.max_generation.get_or_insert(generation);
     gpu.pcie.generation = gpu.pcie.generation.or(gpu.pcie.max_generation);
     gpu::uuid_bytes(&gpu.fabric.cluster_uuid)
-        .ok_or_else(|| format!("`{}` is no UUID", gpu.fabric.cluster_uuid))?;
+        .ok_or_else(|| format!("`{}` is not a UUID", gpu.fabric.cluster_uuid))?;
     if let Some(id) = gpu.fields.keys().find(|id| id.parse::<u32>().is_err()) {
-        return Err(format!("`{id}` is no field id"));
+        return Err(format!("`{id}` is not a field ID"));
     }
     if gpu.mig.devices.len() > 7 {
         return Err(String::from("more than 7 MIG devices"));
@@ -308,7 +308,7 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
         });
         part.gpu_instance.get_or_insert(7 + position as u32);
         mig::profile(&part.profile, gpu.memory_mib)
-            .ok_or_else(|| format!("`{}` is no MIG profile known here", part.profile))?;
+            .ok_or_else(|| format!("`{}` is not a supported MIG profile", part.profile))?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The machine that the stand-ins for `libnvidia-ml.so.1` and `libcuda.so.1` show: its GPUs and its
-//! faults come from one TOML file, so that both libraries agree. `../nvml/README.md` describes it.
+//! The machine that the fakes of `libnvidia-ml.so.1` and `libcuda.so.1` simulate: its GPUs and faults come from one
+//! TOML file, so that both libraries are consistent. `../nvml/README.md` describes it.
 
 pub mod code;
 pub mod cuda;

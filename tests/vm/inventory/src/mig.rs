@@ -5,7 +5,7 @@
 pub struct Profile {
     /// `NVML_GPU_INSTANCE_PROFILE_…`.
     pub index: u32,
-    /// The id that `nvidia-smi` prints.
+    /// The ID that `nvidia-smi` prints.
     pub id: u32,
     /// Compute slices.
     pub slices: u32,
@@ -48,7 +48,7 @@ pub fn profile(name: &str, memory_mib: u64) -> Option<Profile> {
     let (slices, memory) = size.strip_suffix("gb")?.split_once("g.")?;
     let slices: u32 = slices.parse().ok()?;
     let gib: u64 = memory.parse().ok()?;
-    // `1g` exists with one eighth of the memory and with two.
+    // `1g` exists with one and with two eighths of the memory.
     let double = slices == 1 && gib * 16 > (memory_mib >> 10) * 3;
     profiles().find(|profile| {
         profile.slices == slices

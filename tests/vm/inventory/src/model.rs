@@ -1,36 +1,36 @@
-//! Known GPUs by PCI id, so that a row of an inventory can be short.
+//! Known GPUs by PCI ID, so that an inventory entry can be short.
 
 use serde::Deserialize;
 
 use crate::gpu::{Brand, Remote};
 
-/// A row of `models.toml`.
+/// An entry of `models.toml`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Model {
     /// `vendor:device`.
     pub pci_id: String,
-    /// As NVML names it.
+    /// Name in NVML.
     pub name: String,
-    /// As NVML brands it.
+    /// Brand in NVML.
     pub brand: Brand,
-    /// As `9.0`.
+    /// For example `9.0`.
     pub compute_capability: String,
     /// Nominal size.
     pub memory_gib: u64,
-    /// It has ECC.
+    /// Whether it has ECC.
     #[serde(default)]
     pub ecc: bool,
-    /// It can do MIG.
+    /// Whether it supports MIG.
     #[serde(default)]
     pub mig: bool,
-    /// NVLinks.
+    /// Number of NVLinks.
     #[serde(default)]
     pub links: u32,
-    /// What the links lead to.
+    /// The remote devices of the links.
     #[serde(default)]
     pub remote: Remote,
-    /// It registers with an NVLink fabric.
+    /// Whether it registers with an NVLink fabric.
     #[serde(default)]
     pub fabric: bool,
 }
@@ -41,10 +41,10 @@ struct Models {
     model: Vec<Model>,
 }
 
-/// The known GPU with this id.
+/// The known GPU with this ID.
 ///
 /// # Errors
-/// If the built-in table does not parse.
+/// If the built-in table is invalid.
 pub fn find(pci_id: &str) -> Result<Option<Model>, toml::de::Error> {
     let models: Models = toml::from_str(include_str!("../models.toml"))?;
     Ok(models

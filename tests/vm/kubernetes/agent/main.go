@@ -1,14 +1,15 @@
-// A stand-in for the agents of k3s and RKE2, whose programs cannot be had here. It is strict where the real ones are
-// lenient: keys that are not documented, and values of another type, end it. It registers the node for real: with a
-// bootstrap token, which k3s understands, too, and with the real kubelet.
+// A fake of the k3s and RKE2 agents, whose programs are not available here. It is strict where the real ones are
+// lenient: it exits on undocumented keys and on values of another type. It really registers the node, with a bootstrap
+// token, which k3s also accepts, and with the real kubelet.
 //
 // Sources: k3s-io/docs, docs/cli/agent.md (commit 1f023c058c5f999a8857644625779e7298d13936: the keys) and
-// docs/installation/configuration.md (commit 147c3699b8dcf0bb95daadbc2c4642da097cee97: the files, and how a `+` behind a
+// docs/installation/configuration.md (commit 147c3699b8dcf0bb95daadbc2c4642da097cee97: the files, and how a `+` after a
 // key appends).
 //
-// Differences from the real ones: the kubelet talks to the API server itself and gets its certificate from it, not by a
-// proxy on the machine; containerd and the network plugins are those of the machine, by a link in the place of their own
-// socket, so what it writes about the nvidia runtime, as they do, configures nothing; there is no kube-proxy.
+// Differences from the real agents: the kubelet connects directly to the API server and gets its certificate from it,
+// instead of from a proxy on the machine. containerd and the network plugins are the machine's, through a symlink at
+// the path of the agent's own socket, so the nvidia runtime that it writes into its file, as the real ones do, has no
+// effect. There is no kube-proxy.
 package main
 
 import (
@@ -34,7 +35,7 @@ import (
 
 const (
 	programs = "/usr/lib/testbed/cluster"
-	// Both have this socket. Source: k3s-io/k3s, pkg/agent/config/config.go.
+	// Both use this socket. Source: k3s-io/k3s, pkg/agent/config/config.go.
 	socket   = "/run/k3s/containerd/containerd.sock"
 	machines = "/run/containerd/containerd.sock"
 	toolkit  = "/usr/bin/nvidia-container-runtime"
@@ -224,7 +225,7 @@ func one(config map[string][]string, key string) string {
 	return ""
 }
 
-// Asks the cluster, and writes what the kubelet needs; returns its arguments.
+// Queries the cluster, and writes the files that the kubelet needs; returns its arguments.
 func prepare(folder, server, token string) ([]string, error) {
 	refused := func(why string) error {
 		return fmt.Errorf("Failed to validate connection to cluster at %s: %s", server, why)
@@ -309,7 +310,7 @@ func prepare(folder, server, token string) ([]string, error) {
 	}, nil
 }
 
-// The machine's containerd answers at the socket of their own.
+// The machine's containerd listens at the agent's own socket.
 func link() error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return err
@@ -320,7 +321,7 @@ func link() error {
 	return os.Symlink(machines, socket)
 }
 
-// A value of a ConfigMap of the cluster. Without an authority none is verified.
+// A value of a ConfigMap of the cluster. Without a CA pool the server is not verified.
 func configMap(pool *x509.CertPool, token, server, namespace, name, key string) (string, error) {
 	verify := &tls.Config{RootCAs: pool, InsecureSkipVerify: pool == nil}
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: verify}}

@@ -1,5 +1,5 @@
-// A stand-in for NVIDIA's device plugin, which has no Go module: it offers each GPU that `nvidia-smi -L` lists as
-// nvidia.com/gpu. A container gets its GPUs as the plugin's README says of its default strategy, "envvar": by
+// A fake of NVIDIA's device plugin, which has no Go module: it registers each GPU that `nvidia-smi -L` lists as
+// nvidia.com/gpu. A container gets its GPUs as in the plugin's default strategy "envvar" (see its README): through
 // NVIDIA_VISIBLE_DEVICES, which nvidia's container runtime reads.
 package main
 
@@ -23,7 +23,7 @@ const (
 	socket   = "testbed-gpu.sock"
 )
 
-// A line is `GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)`.
+// A line has the form `GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)`.
 var listed = regexp.MustCompile(`\(UUID: (GPU-[^)]+)\)`)
 
 type plugin struct {

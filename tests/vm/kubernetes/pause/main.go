@@ -1,5 +1,5 @@
-// A stand-in for Kubernetes' pause image, which no registry serves here: it holds the namespaces of a pod, reaps
-// processes, and ends when it is asked to.
+// A fake of the Kubernetes pause image, because no registry serves it here: it holds the namespaces of a pod, reaps
+// processes, and exits on request.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// runc without control groups and OOM scores: a container machine of the test bed has none of its own, and the kubelet
-// asks for some in every pod. It takes them out of the bundle, then the real runc goes on.
+// runc without cgroups and OOM scores: a container machine of the test harness has no cgroups of its own, and the
+// kubelet requests some for every pod. It removes them from the bundle, then executes the real runc.
 package main
 
 import (
@@ -25,12 +25,12 @@ func plain(bundle string) error {
 	}
 	if linux, ok := config["linux"].(map[string]any); ok {
 		delete(linux, "cgroupsPath")
-		// Which devices it may open is no matter of a controller.
+		// Device access needs no controller.
 		if resources, ok := linux["resources"].(map[string]any); ok {
 			linux["resources"] = map[string]any{"devices": resources["devices"]}
 		}
 	}
-	// The kernel refuses a value below the one that the machine was started with.
+	// The kernel rejects a value below the one that the machine was started with.
 	if process, ok := config["process"].(map[string]any); ok {
 		delete(process, "oomScoreAdj")
 	}

@@ -1,4 +1,4 @@
-//! The path of every exported function: first the faults, then the GPU, then the answer.
+//! The path of every exported function: first the faults, then the GPU, then the result.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::state::{self, Library, Settings};
 
 pub use standin_inventory::code::Code;
 
-/// What a function answers.
+/// The result of a function.
 pub type Answer<T = ()> = Result<T, Code>;
 
-/// A question about one GPU or one MIG device.
+/// A query about one GPU or one MIG device.
 pub struct Asked<'a> {
     pub inventory: &'a Inventory,
     pub gpu: &'a Gpu,
     pub set: &'a mut Settings,
     pub index: usize,
-    /// The MIG device of the GPU, if the handle is that of a MIG device.
+    /// The MIG device of the GPU, if the handle refers to a MIG device.
     pub mig: Option<usize>,
 }
 
-/// Handles are numbers, never dereferenced: kind, GPU, and MIG device plus one.
+/// Handles are numbers that are never dereferenced: kind, GPU, and MIG device plus one.
 const DEVICE: usize = 0x5ad0_0000;
 
 /// The handle of a GPU or of one of its MIG devices.
@@ -32,7 +32,7 @@ pub fn handle_of(gpu: usize, mig: Option<usize>) -> nvmlDevice_t {
     std::ptr::without_provenance_mut(DEVICE | (gpu << 8) | mig.map_or(0, |mig| mig + 1))
 }
 
-/// The GPU and MIG device of a handle, if the handle is one of ours.
+/// The GPU and MIG device of a handle, if it is valid.
 pub fn who(inventory: &Inventory, handle: nvmlDevice_t) -> Answer<(usize, Option<usize>)> {
     let number = handle.addr();
     let (gpu, mig) = ((number >> 8) & 0xff, (number & 0xff).checked_sub(1));
@@ -51,8 +51,8 @@ pub fn hang() -> ! {
     }
 }
 
-/// Executes a fault, or returns the answer. The lock on the library has been released, so a call
-/// that hangs does not block calls of other threads.
+/// Executes a fault, or returns the result. The lock on the library has been released, so a call that hangs does not
+/// block other threads.
 pub fn end(verdict: Result<Answer, Fault>) -> nvmlReturn_t {
     match verdict {
         Ok(Ok(())) => 0,
@@ -80,7 +80,7 @@ pub fn shutdown(symbol: &str) -> nvmlReturn_t {
     end(fault.map_or_else(|| Ok(state::shutdown()), Err))
 }
 
-/// A function of a GPU; `mig` says whether MIG devices answer it too.
+/// A function for a GPU; `mig` also allows MIG devices.
 pub fn device(
     symbol: &str,
     handle: nvmlDevice_t,
@@ -120,9 +120,8 @@ pub fn device(
     }))
 }
 
-/// Exports C functions. `system` functions ask the library, `device` functions a GPU, `either`
-/// functions a GPU or one of its MIG devices. The body gets what is asked under the name between
-/// the bars.
+/// Exports C functions. `system` functions query the library, `device` functions a GPU, `either` functions a GPU or one
+/// of its MIG devices. The body gets the queried object under the name between the bars.
 macro_rules! exports {
     ($($kind:ident $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr;)*) => {
         /// The functions exported here.

@@ -1,7 +1,7 @@
-//! A stand-in for `libnvidia-ml.so.1`: it exports NVML's C functions, and its GPUs and its faults
-//! come from a TOML file. Programs under test open it through the real `dlopen` path.
+//! A fake `libnvidia-ml.so.1`: it exports NVML's C functions, and reads its GPUs and faults from a TOML file. Programs
+//! under test open it with the real `dlopen`.
 //!
-//! The file is read when NVML is initialised. `README.md` says where it is read from, and describes it.
+//! The file is read when NVML is initialized. `README.md` describes it and its location.
 
 mod api;
 mod call;

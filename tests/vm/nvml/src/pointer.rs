@@ -1,13 +1,13 @@
 //! Pointers from C callers, made safe to use: each is checked against null once, here.
 //!
-//! The types are transparent over the pointer, and only a C caller can make them. The caller
-//! promises what NVML's header asks for: null, or valid for the type and for the stated count.
+//! The types are transparent over the pointer, and only C callers create them. The caller must follow NVML's header:
+//! null, or valid for the type and for the given count.
 
 use std::ffi::{CStr, c_char};
 
 use crate::call::{Answer, Code};
 
-/// Room for one value, or for several.
+/// An output location for one value, or for several.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -17,12 +17,12 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller promised room for a `T`.
+        // SAFETY: not null, and the caller guarantees space for a `T`.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// Writes the values; the caller has room for `room` of them.
+    /// Writes the values; the caller has space for `room` of them.
     pub fn put_all(self, room: u32, values: impl ExactSizeIterator<Item = T>) -> Answer {
         if values.len() > room as usize {
             return Err(Code::INSUFFICIENT_SIZE);
@@ -31,7 +31,7 @@ impl<T> Out<T> {
             return Err(Code::INVALID_ARGUMENT);
         }
         for (index, value) in values.enumerate() {
-            // SAFETY: `index` is below `room`, for which the caller promised space.
+            // SAFETY: `index` is below `room`, for which the caller guarantees space.
             unsafe { self.0.add(index).write(value) };
         }
         Ok(())
@@ -42,8 +42,8 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller promised `count` initialised values; the borrow of
-        // `self` keeps a second slice from being made.
+        // SAFETY: not null, and the caller guarantees `count` initialized values; the borrow of `self` prevents a
+        // second slice.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
     }
 
@@ -61,7 +61,7 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    /// Writes the structure if the caller asked for this version of it.
+    /// Writes the structure if the caller requested this version of it.
     pub fn put_version(self, number: u32, value: T) -> Answer {
         if self.version()? != version_of::<T>(number) {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
@@ -76,7 +76,7 @@ impl<T: Copy> Out<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller promised a value.
+        // SAFETY: not null, and the caller guarantees a value.
         Ok(unsafe { self.0.read() })
     }
 }
@@ -87,7 +87,7 @@ pub fn version_of<T>(number: u32) -> u32 {
     (size_of::<T>() as u32) | (number << 24)
 }
 
-/// A buffer for text of a stated length.
+/// A text buffer with a known length.
 #[repr(transparent)]
 pub struct Text(*mut c_char);
 
@@ -100,7 +100,7 @@ impl Text {
         if text.len() >= room as usize {
             return Err(Code::INSUFFICIENT_SIZE);
         }
-        // SAFETY: the text and its end fit into the room that the caller promised.
+        // SAFETY: the text and its terminator fit into the space that the caller guarantees.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr().cast(), self.0, text.len());
             self.0.add(text.len()).write(0);
@@ -119,7 +119,7 @@ impl Given {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller promised text with an end.
+        // SAFETY: not null, and the caller guarantees a terminated text.
         unsafe { CStr::from_ptr(self.0) }
             .to_str()
             .map_err(|_not_utf8| Code::INVALID_ARGUMENT)

@@ -1,5 +1,4 @@
-//! The state of the library between `nvmlInit` and `nvmlShutdown`, and the settings that programs
-//! make.
+//! The state of the library between `nvmlInit` and `nvmlShutdown`, and the settings changed by programs.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -14,15 +13,15 @@ use crate::inventory::{self, Inventory, Unusable};
 
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
-/// The initialised library.
+/// The initialized library.
 pub struct Library {
     pub inventory: Inventory,
-    /// By GPU.
+    /// Settings by GPU.
     pub settings: Vec<Settings>,
     users: u32,
 }
 
-/// The settings that programs can make.
+/// The settings that programs can change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
@@ -47,9 +46,9 @@ impl Settings {
     }
 }
 
-/// Gives access to the library, which is absent before `nvmlInit`.
+/// Gives access to the library, which does not exist before `nvmlInit`.
 pub fn with<T>(look: impl FnOnce(Option<&mut Library>) -> T) -> T {
-    // A panic would have ended the process at the C boundary, so a poisoned lock is still valid.
+    // A panic would have aborted the process at the C boundary, so a poisoned lock is still valid.
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     look(library.as_mut())
 }
@@ -129,8 +128,8 @@ impl Library {
     }
 }
 
-/// Prints to standard error what a return code cannot express.
+/// Prints details that a return code cannot express to standard error.
 fn complain(why: &dyn std::fmt::Display) {
-    // If standard error is closed, nobody can read the message; the caller still gets the code.
+    // If standard error is closed, the message is lost, but the caller still gets the code.
     let _closed = writeln!(std::io::stderr(), "standin-nvml: {why}");
 }

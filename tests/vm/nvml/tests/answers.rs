@@ -1,4 +1,4 @@
-//! Tests of the built library, opened as the product opens it.
+//! Tests of the built library, loaded in the same way as by the product.
 
 mod common;
 
@@ -26,71 +26,67 @@ fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
 }
 
 #[test]
-fn a_row_with_two_keys_is_completed_from_its_model() {
-    with(
-        TWO,
-        "a_row_with_two_keys_is_completed_from_its_model",
-        || {
-            let nvml = nvml().expect("it starts");
-            assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
-            assert_eq!(nvml.sys_nvml_version().expect("nvml"), "12.535.261.03");
-            assert_eq!(nvml.sys_cuda_driver_version().expect("cuda"), 12020);
-            assert_eq!(nvml.device_count().expect("count"), 2);
-            let gpu = nvml.device_by_index(0).expect("gpu 0");
-            assert_eq!(gpu.name().expect("name"), "NVIDIA H100 80GB HBM3");
-            assert_eq!(
-                gpu.uuid().expect("uuid"),
-                "GPU-11111111-2222-3333-4444-555555555555"
-            );
-            assert_eq!(gpu.minor_number().expect("minor"), 0);
-            assert_eq!(gpu.index().expect("index"), 0);
-            assert_eq!(gpu.brand().expect("brand"), Brand::Nvidia);
-            assert!(matches!(
-                gpu.architecture().expect("architecture"),
-                DeviceArchitecture::Hopper
-            ));
-            let capability = gpu.cuda_compute_capability().expect("capability");
-            assert_eq!((capability.major, capability.minor), (9, 0));
-            let pci = gpu.pci_info().expect("pci");
-            assert_eq!(pci.bus_id, "00000000:18:00.0");
-            assert_eq!(pci.pci_device_id, 0x2330_10de);
-            assert_eq!((pci.domain, pci.bus, pci.device), (0, 0x18, 0));
-            let memory = gpu.memory_info().expect("memory");
-            assert_eq!((memory.total, memory.used), (80 << 30, 0));
-            assert!(gpu.bar1_memory_info().expect("bar1").total >= 80 << 30);
-            assert!(gpu.is_ecc_enabled().expect("ecc").currently_enabled);
-            assert_eq!(gpu.mig_mode().expect("mig").current, 0);
-            assert!(gpu.gsp_firmware_mode().expect("gsp").enabled);
-            assert_eq!(
-                gpu.gsp_firmware_version().expect("gsp version"),
-                "535.261.03"
-            );
-            assert_eq!(gpu.current_pcie_link_gen().expect("generation"), 5);
-            assert!(gpu.link_wrapper_for(17).is_active().expect("link 17"));
-            assert!(gpu.link_wrapper_for(18).is_active().is_err());
-            assert_eq!(
-                gpu.performance_state().expect("pstate"),
-                PerformanceState::Zero
-            );
-            assert!(
-                gpu.running_compute_processes()
-                    .expect("processes")
-                    .is_empty()
-            );
-            let t4 = nvml.device_by_index(1).expect("gpu 1");
-            assert_eq!(t4.name().expect("name"), "Tesla T4");
-            assert_eq!(t4.minor_number().expect("minor"), 1);
-            assert!(matches!(t4.mig_mode(), Err(NvmlError::NotSupported)));
-            let active = t4.link_wrapper_for(0).is_active();
-            assert!(matches!(active, Err(NvmlError::NotSupported)));
-        },
-    );
+fn minimal_entry_is_completed_from_model() {
+    with(TWO, "minimal_entry_is_completed_from_model", || {
+        let nvml = nvml().expect("it starts");
+        assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
+        assert_eq!(nvml.sys_nvml_version().expect("nvml"), "12.535.261.03");
+        assert_eq!(nvml.sys_cuda_driver_version().expect("cuda"), 12020);
+        assert_eq!(nvml.device_count().expect("count"), 2);
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        assert_eq!(gpu.name().expect("name"), "NVIDIA H100 80GB HBM3");
+        assert_eq!(
+            gpu.uuid().expect("uuid"),
+            "GPU-11111111-2222-3333-4444-555555555555"
+        );
+        assert_eq!(gpu.minor_number().expect("minor"), 0);
+        assert_eq!(gpu.index().expect("index"), 0);
+        assert_eq!(gpu.brand().expect("brand"), Brand::Nvidia);
+        assert!(matches!(
+            gpu.architecture().expect("architecture"),
+            DeviceArchitecture::Hopper
+        ));
+        let capability = gpu.cuda_compute_capability().expect("capability");
+        assert_eq!((capability.major, capability.minor), (9, 0));
+        let pci = gpu.pci_info().expect("pci");
+        assert_eq!(pci.bus_id, "00000000:18:00.0");
+        assert_eq!(pci.pci_device_id, 0x2330_10de);
+        assert_eq!((pci.domain, pci.bus, pci.device), (0, 0x18, 0));
+        let memory = gpu.memory_info().expect("memory");
+        assert_eq!((memory.total, memory.used), (80 << 30, 0));
+        assert!(gpu.bar1_memory_info().expect("bar1").total >= 80 << 30);
+        assert!(gpu.is_ecc_enabled().expect("ecc").currently_enabled);
+        assert_eq!(gpu.mig_mode().expect("mig").current, 0);
+        assert!(gpu.gsp_firmware_mode().expect("gsp").enabled);
+        assert_eq!(
+            gpu.gsp_firmware_version().expect("gsp version"),
+            "535.261.03"
+        );
+        assert_eq!(gpu.current_pcie_link_gen().expect("generation"), 5);
+        assert!(gpu.link_wrapper_for(17).is_active().expect("link 17"));
+        assert!(gpu.link_wrapper_for(18).is_active().is_err());
+        assert_eq!(
+            gpu.performance_state().expect("pstate"),
+            PerformanceState::Zero
+        );
+        assert!(
+            gpu.running_compute_processes()
+                .expect("processes")
+                .is_empty()
+        );
+        let t4 = nvml.device_by_index(1).expect("gpu 1");
+        assert_eq!(t4.name().expect("name"), "Tesla T4");
+        assert_eq!(t4.minor_number().expect("minor"), 1);
+        assert!(matches!(t4.mig_mode(), Err(NvmlError::NotSupported)));
+        let active = t4.link_wrapper_for(0).is_active();
+        assert!(matches!(active, Err(NvmlError::NotSupported)));
+    });
 }
 
 #[test]
-#[expect(deprecated, reason = "programs still look GPUs up by serial number")]
-fn a_gpu_is_found_by_each_of_its_names() {
-    with(TWO, "a_gpu_is_found_by_each_of_its_names", || {
+#[expect(deprecated, reason = "some programs look up GPUs by serial number")]
+fn gpu_is_found_by_uuid_serial_and_address() {
+    with(TWO, "gpu_is_found_by_uuid_serial_and_address", || {
         let nvml = nvml().expect("it starts");
         let wanted = nvml
             .device_by_index(1)
@@ -164,8 +160,8 @@ pending = true
 "#;
 
 #[test]
-fn an_unhealthy_gpu_reports_it() {
-    with(SICK, "an_unhealthy_gpu_reports_it", || {
+fn unhealthy_gpu_is_reported() {
+    with(SICK, "unhealthy_gpu_is_reported", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(0).expect("gpu 0");
         assert_eq!(gpu.serial().expect("serial"), "1650000000001");
@@ -204,7 +200,7 @@ fn an_unhealthy_gpu_reports_it() {
         unsigned(144, SampleValue::U32(1));
         unsigned(175, SampleValue::U64(7));
         unsigned(230, SampleValue::U32(4));
-        // The wrapper asks for 270 here, since the driver is newer than 580.82.
+        // The wrapper requests 270 here, because the driver is newer than 580.82.
         unsigned(252, SampleValue::U64(12));
         let volta = nvml.device_by_index(1).expect("gpu 1");
         let retired = volta.retired_pages(RetirementCause::DoubleBitEccError);
@@ -215,13 +211,13 @@ fn an_unhealthy_gpu_reports_it() {
     });
 }
 
-/// The functions that the wrapper lacks, called with the structures of NVIDIA's header.
+/// Functions that the wrapper lacks, called with the structures of NVIDIA's header.
 #[test]
-fn raw_functions_answer() {
-    with(SICK, "raw_functions_answer", || {
+fn raw_functions_return_values() {
+    with(SICK, "raw_functions_return_values", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(0).expect("gpu 0");
-        // SAFETY: the library is the one built here, and each call gets what its header asks for.
+        // SAFETY: the library is the one built here, and each call gets the arguments from its header.
         unsafe {
             let lib = NvmlLib::new(library()).expect("it opens");
             let handle = gpu.handle();
@@ -266,9 +262,9 @@ fn raw_functions_answer() {
 }
 
 #[test]
-fn settings_are_kept_for_the_next_program() {
+fn settings_persist_for_next_program() {
     let inventory = format!("state-file = \"@folder@/state.toml\"\n{TWO}");
-    with(&inventory, "settings_are_kept_for_the_next_program", || {
+    with(&inventory, "settings_persist_for_next_program", || {
         let first = nvml().expect("it starts");
         let mut gpu = first.device_by_index(0).expect("gpu 0");
         assert!(!gpu.is_in_persistent_mode().expect("persistence"));
@@ -292,7 +288,7 @@ fn settings_are_kept_for_the_next_program() {
 }
 
 #[test]
-fn mig_devices_are_devices() {
+fn mig_devices_have_handles() {
     let inventory = format!(
         "{TWO}\n{}",
         r#"
@@ -308,7 +304,7 @@ uuid = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
 profile = "3g.40gb"
 "#
     );
-    with(&inventory, "mig_devices_are_devices", || {
+    with(&inventory, "mig_devices_have_handles", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(2).expect("gpu 2");
         assert_eq!(gpu.mig_device_count().expect("count"), 7);
@@ -336,7 +332,7 @@ profile = "3g.40gb"
 }
 
 #[test]
-fn the_examples_of_the_readme_are_valid() {
+fn readme_examples_are_valid() {
     let readme = include_str!("../README.md");
     let blocks: Vec<&str> = readme
         .split("```toml\n")
@@ -353,7 +349,7 @@ fn the_examples_of_the_readme_are_valid() {
 }
 
 #[test]
-fn it_needs_no_library_that_unwinds_the_stack() {
+fn library_needs_no_unwinder() {
     let bytes = std::fs::read(library()).unwrap();
     let name = b"libgcc_s.so.1";
     assert!(!bytes.windows(name.len()).any(|part| part == name));

@@ -1,4 +1,4 @@
-//! Each fault, as the library that the product uses reports it.
+//! Each fault, as reported by the library that the product uses.
 
 mod common;
 
@@ -12,9 +12,9 @@ fn broken(faults: &str) -> String {
 }
 
 #[test]
-fn the_driver_is_not_loaded() {
+fn driver_is_not_loaded() {
     let inventory = broken("driver-not-loaded = true");
-    with(&inventory, "the_driver_is_not_loaded", || {
+    with(&inventory, "driver_is_not_loaded", || {
         assert!(matches!(nvml(), Err(NvmlError::DriverNotLoaded)));
     });
 }
@@ -28,15 +28,15 @@ fn library_and_driver_differ() {
 }
 
 #[test]
-fn there_is_no_gpu() {
-    with(&broken("no-devices = true"), "there_is_no_gpu", || {
+fn no_gpu_is_listed() {
+    with(&broken("no-devices = true"), "no_gpu_is_listed", || {
         assert_eq!(nvml().expect("it starts").device_count().expect("count"), 0);
     });
 }
 
 #[test]
-fn a_gpu_is_missing() {
-    with(&broken("fewer-devices = 1"), "a_gpu_is_missing", || {
+fn gpu_is_missing() {
+    with(&broken("fewer-devices = 1"), "gpu_is_missing", || {
         let nvml = nvml().expect("it starts");
         assert_eq!(nvml.device_count().expect("count"), 1);
         assert!(nvml.device_by_index(0).is_ok());
@@ -59,12 +59,12 @@ fn gpus_are_lost() {
 }
 
 #[test]
-fn a_gpu_is_lost_while_it_is_used() {
+fn gpu_is_lost_while_used() {
     let inventory = TWO.replace(
         "[[gpu]]\npci-address = \"0000:2a",
         "[[gpu]]\nfails-with = 15\npci-address = \"0000:2a",
     );
-    with(&inventory, "a_gpu_is_lost_while_it_is_used", || {
+    with(&inventory, "gpu_is_lost_while_used", || {
         let nvml = nvml().expect("it starts");
         assert!(nvml.device_by_index(0).expect("gpu 0").name().is_ok());
         let lost = nvml.device_by_index(1).expect("there is a handle");
@@ -87,7 +87,7 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
         assert!(gpu.name().is_ok());
         // The wrapper has no error for 13, because it never calls a missing function.
         assert!(gpu.uuid().is_err());
-        // SAFETY: the function takes a handle and a place for a number.
+        // SAFETY: the function takes a handle and a pointer to a number.
         unsafe {
             let opened = libloading::Library::new(library()).expect("it opens");
             type Temperature = unsafe extern "C" fn(*mut std::ffi::c_void, u32, *mut u32) -> u32;
@@ -101,22 +101,27 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
 }
 
 #[test]
-fn initialising_hangs() {
+fn hanging_initialization_never_returns() {
     let inventory = broken("hang = [\"init\"]");
     let patience = Duration::from_secs(2);
-    let ended = run(&inventory, "initialising_hangs", patience, || drop(nvml()));
+    let ended = run(
+        &inventory,
+        "hanging_initialization_never_returns",
+        patience,
+        || drop(nvml()),
+    );
     if let Some(ended) = ended {
         assert!(ended.status.is_none(), "it came back: {:?}", ended.status);
     }
 }
 
 #[test]
-fn one_call_hangs_and_the_others_go_on() {
+fn hanging_call_does_not_block_others() {
     let inventory = TWO.replace(
         "[[gpu]]\npci-address = \"0000:2a",
         "[[gpu]]\nhang = [\"nvmlDeviceGetName\"]\npci-address = \"0000:2a",
     );
-    let name = "one_call_hangs_and_the_others_go_on";
+    let name = "hanging_call_does_not_block_others";
     with(&inventory, name, || {
         let nvml = nvml().expect("it starts");
         let nvml: &'static _ = Box::leak(Box::new(nvml));
@@ -128,7 +133,7 @@ fn one_call_hangs_and_the_others_go_on() {
 }
 
 #[test]
-fn a_bad_inventory_stops_initialising_and_says_why() {
+fn invalid_inventory_fails_initialization() {
     let cases = [
         (
             "driver-version = \"1\"\ncuda-version = \"12.2\"\ncolour = 1",
@@ -144,10 +149,10 @@ fn a_bad_inventory_stops_initialising_and_says_why() {
         ),
         (&broken("gpu-lost = [7]"), "gpu 7"),
         (&TWO.replace("10de:1eb8", "10de:0001"), "`name` is needed"),
-        (&TWO.replace("0000:2a:00.0", "0000:18:00.0"), "there twice"),
+        (&TWO.replace("0000:2a:00.0", "0000:18:00.0"), "duplicate"),
         (&TWO.replace("0000:2a:00.0", "2a"), "pci-address"),
     ];
-    let name = "a_bad_inventory_stops_initialising_and_says_why";
+    let name = "invalid_inventory_fails_initialization";
     for (inventory, word) in cases {
         let ended = run(inventory, name, Duration::from_secs(60), || {
             assert!(matches!(nvml(), Err(NvmlError::Unknown)));
@@ -168,10 +173,10 @@ fn a_bad_inventory_stops_initialising_and_says_why() {
 
 #[test]
 fn every_function_is_exported() {
-    // SAFETY: opening it runs nothing but its initialisers.
+    // SAFETY: opening it only runs its initializers.
     let opened = unsafe { libloading::Library::new(library()) }.expect("it opens");
     for symbol in standin_nvml::symbols() {
-        // SAFETY: the symbol is looked up and never called.
+        // SAFETY: the symbol is looked up but never called.
         let found = unsafe { opened.get::<*const ()>(symbol.as_bytes()) };
         assert!(found.is_ok(), "{symbol}");
     }

@@ -1,5 +1,5 @@
-//! Configuration space: a type 0 header and the capabilities that a driver reads, with the writable
-//! bits, so that a BAR answers the size probe.
+//! Configuration space: a type 0 header and the capabilities that a driver reads, with the writable bits, so that the
+//! size probe of a BAR works.
 
 use crate::table::Device;
 
@@ -22,7 +22,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// As after a reset.
+    /// The state after a reset.
     pub fn new(device: &Device) -> ConfigSpace {
         let mut space = ConfigSpace {
             bytes: vec![0; SIZE],
@@ -35,7 +35,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Reads bytes from `offset` on; beyond the end all bits are one, as for an absent device.
+    /// Reads bytes from `offset` on. Beyond the end all bits are one, as for a missing device.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (step, byte) in data.iter_mut().enumerate() {
             *byte = index(offset, step).map_or(0xff, |index| self.bytes[index]);
@@ -99,8 +99,7 @@ impl ConfigSpace {
         self.allow(MSI + 12, u16::MAX.to_le_bytes());
     }
 
-    /// An endpoint whose link runs at its full speed and width, so that no tool reports a degraded
-    /// link.
+    /// An endpoint whose link runs at its full speed and width, so that no tool reports a degraded link.
     fn express(&mut self) {
         self.put(EXPRESS, [0x10, 0x00]);
         // Version 2, endpoint.

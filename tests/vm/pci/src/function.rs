@@ -1,4 +1,4 @@
-//! One function behind the vfio-user protocol: its registers, and its answers to QEMU.
+//! One function behind the vfio-user protocol: its registers, and its responses to QEMU.
 
 use std::fs::File;
 use std::io;
@@ -23,21 +23,20 @@ const BOOT_42: u64 = 0xa00;
 /// The architecture whose driver reads [`FIRMWARE_BOOT`].
 const HOPPER: u8 = 0x18;
 
-/// `NV_THERM_I2CS_SCRATCH` of NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0:
-/// the GPU's firmware reports here that it has booted, which never happens in an emulated GPU.
+/// `NV_THERM_I2CS_SCRATCH` in NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0: the GPU's firmware
+/// reports here that it has booted, which never happens in an emulated GPU.
 const FIRMWARE_BOOT: u64 = 0x2_00bc;
 
-/// The delay of a read of that register. NVIDIA's driver polls it for four seconds each time a
-/// device is opened, and would keep an emulated processor completely busy.
+/// The delay of a read of that register. NVIDIA's driver polls it for four seconds each time a device is opened, and
+/// would keep an emulated CPU completely busy.
 const FIRMWARE_BOOT_ANSWER: Duration = Duration::from_millis(2);
 
-/// A function that answers QEMU.
+/// A function that responds to QEMU.
 #[derive(Debug)]
 pub struct Emulated {
     device: Device,
     config: ConfigSpace,
-    /// The eventfds that QEMU wants to be notified through, by kind of interrupt. No interrupt ever
-    /// comes.
+    /// The eventfds through which QEMU requests notifications, by kind of interrupt. No interrupt is ever raised.
     eventfds: Vec<Vec<File>>,
 }
 
@@ -55,7 +54,7 @@ impl Emulated {
         *self = Emulated::new(&self.device);
     }
 
-    /// The regions of the protocol: the BARs, the (absent) ROM, configuration space.
+    /// The regions of the protocol: the BARs, the (missing) ROM, configuration space.
     pub fn regions(&self) -> Vec<ServerRegion> {
         (0..VFIO_PCI_NUM_REGIONS)
             .map(|index| {
@@ -129,9 +128,8 @@ impl Emulated {
     }
 }
 
-/// The protocol's server answers an error of its backend with the error number 0, which QEMU takes
-/// for success. So nothing here fails: reads of absent registers give ones and writes to them are
-/// ignored, as on a real bus.
+/// The protocol's server sends an error of its backend with the error number 0, which QEMU treats as success. So no
+/// call fails here: missing registers read as ones and writes to them are ignored, as on a real bus.
 impl ServerBackend for Emulated {
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {

@@ -1,7 +1,6 @@
-//! The PCI devices of the test machines: one catalogue, and a server that gives their functions to
-//! QEMU over vfio-user. A served GPU has the configuration space, the BARs and the chip id
-//! registers of its model. A driver reads these before it binds. There is nothing else, so a driver
-//! binds and then cannot initialise the device.
+//! The PCI devices of the test machines: one catalog, and a server that provides their functions to QEMU over
+//! vfio-user. A served GPU has the configuration space, the BARs and the chip ID registers of its model, which a driver
+//! reads before it binds. The rest is missing, so a driver binds but cannot initialize the device.
 
 pub mod config;
 pub mod function;

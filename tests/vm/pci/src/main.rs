@@ -12,7 +12,7 @@ use gpu_bootstrap_vm_pci::{serve, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Serves the PCI functions of a test machine.
+/// Serve the PCI functions of a test machine
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
@@ -21,15 +21,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Open a socket for each function, say `ready`, and answer until SIGTERM
+    /// Open a socket for each function, print `ready`, and serve until SIGTERM
     Serve {
-        /// The table of machines; `devices.toml` is beside it
+        /// Machine table; `devices.toml` is in the same directory
         #[arg(long, value_name = "FILE")]
         machines: PathBuf,
-        /// The machine whose functions are served
+        /// Machine whose functions are served
         #[arg(long, value_name = "NAME")]
         machine: String,
-        /// Where the sockets are made, each called ADDRESS.sock
+        /// Directory for the sockets, each named ADDRESS.sock
         #[arg(long, value_name = "DIR")]
         dir: PathBuf,
     },
@@ -44,8 +44,7 @@ fn main() -> ExitCode {
     match run(&machines, &machine, &dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // If standard error is closed, nobody can read the message; the exit code still reports
-            // the error.
+            // If standard error is closed, the message is lost, but the exit code still reports the error.
             drop(writeln!(std::io::stderr(), "error: {error:#}"));
             ExitCode::FAILURE
         }
@@ -60,7 +59,7 @@ fn run(machines: &Path, machine: &str, dir: &Path) -> Result<()> {
     let signalled = end.clone();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            // Without a receiver the process is about to end anyway.
+            // Without a receiver the process is already exiting.
             drop(signalled.send(Ok(())));
         }
     });
@@ -68,6 +67,6 @@ fn run(machines: &Path, machine: &str, dir: &Path) -> Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "ready")
         .and_then(|()| stdout.flush())
-        .context("cannot say that the sockets are ready")?;
-    ended.recv().context("nobody is left to say when to end")?
+        .context("cannot report that the sockets are ready")?;
+    ended.recv().context("the signal thread has exited")?
 }

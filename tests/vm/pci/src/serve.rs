@@ -15,7 +15,7 @@ use vfio_user::Server;
 use crate::function::Emulated;
 use crate::table::{Address, Function};
 
-/// Sockets that answer until this is dropped or the process ends.
+/// Sockets that are served until this is dropped or the process exits.
 #[derive(Debug)]
 pub struct Serving {
     sockets: Vec<PathBuf>,
@@ -26,10 +26,9 @@ pub fn socket(dir: &Path, address: &Address) -> PathBuf {
     dir.join(format!("{address}.sock"))
 }
 
-/// Opens the socket of each function in `dir`; when this returns, all of them accept connections.
-/// QEMU is restarted at each reboot of a machine, so a function takes one connection after the
-/// other and is reset to power on for each. An error that keeps a socket from accepting connections
-/// is sent to `ended`.
+/// Opens the socket of each function in `dir`. When this returns, all of them accept connections. QEMU is restarted at
+/// each reboot of a machine, so a function accepts one connection after the other and is reset to power-on for each. An
+/// error that prevents a socket from accepting connections is sent to `ended`.
 pub fn start(dir: &Path, functions: &[Function], ended: &Sender<Result<()>>) -> Result<Serving> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut serving = Serving {
@@ -63,28 +62,29 @@ impl Drop for Serving {
 
 fn answer(name: &str, server: &Server, mut emulated: Emulated, ended: &Sender<Result<()>>) {
     loop {
-        // The protocol's crate panics on some malformed messages: this ends only the connection.
+        // The protocol's crate panics on some malformed messages. This closes only the connection.
         match catch_unwind(AssertUnwindSafe(|| server.run(&mut emulated))) {
             Ok(Ok(())) | Err(_) => {}
             Ok(Err(error @ vfio_user::Error::SocketAccept(_))) => {
-                // Nobody receives it if the process is about to end.
+                // There is no receiver if the process is exiting.
                 drop(ended.send(Err(Error::new(error).context(name.to_string()))));
                 return;
             }
-            // The client disconnected in the middle of a message, as at a power cut.
+            // The client disconnected in the middle of a message, for example at a power loss.
             Ok(Err(_)) => {}
         }
         emulated.power_on();
     }
 }
 
-/// Removes the socket of a killed server, and keeps that of a running one.
+/// Removes the socket of a killed server, but not of a running one.
 fn remove_stale(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => found.file_type(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            return Err(error).with_context(|| format!("cannot look at {}", path.display()));
+            return Err(error)
+                .with_context(|| format!("cannot read the metadata of {}", path.display()));
         }
     };
     if !kind.is_socket() || UnixStream::connect(path).is_ok() {

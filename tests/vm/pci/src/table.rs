@@ -1,6 +1,5 @@
-//! The catalogue of devices in `devices.toml`, and their places in a machine of `machines.toml`. The bus of a
-//! container, the functions of QEMU and the inventory of the stand-in NVML are all made from these
-//! rows.
+//! The catalog of devices in `devices.toml`, and their addresses in a machine of `machines.toml`. The bus of a
+//! container, the functions of QEMU and the inventory of the fake NVML are all generated from these entries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,7 +34,7 @@ pub struct Address(String);
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
-    /// Its name in the product's matrix; for other devices in pci.ids.
+    /// Its name in the product's matrix, or in pci.ids for other devices.
     pub name: String,
     pub id: Id,
     pub subsystem: Id,
@@ -44,12 +43,11 @@ pub struct Device {
     pub revision: u8,
     #[serde(default)]
     pub bars: Vec<Bar>,
-    /// The values of the chip's id registers; without it the function is on the bus and no driver
-    /// binds.
+    /// The values of the chip's ID registers. Without it the function is on the bus but no driver binds.
     pub chip: Option<Chip>,
-    /// The NVML values that differ from the model's; absent if the device is not a GPU.
+    /// NVML values that differ from the model; missing if the device is not a GPU.
     pub nvml: Option<toml::Table>,
-    /// What its vital product data contain.
+    /// Its vital product data.
     pub vpd: Option<String>,
     /// The sources of the numbers.
     pub source: String,
@@ -59,7 +57,7 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Bar {
-    /// The register, 0 to 5; a 64-bit range takes the next one, too.
+    /// The register, 0 to 5. A 64-bit range also uses the next one.
     pub index: u8,
     /// A power of two, in mebibytes.
     pub mib: u32,
@@ -74,41 +72,41 @@ pub struct Bar {
 pub struct Chip {
     /// `NV_PMC_BOOT_42_ARCHITECTURE_…` of `nv_ref.h`.
     pub architecture: u8,
-    /// The chip's row in `g_hal_archimpl.h`.
+    /// The chip's entry in `g_hal_archimpl.h`.
     pub implementation: u8,
 }
 
-/// A device at its place in a machine.
+/// A device at an address of a machine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
     pub address: Address,
-    /// The key of the device in the catalogue.
+    /// The key of the device in the catalog.
     pub device: String,
     #[serde(default)]
     pub numa_node: i32,
     /// The kernel driver that is bound to it from the start.
     pub driver: Option<String>,
-    /// It is on the bus, and NVML does not list it.
+    /// It is on the bus, but NVML does not list it.
     #[serde(default)]
     pub silent: bool,
-    /// The NVML values of this one, which override those of the device.
+    /// NVML values of this GPU, which override the values of the device.
     #[serde(default)]
     pub nvml: toml::Table,
 }
 
-/// A place with its device looked up.
+/// An address with its device looked up.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub address: Address,
     pub device: Device,
     pub numa_node: i32,
     pub driver: Option<String>,
-    /// Its NVML values; absent if NVML does not list it.
+    /// Its NVML values; missing if NVML does not list it.
     pub nvml: Option<toml::Table>,
 }
 
-/// The catalogue, beside the table of machines.
+/// The catalog, in the directory of the machine table.
 const CATALOGUE: &str = "devices.toml";
 
 /// `devices.toml`.
@@ -118,7 +116,7 @@ struct Catalogue {
     devices: BTreeMap<String, Device>,
 }
 
-/// The part of `machines.toml` that defines the bus; the rest has other readers.
+/// The part of `machines.toml` that defines the bus. Other parts are read elsewhere.
 #[derive(Debug, Deserialize)]
 struct Table {
     machines: BTreeMap<String, Machine>,
@@ -130,8 +128,7 @@ struct Machine {
     pci: Vec<Place>,
 }
 
-/// The catalogue beside the table of machines `path`. A device that is described wrongly is refused, wherever
-/// it is used.
+/// The catalog next to the machine table `path`. An invalid device is rejected, wherever it is used.
 pub fn catalogue(path: &Path) -> Result<BTreeMap<String, Device>> {
     let path = path.with_file_name(CATALOGUE);
     let parse = |text: &str| -> Result<BTreeMap<String, Device>> {
@@ -141,7 +138,7 @@ pub fn catalogue(path: &Path) -> Result<BTreeMap<String, Device>> {
         }
         Ok(table.devices)
     };
-    parse(&read(&path)?).with_context(|| format!("{} is not right", path.display()))
+    parse(&read(&path)?).with_context(|| format!("{} is not valid", path.display()))
 }
 
 /// The functions of one machine of the table `path`.
@@ -155,27 +152,27 @@ pub fn functions_of(path: &Path, machine: &str) -> Result<Vec<Function>> {
         };
         functions(&devices, &row.pci).with_context(|| format!("[machines.{machine}]"))
     };
-    parse(&read(path)?).with_context(|| format!("{} is not right", path.display()))
+    parse(&read(path)?).with_context(|| format!("{} is not valid", path.display()))
 }
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Looks up the device at each place.
+/// Looks up the device at each address.
 pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result<Vec<Function>> {
     let mut seen: BTreeMap<&Address, usize> = BTreeMap::new();
     let mut found = Vec::new();
     for (index, place) in places.iter().enumerate() {
         if let Some(first) = seen.insert(&place.address, index) {
             bail!(
-                "pci[{index}].address: {} is that of pci[{first}], too",
+                "pci[{index}].address: {} is already used by pci[{first}]",
                 place.address
             );
         }
         let device = devices.get(&place.device).with_context(|| {
             format!(
-                "pci[{index}].device: no [devices.{}] in the catalogue",
+                "pci[{index}].device: no [devices.{}] in the catalog",
                 place.device
             )
         })?;
@@ -186,7 +183,7 @@ pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result
         });
         ensure!(
             nvml.is_some() || place.nvml.is_empty(),
-            "pci[{index}].nvml: NVML does not know this function"
+            "pci[{index}].nvml: NVML does not list this function"
         );
         found.push(Function {
             address: place.address.clone(),
@@ -200,7 +197,7 @@ pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result
 }
 
 impl Device {
-    /// Whether it is an NVIDIA GPU, which the driver binds.
+    /// Whether it is an NVIDIA GPU that the driver binds.
     pub fn is_nvidia_gpu(&self) -> bool {
         self.id.vendor == NVIDIA && self.class.base() == 0x03
     }
@@ -229,7 +226,7 @@ impl Device {
             }
             ensure!(
                 bar.mib.is_power_of_two(),
-                "bars[{position}].mib: no power of two"
+                "bars[{position}].mib: not a power of two"
             );
             ensure!(
                 bar.prefetchable || bar.mib <= 2048,
@@ -261,15 +258,15 @@ impl Bar {
         u64::from(self.mib) << 20
     }
 
-    /// How many registers it takes.
+    /// The number of registers that it uses.
     pub fn registers(self) -> usize {
         if self.prefetchable { 2 } else { 1 }
     }
 }
 
 impl Chip {
-    /// `NV_PMC_BOOT_0` at offset 0: architecture in 28:24, implementation in 23:20, and the
-    /// revision, whose two digits are those of PCI's.
+    /// `NV_PMC_BOOT_0` at offset 0: architecture in 28:24, implementation in 23:20, and the revision with the two
+    /// digits of the PCI revision.
     pub fn boot_0(self, revision: u8) -> u32 {
         self.chip_id() | u32::from(revision)
     }
@@ -293,7 +290,7 @@ impl Class {
 }
 
 impl Address {
-    /// As the kernel writes it.
+    /// In kernel notation.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -322,7 +319,7 @@ impl TryFrom<String> for Id {
                     device: hex(device, 4)? as u16,
                 })
             })
-            .ok_or_else(|| format!("`{text}` is no pair of ids such as `10de:2330`"))
+            .ok_or_else(|| format!("`{text}` is not a pair of IDs such as `10de:2330`"))
     }
 }
 
@@ -332,7 +329,7 @@ impl TryFrom<String> for Class {
     fn try_from(text: String) -> Result<Class, String> {
         hex(&text, 6)
             .map(Class)
-            .ok_or_else(|| format!("`{text}` is no class such as `030200`"))
+            .ok_or_else(|| format!("`{text}` is not a class such as `030200`"))
     }
 }
 
@@ -351,7 +348,7 @@ impl TryFrom<String> for Address {
         };
         match valid() {
             Some(()) => Ok(Address(text)),
-            None => Err(format!("`{text}` is no address such as `0000:18:00.0`")),
+            None => Err(format!("`{text}` is not an address such as `0000:18:00.0`")),
         }
     }
 }
@@ -393,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registers_equal_those_of_a_real_h100() {
+    fn registers_match_real_h100() {
         let chip = Chip {
             architecture: 0x18,
             implementation: 0,
@@ -403,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_overrides_the_values_of_its_device() {
+    fn machine_overrides_values_of_device() {
         let text = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n\
              nvml = { name = 'of the place' }\n\
              [[machines.m.pci]]\naddress = '0000:2a:00.0'\ndevice = 'gpu'\nsilent = true\n";
@@ -415,11 +412,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_file_and_the_key() {
+    fn errors_contain_file_and_key() {
         let place = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n";
         let cases = [
-            (DEVICE.replace("10de:2330", "nvidia"), "`nvidia` is no pair"),
-            (DEVICE.replace("030200", "0302"), "`0302` is no class"),
+            (
+                DEVICE.replace("10de:2330", "nvidia"),
+                "`nvidia` is not a pair",
+            ),
+            (DEVICE.replace("030200", "0302"), "`0302` is not a class"),
             (
                 DEVICE.replace("mib = 16", "mib = 17"),
                 "[devices.gpu]: bars[0].mib",
@@ -447,9 +447,9 @@ mod tests {
             ),
             (
                 place.repeat(2),
-                "pci[1].address: 0000:18:00.0 is that of pci[0]",
+                "pci[1].address: 0000:18:00.0 is already used by pci[0]",
             ),
-            (place.replace("18:00.0", "18:20.0"), "is no address"),
+            (place.replace("18:00.0", "18:20.0"), "is not an address"),
             (
                 place.replace("machines.m.", "machines.n."),
                 "no [machines.m]; there are n",

@@ -94,7 +94,7 @@ fn register(client: &mut Client, region: u32, offset: u64) -> u32 {
 }
 
 #[test]
-fn the_header_names_the_device() {
+fn header_contains_device_id() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(register(&mut gpu, CONFIG, 0x00), 0x2330_10de);
@@ -106,7 +106,7 @@ fn the_header_names_the_device() {
 }
 
 #[test]
-fn regions_are_as_large_as_the_table_says() {
+fn regions_have_configured_size() {
     let bench = Bench::new();
     let gpu = bench.gpu();
     let sizes: Vec<u64> = (0..9)
@@ -116,7 +116,7 @@ fn regions_are_as_large_as_the_table_says() {
 }
 
 #[test]
-fn bars_answer_the_size_probe() {
+fn bars_support_size_probe() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     for register in 0..6 {
@@ -147,7 +147,7 @@ fn bars_answer_the_size_probe() {
 }
 
 #[test]
-fn capabilities_are_a_list_that_ends() {
+fn capability_list_is_terminated() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(read::<2>(&mut gpu, CONFIG, 0x06), [0x10, 0x00]);
@@ -162,7 +162,7 @@ fn capabilities_are_a_list_that_ends() {
 }
 
 #[test]
-fn only_writable_bits_are_written() {
+fn only_writable_bits_change() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     gpu.region_write(CONFIG, 0x00, &[0xff; 8]).unwrap();
@@ -171,7 +171,7 @@ fn only_writable_bits_are_written() {
 }
 
 #[test]
-fn the_chip_id_registers_are_those_of_the_chip() {
+fn chip_id_registers_match_chip() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(register(&mut gpu, 0, 0x000), 0x1800_00a1);
@@ -184,7 +184,7 @@ fn the_chip_id_registers_are_those_of_the_chip() {
 }
 
 #[test]
-fn unaligned_accesses_are_answered() {
+fn unaligned_accesses_are_supported() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(read::<1>(&mut gpu, 0, 0xa03), [0x18]);
@@ -197,10 +197,10 @@ fn unaligned_accesses_are_answered() {
 }
 
 #[test]
-fn absent_registers_read_as_ones() {
+fn missing_registers_read_as_ones() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
-    // Across the end, beyond it, at offsets that wrap around, in an absent BAR and an absent ROM.
+    // Across the end, beyond it, at offsets that wrap around, in a missing BAR and a missing ROM.
     assert_eq!(read::<4>(&mut gpu, 0, (16 << 20) - 2), [0, 0, 0xff, 0xff]);
     assert_eq!(read::<4>(&mut gpu, CONFIG, 4096), [0xff; 4]);
     assert_eq!(read::<4>(&mut gpu, 0, u64::MAX - 1), [0xff; 4]);
@@ -221,7 +221,7 @@ fn interrupts_can_be_set_up() {
         .map(|index| gpu.get_irq_info(index).unwrap().count)
         .collect();
     assert_eq!(counts, [1, 1, 0, 0, 0]);
-    // DATA_EVENTFD | ACTION_TRIGGER, as QEMU does; any file stands for the eventfd.
+    // DATA_EVENTFD | ACTION_TRIGGER, as in QEMU; any file can be used instead of an eventfd.
     let file = tempfile::tempfile().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
     gpu.set_irqs(0, 0x24, 0, 1, &[fd]).unwrap();
@@ -231,7 +231,7 @@ fn interrupts_can_be_set_up() {
 }
 
 #[test]
-fn each_connection_starts_in_the_state_after_power_on() {
+fn each_connection_starts_at_power_on_state() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     gpu.region_write(CONFIG, 0x10, &0xfd00_0000u32.to_le_bytes())
@@ -248,11 +248,10 @@ fn each_connection_starts_in_the_state_after_power_on() {
 }
 
 #[test]
-fn a_malformed_message_ends_its_connection_only() {
+fn malformed_message_closes_only_its_connection() {
     let bench = Bench::new();
     let path = bench.socket("0000:18:00.0");
-    // A message cut in the middle of a header, and a version message that is too short for its own
-    // header.
+    // A message truncated in the middle of a header, and a version message that is too short for its own header.
     UnixStream::connect(&path)
         .unwrap()
         .write_all(&[1, 2, 3])
@@ -268,13 +267,13 @@ fn a_malformed_message_ends_its_connection_only() {
 }
 
 #[test]
-fn only_a_socket_without_a_server_is_replaced() {
+fn only_stale_socket_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let serving = start(dir.path()).unwrap();
     let message = format!("{:#}", start(dir.path()).unwrap_err());
     assert!(message.contains("is in use"), "{message}");
     drop(serving);
-    // As a killed server leaves it.
+    // The state after a server was killed.
     let path = dir.path().join("0000:18:00.0.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     start(dir.path()).unwrap();

@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# Part of the test bed: what a local user without privileges can prepare against a command that root runs. It runs until it is
+# Part of the test harness: attacks by an unprivileged local user against a command that root runs. It runs until it is
 # killed.
 use strict;
 use warnings;
@@ -11,7 +11,7 @@ my $count = 200;
 $| = 1;
 
 if ($role eq "switch") {
-    # DIRECTORY is at times a directory of symlinks to TARGET, and at times a symlink to VICTIM.
+    # DIRECTORY alternates between a directory of symlinks to TARGET and a symlink to VICTIM.
     my ($directory, $victim, $target) = @ARGV;
     die $usage unless defined $target;
     mkdir "$directory.real" or die "$directory.real: $!\n";

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Part of the test bed: the first process of a machine in a cloud. It shows the cloud's firmware before systemd's
-# generators look at it, and hides from programs that this is a container, because cloud-init reads no firmware there.
-# systemd itself knows it from /run/host.
+# Part of the test harness: the first process of a simulated cloud instance. It mounts the cloud's firmware before the
+# systemd generators read it, and hides the container from programs, because cloud-init does not read firmware in a
+# container. systemd itself detects the container from /run/host.
 
-# The network cards that the kernel shows here are those of the host: a new view shows the machine's own.
+# The kernel lists the network cards of the host here. A new mount lists the machine's own.
 own=/run/testbed-sys
 mkdir -p $own
 mount -t sysfs testbed $own
 mount --bind $own/devices/virtual/net /sys/devices/virtual/net
 mount -t overlay -o lowerdir=/usr/lib/testbed/class:$own/class testbed /sys/class
-# With a writable network, systemd-nspawn shows a part of /sys only.
+# With a writable network, systemd-nspawn mounts only a part of /sys.
 if [ ! -d /sys/module ]; then
     mount -o remount,bind,rw /sys
     mkdir /sys/module
@@ -17,8 +17,8 @@ if [ ! -d /sys/module ]; then
     mount -o remount,bind,ro /sys
 fi
 umount --lazy $own
-# systemd tells its generators the container, and cloud-init 25 believes it before `systemd-detect-virt`. A
-# generator in /run takes the place of the one of the same name.
+# systemd passes the container type to its generators, and cloud-init 25 prefers it to `systemd-detect-virt`. A
+# generator in /run replaces the one with the same name.
 generators=/run/systemd/system-generators
 mkdir -p $generators
 cat >$generators/cloud-init-generator <<'END'

@@ -1,3 +1,3 @@
 #!/bin/sh
-# Part of the test bed: kubectl with all rights, for a machine beside a control plane.
+# Part of the test harness: kubectl with all permissions, for a machine next to a control plane.
 exec /usr/lib/testbed/cluster/kubectl --kubeconfig=/usr/lib/testbed/cluster/admin.conf "$@"

@@ -1,10 +1,9 @@
 #!/usr/bin/perl
-# cut-at-record PASS DELAY COMMAND...: runs a command of the product, and shuts down the filesystem of `/` DELAY
-# milliseconds after the record of the journal that follows PASS other new ones, so that nothing written since
-# reaches the disk. A record is new if the journal did not have it before, and standard input does not name it
-# (a cut may have taken it away). Then it prints the name of the record and exits with 42, and the bed cuts the
-# power. If the command ends before, the exit code is 0 where its own is, otherwise another one. A run that
-# resumes after a boot is waited for first.
+# cut-at-record PASS DELAY COMMAND...: runs a command of the product, skips PASS new journal records, and shuts down the
+# filesystem of `/` DELAY milliseconds after the next one, so that no later write reaches the disk. A record is new if
+# it was neither in the journal nor on standard input (a power loss may have removed it). Then it prints the name of the
+# record and exits with 42, and the harness cuts the power. If the command exits first, the exit code is 0 for success
+# and another one otherwise. It first waits for a resumed run.
 use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
@@ -17,7 +16,7 @@ Journal::on_one_processor(@ARGV);
 my ($shutdown, $no_log_flush) = (0x8004587d, 2);
 my $cut = 42;
 my $seconds = 300;
-# Not on the disk that is cut.
+# Not on the disk that loses its power.
 my $said = "/run/cut-at-record.log";
 my $unit = "gpu-bootstrap-resume.service";
 
@@ -37,7 +36,7 @@ sub cut {
 
 my $end = time + $seconds;
 while (`systemctl show -P ActiveState $unit` =~ /^(activating|active|reloading)/) {
-    fail("$unit does not end\n") if time > $end;
+    fail("$unit does not finish\n") if time > $end;
     select(undef, undef, undef, 0.2);
 }
 
@@ -47,7 +46,7 @@ while (my $line = <STDIN>) {
     chomp $line;
     $known{$line} = 1;
 }
-# The end of the child interrupts the wait.
+# The exit of the child interrupts the wait.
 POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_NOCLDSTOP))
     or die "sigaction: $!";
 my $pid = fork() // die "fork: $!";
@@ -65,7 +64,7 @@ while (1) {
     if (waitpid($pid, WNOHANG) == $pid) {
         exit(0) if $? == 0;
         my $status = $?;
-        fail(sprintf "a run that was not cut ended with status %d, signal %d\n", $status >> 8, $status & 127);
+        fail(sprintf "an uninterrupted run exited with status %d, signal %d\n", $status >> 8, $status & 127);
     }
     fail("a run took more than $seconds s\n") if time > $end + $seconds;
 }

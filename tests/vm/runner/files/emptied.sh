@@ -1,7 +1,7 @@
 #!/bin/sh
-# Part of the test bed: the first call notes which files of the system are empty. Later ones print those that have
-# become so, as after a power cut, and fail if there are any. Some are always empty: locks, what systemd's helper
-# notes, the options of a kernel's headers, and what describes a kernel that is none.
+# Part of the test harness: the first call records the empty files of the system. Later calls print files that have
+# become empty, as after a power loss, and fail if there are any. Some files are always empty: locks, notes of systemd
+# helpers, the options in kernel headers, and the metadata of fake kernels.
 set -eu
 noted=/root/empty
 empty() {

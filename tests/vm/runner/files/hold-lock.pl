@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# Part of the test bed: holds a lock as dpkg and apt do, until it is killed.
+# Part of the test harness: holds a lock like dpkg and apt, until it is killed.
 use strict;
 use warnings;
 use Fcntl;

@@ -1,5 +1,5 @@
-# Part of the test bed: the records of the product's journal, and a notice of each write to it, for the programs
-# that kill a run or cut its power at a record. A record is named by its kind and its change.
+# Part of the test harness: reads the records of the product's journal, and notifies about each write to it. Used by
+# programs that kill a run or cut its power at a record. A record is identified by its kind and its change.
 use strict;
 use warnings;
 use POSIX ();
@@ -8,16 +8,16 @@ package Journal;
 
 my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
 my $journal = "$folder/journal.jsonl";
-# System calls of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
-die "the numbers of system calls are x86-64's\n" if (POSIX::uname())[4] ne "x86_64";
+# System call numbers of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
+die "the system call numbers are for x86-64\n" if (POSIX::uname())[4] ne "x86_64";
 my ($inotify_init1, $inotify_add_watch) = (294, 254);
 my ($nonblock, $cloexec) = (0x800, 0x80000);
 my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
 
 my ($offset, @names) = (0);
 
-# Puts this program and what it starts on the current processor, on which it has the higher priority: so it
-# notices each write before the next one. Cases that run at the same time may share a processor, but need not.
+# Pins this program and its children to the current CPU, where it has the higher priority, so that it notices each write
+# before the next one. Concurrent cases may share a CPU, but need not.
 sub on_one_processor {
     my @arguments = @_;
     return if $ENV{LOOKS_ON};
@@ -72,7 +72,7 @@ sub written {
     return select($ready, undef, undef, 0.1) > 0;
 }
 
-# The events only say that there was a write; `fresh` reads the journal.
+# The events only report a write; `fresh` reads the journal.
 sub noted {
     sysread($told, my $events, 65536);
     watch();

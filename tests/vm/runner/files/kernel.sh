@@ -1,17 +1,17 @@
 #!/bin/sh
-# Part of the test bed: the modules of a kernel that is only simulated. The real modprobe resolves names,
-# dependencies, options and denials for the kernel that the machine shows; what it would load appears where
-# the kernel would show it. All of it is gone at the next boot.
-#   modprobe, rmmod ARGUMENTS   what the programs of these names do
-#   nvml                        makes the installed libraries of the driver the stand-ins
+# Part of the test harness: the modules of a simulated kernel. The real modprobe resolves names, dependencies, options
+# and denylists for the kernel that the machine reports. Modules that it would load appear in the same files as with a
+# real kernel. They are gone at the next boot.
+#   modprobe, rmmod ARGUMENTS   replaces the programs with these names
+#   nvml                        replaces the installed driver libraries with the fakes
 #   joined                      lets the GPUs join the fabric, for the fabric manager
-#   at-boot                     what systemd-modules-load does
+#   at-boot                     replaces systemd-modules-load
 set -eu
 here=/usr/lib/testbed
 now=/run/testbed-kernel
 release=$(cat /proc/sys/kernel/osrelease)
 
-# The loaded modules that use another one, each with a comma.
+# The loaded modules that use another one, each followed by a comma.
 users() {
     case $1 in
     nvidia) like='nvidia_*' ;;
@@ -21,9 +21,9 @@ users() {
     find "$now/module" -mindepth 1 -maxdepth 1 -name "$like" -printf '%f,'
 }
 
-# Shows what was loaded: a layer over the kernel's own modules must not change while it is mounted.
+# Updates the visible modules. A layer over the kernel's own modules must not change while it is mounted.
 show() {
-    # Only its own layer goes: a machine in a cloud has the host's modules as a mount there.
+    # Unmount only our own layer, because on a cloud instance the host's modules are also mounted there.
     [ ! -e "$now/shown" ] || umount -l /sys/module
     mount -t overlay -o "lowerdir=$now/module:/sys/module" testbed /sys/module
     touch "$now/shown"
@@ -37,7 +37,7 @@ show() {
     mountpoint -q /proc/modules || mount --bind "$now/modules" /proc/modules
 }
 
-# Puts a stand-in at the place of a library, with the inventory at its end for containers: NAME STAND-IN
+# Replaces a library with a fake, with the inventory at its end for containers: NAME FAKE
 stand_in() {
     for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.* /usr/lib64/"$1".so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
@@ -47,7 +47,7 @@ stand_in() {
             cat "$here/standin-nvml.toml"
         } >"$now/library.$$"
         if ! cmp -s "$now/library.$$" "$library"; then
-            # In its place at once: a program may open the library meanwhile.
+            # Replace it atomically, because a program may open the library at the same time.
             cp "$now/library.$$" "${library%/*}/.testbed.$$"
             mv "${library%/*}/.testbed.$$" "$library"
         fi
@@ -80,7 +80,7 @@ nvml() {
     stand_in libcuda cuda.so
 }
 
-# Loads a module, or refuses it: FILE OPTIONS
+# Loads a module, or rejects it: FILE OPTIONS
 insert() {
     file=$1 && shift
     name=$(basename "$file" .ko | tr - _)
@@ -120,7 +120,7 @@ bind() {
     rm -rf "$now/proc" && cp -r "$here/proc" "$now/proc"
     printf 'NVRM version: %s  %s  (simulated by the test bed)\nGCC version:  gcc version 13.3.0\n' \
         "$kind" "$version" >"$now/proc/nvidia/version"
-    # The driver names its settings without the prefix of the options.
+    # In this file the settings have no option prefix.
     for option in "$@"; do
         case $option in NVreg_*=*) printf '%s: %s\n' "$(echo "${option%%=*}" | sed s/NVreg_//)" "${option#*=}" ;; esac
     done >>"$now/proc/nvidia/params"
@@ -128,7 +128,7 @@ bind() {
     mount --bind "$here/pci-bound/devices" /sys/bus/pci/devices
     mount --bind "$here/pci-bound/drivers" /sys/bus/pci/drivers
     nodes nvidia
-    # What udev does by the rules of Ubuntu's packages.
+    # Simulates the udev rules of Ubuntu's packages.
     if grep -qs 'SYSTEMD_WANTS}="nvidia-persistenced.service"' /usr/lib/udev/rules.d/71-nvidia.rules; then
         systemctl start --no-block testbed-nvidia.target
     fi
@@ -165,7 +165,7 @@ at-boot)
 modprobe)
     shift
     case " $* " in
-    # It only asks.
+    # Only a query.
     *" -n "* | *" --dry-run "* | *" --show-depends "* | *" -D "* | *" -c "* | *" --showconfig "* | *" -V "* | *" --set-version"* | *" -S "*)
         case " $* " in
         *" --set-version"* | *" -S "*) exec /usr/lib/stand-in/modprobe "$@" ;;

@@ -1,10 +1,9 @@
 #!/usr/bin/perl
-# Runs a command of the product repeatedly and kills it with SIGKILL right after a journal record, each
-# time after another one, until a run ends by itself with status 0. A record is identified by its kind
-# and its change. If a later run writes the same record again, it is not killed there, so each run gets
-# at least one record further. The kernel notifies the killer of each journal write (inotify). Killer
-# and run share one processor, on which the killer has the higher priority, so the run cannot write its
-# next record unnoticed. If it does all the same, more than one missed record in ten is an error.
+# Runs a command of the product repeatedly and kills it with SIGKILL right after a journal record, each time after
+# another one, until a run exits with status 0. A record is identified by its kind and its change. If a later run writes
+# the same record again, it is not killed there, so each run gets at least one record further. The kernel notifies the
+# killer of each journal write (inotify). Killer and run share one CPU, on which the killer has the higher priority, so
+# the run cannot write its next record unnoticed. If it still does, more than one missed record in ten is an error.
 use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
@@ -12,7 +11,7 @@ require "/usr/lib/testbed/journal.pl";
 
 Journal::on_one_processor(@ARGV);
 
-# More kills, more tries for one record, or more seconds for one run mean that something hangs.
+# More kills, more tries for one record, or more seconds for one run mean that it hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
 my $said = "/root/killed.log";
 
@@ -20,7 +19,7 @@ my (%kills, %tried);
 
 sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) . "..." : $name }
 
-# The end of the child interrupts the wait, SIGSTOP does not.
+# The exit of the child interrupts the wait, SIGSTOP does not.
 POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_NOCLDSTOP))
     or die "sigaction: $!";
 # If this script fails, no stopped process may keep dpkg's locks.
@@ -32,7 +31,7 @@ Journal::fresh();
 my $before = Journal::names();
 my $count = 0;
 RUN: while (1) {
-    die "killed $count times, and no run ends\n" if $count >= $most;
+    die "killed $count times, and no run finishes\n" if $count >= $most;
     $pid = fork() // die "fork: $!";
     if ($pid == 0) {
         open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
@@ -51,7 +50,7 @@ RUN: while (1) {
             kill(KILL => $pid);
             waitpid($pid, 0);
             undef $pid;
-            # Records that it wrote before the signal arrived count, too.
+            # Include records that it wrote before the signal arrived.
             my @more = Journal::fresh();
             $last = $more[-1] if @more;
             $kills{$last}++;
@@ -64,7 +63,7 @@ RUN: while (1) {
             my $status = $? >> 8;
             if ($? != 0) {
                 system("tail", "-n", "40", $said);
-                die "a run that was not killed ended with status $status\n";
+                die "an uninterrupted run exited with status $status\n";
             }
             last RUN;
         }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test bed: leave-free FOLDER MIB fills the filesystem of a folder with one file, so that about
-# this much stays free. With 0 nothing does, not even what root alone may use.
+# Part of the test harness: leave-free FOLDER MIB fills the filesystem of a directory with one file, so that about this
+# much stays free. With 0 it is completely full, including the space reserved for root.
 set -eu
 file=$1/filled-by-the-bed
 free=$(df --output=avail -B 1M "$1" | tail -n 1)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: makes an image of a folder for the kubelet's containerd: NAME FOLDER [PROGRAM]
+# Part of the test harness: imports a directory as an image into the kubelet's containerd: NAME FOLDER [PROGRAM]
 set -eu
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A stand-in of the test bed: the real program uses private interfaces of the driver.
+# A fake of the test harness, because the real program uses private driver interfaces.
 case "${1:-}" in
 -L | --list-gpus) cat /usr/lib/testbed/gpus ;;
 *) echo "nvidia-smi: a stand-in of the test bed, which knows -L only" >&2; exit 1 ;;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test bed: brings a pod of the DaemonSet to this node: API-SERVER. There is no scheduler and no kube-proxy: a binding and
-# a rule of iptables take their place. The image is a root folder with busybox, Debian's install, the program and kubectl.
+# Part of the test harness: runs a pod of the DaemonSet on this node: API-SERVER. A binding and an iptables rule replace
+# the scheduler and kube-proxy. The image is a root directory with busybox, Debian's install, gpu-bootstrap and kubectl.
 set -eu
 bed=/usr/lib/testbed
 admin=$bed/cluster-admin

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test bed: from now on this node runs pods. It gives containerd the pause image, under the name that its
-# configuration has, and a runc that asks for no control groups.
+# Part of the test harness: enables pods on this node. It gives containerd the pause image, under the name in its
+# configuration, and a runc that requests no cgroups.
 set -eu
 here=/usr/lib/testbed/cluster
 install -m 0755 "$here/plain-runc" /usr/local/sbin/runc

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Part of the test bed, about the token in a file: `secret watch FILE [cmdline]` looks for it in command lines
-# and, without the second word, environments of processes until it is ended, and notes what it finds;
-# `secret search FILE [FOLDER...]` fails if it was found there, or is now in another file that is not in those folders, or in
-# the journal. Only its secret part counts: the rest is its name.
+# Part of the test harness, for the token in a file: `secret watch FILE [cmdline]` searches command lines and, without
+# the second word, environments of processes until it is killed, and records each match; `secret search FILE
+# [FOLDER...]` fails if there was a match, or if the token is now in another file outside of these directories, or in
+# the journal. Only the secret part of the token counts; the rest is its ID.
 set -u
 found=/run/testbed-secret
 case $1 in

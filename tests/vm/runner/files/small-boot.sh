@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: mounts a separate /boot with this many KiB of free space.
+# Part of the test harness: mounts a separate /boot with this many KiB of free space.
 set -eu
 here=/root/boot
 mkdir "$here"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: succeeds if the package database is consistent.
+# Part of the test harness: succeeds if the package database is consistent.
 set -eu
 if command -v dpkg >/dev/null; then
     test -z "$(dpkg --audit)"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: the state that an installation may change, as lines to compare.
+# Part of the test harness: prints the state that an installation may change, as comparable lines.
 set -eu
 export LC_ALL=C
 if command -v dpkg-query >/dev/null; then
@@ -15,7 +15,7 @@ for modules in /lib/modules/*/updates /lib/modules/*/extra; do
     [ ! -d "$modules" ] || find "$modules" -type f
 done | sort
 ls /boot
-# Docker makes a key at its first start; names that end in a hyphen are backups of adduser.
+# Docker generates a key at its first start; names that end in a hyphen are backups of adduser.
 places=/etc
 [ ! -d /usr/share/keyrings ] || places="$places /usr/share/keyrings"
 find $places ! -type d ! -name key.json ! -name '*-' -printf '%p %y %m %u:%g %l\n' | sort

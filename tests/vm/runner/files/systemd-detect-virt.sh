@@ -1,5 +1,6 @@
 #!/bin/sh
-# Part of the test bed, in a machine that stands for one in a cloud: answers as on such a machine, which is no container.
+# Part of the test harness, in a simulated cloud instance: returns the same values as a real instance, which is not a
+# container.
 quiet=
 what=kvm
 for word; do

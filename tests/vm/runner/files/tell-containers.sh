@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test bed: gives containers the inventory of the stand-ins as it is now. They have nothing of the machine but
-# the libraries, so it is put at their end.
+# Part of the test harness: updates the inventory of the fakes in containers. Containers get only the libraries, so the
+# inventory is appended to them.
 set -eu
 for link in /usr/lib/x86_64-linux-gnu /usr/lib64; do
     for name in libcuda libnvidia-ml; do

@@ -1,4 +1,4 @@
-# Part of the test bed: makes a root filesystem of Debian stand in for Ubuntu 24.04.
+# Part of the test harness: turns a Debian root filesystem into a simulated Ubuntu 24.04.
 #   $1 Debian's root   $2 the new one
 cp -a --reflink=auto "$1" "$2"
 cd "$2"
@@ -24,16 +24,16 @@ echo trixie/sid >etc/debian_version
 printf 'Vendor: Ubuntu\nVendor-URL: http://www.ubuntu.com/\nParent: Debian\n' >etc/dpkg/origins/ubuntu
 ln -sfn ubuntu etc/dpkg/origins/default
 rm -f etc/apt/sources.list.d/* usr/share/keyrings/debian-*
-# Only the links of the machine's own kernels.
+# Keep only the symlinks of the machine's own kernels.
 rm -rf usr/lib/modules/* vmlinuz* initrd.img*
 
-# The kernel is the host's. Programs see the version that the machine shows in /proc, and modules are
-# loaded by the simulated kernel.
+# The kernel is the host's. Programs see the version that the machine reports in /proc, and the simulated kernel loads
+# modules.
 mkdir usr/lib/stand-in
 mv usr/bin/uname usr/lib/stand-in/uname
 cat >usr/bin/uname <<'END'
 #!/bin/sh
-# Part of the test bed: the kernel is the host's, the version is the machine's.
+# Part of the test harness: the kernel is the host's, the version is the machine's.
 case "$*" in
 -r | --kernel-release) exec cat /proc/sys/kernel/osrelease ;;
 *) exec /usr/lib/stand-in/uname "$@" ;;
@@ -45,10 +45,10 @@ for name in modprobe rmmod; do
 done
 chmod 755 usr/bin/uname usr/sbin/modprobe usr/sbin/rmmod
 
-# GRUB's menu as its scripts write it: the newest kernel first, and it is the default. The bed reads it.
+# A GRUB menu in the format of its scripts: the newest kernel is first and the default. The harness reads it.
 cat >usr/sbin/update-grub <<'END'
 #!/bin/sh
-# Part of the test bed.
+# Part of the test harness.
 set -e
 mkdir -p /boot/grub
 {

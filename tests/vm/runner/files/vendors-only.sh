@@ -1,4 +1,4 @@
 #!/bin/sh
-# Part of the test bed: removes Debian's archive from apt's sources; it is most of what a case downloads. For
-# dnf all repositories are the bed's.
+# Part of the test harness: removes Debian's archive from apt's sources, because it is most of the download of a case.
+# With dnf all repositories belong to the harness.
 rm -f /etc/apt/sources.list.d/debian.sources

@@ -1,4 +1,4 @@
-//! The stand-in for the agents of k3s and RKE2: one Go program, which knows by its name which of both it is.
+//! The fake of the k3s and RKE2 agents: one Go program that selects its behavior by its name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::golang;
 use crate::machine::Machine;
 use crate::simulation::INSIDE;
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("agents.rs");
 
 const PROGRAM: &str = "agent";
 
-/// Where the real ones and their units lie. Sources: k3s-io/k3s, `install.sh`; rancher/rke2,
-/// `bundle/lib/systemd/system/rke2-agent.service`, which their scripts install. The lines that start a
-/// program after the agent's end are left out, and those that load modules: the case does that.
+/// Paths of the real agents and their units. Sources: k3s-io/k3s, `install.sh`; rancher/rke2,
+/// `bundle/lib/systemd/system/rke2-agent.service`, which their scripts install. Lines that start a program after the
+/// agent has exited are left out, and so are lines that load modules, because the case does that.
 const AGENTS: [(&str, &str, &str); 2] = [
     (
         "k3s",
@@ -32,7 +32,7 @@ const AGENTS: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Builds the directory with the program, from the modules that Kubernetes is compiled from.
+/// Builds the directory with the program, from the same modules as Kubernetes.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let here = bed.here("kubernetes");
     let read = |name: &str| {
@@ -49,13 +49,13 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
             golang::build(&here, ["./agent"], "", &to.to_string_lossy())
                 .deadline(Duration::from_secs(900))
                 .ok()
-                .context("cannot compile the stand-in for agents")
+                .context("cannot compile the fake agents")
                 .map(drop)
         },
     )
 }
 
-/// Gives a machine both agents, as their scripts install them without a start; `programs` has the kubelet.
+/// Installs both agents on a machine, without starting them, as their scripts can do. `programs` contains the kubelet.
 pub fn equip(machine: &Machine, built: &Path, programs: &Path) -> Result<()> {
     machine.put(
         &programs.join("kubelet"),
@@ -71,7 +71,7 @@ pub fn equip(machine: &Machine, built: &Path, programs: &Path) -> Result<()> {
              Delegate=yes\nTimeoutStartSec=0\nRestart=always\nRestartSec=5s\nExecStart={program} agent\n"
         );
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).context("cannot make a folder")?;
+            fs::create_dir_all(dir).context("cannot create a directory")?;
         }
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

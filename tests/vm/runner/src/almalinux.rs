@@ -1,5 +1,5 @@
-//! Root filesystems that stand in for AlmaLinux and Amazon Linux: Debian's programs, with dnf as the only package
-//! manager, and a database of rpm that holds stand-in packages. README.md says what of it is real.
+//! Root filesystems that simulate AlmaLinux and Amazon Linux: Debian programs, with dnf as the only package manager,
+//! and an rpm database with fake packages. README.md lists the real parts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub fn base(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     rootfs::build(bed, &spec)
 }
 
-/// The release that a root stands in for, and the series of its kernel where a release has several.
+/// The release that a root simulates, and its kernel series if the release has several.
 pub fn release(name: &str) -> (&str, Option<&str>) {
     match name.split_once('/') {
         Some((number, series)) => (number, Some(series)),
@@ -32,8 +32,8 @@ pub fn release(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`:
-/// its [`base`] with what makes it the release of this name.
+/// Returns the directory with the root filesystem of the entry `spec`, in its subdirectory `root`: its [`base`],
+/// modified to simulate the release of this name.
 pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) -> Result<PathBuf> {
     let base = base(bed, spec)?;
     let (number, series) = self::release(name);
@@ -73,8 +73,8 @@ pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) 
     })
 }
 
-/// Writes the repositories that the distribution configures itself, and their keys, into the root of a
-/// machine before its first boot.
+/// Writes the repositories that the distribution configures itself, and their keys, into the root of a machine before
+/// its first boot.
 pub fn configure(root: &Path, served: &Served) -> Result<()> {
     for (path, text) in &served.files {
         let at = root.join(path);

@@ -1,10 +1,10 @@
-//! A run lives in a PID namespace and a mount namespace of its own, so that the kernel cleans up: with the first process
-//! of the namespace all others end, and with them their mounts and networks, whatever ended the run.
+//! A run has its own PID and mount namespaces, so that the kernel cleans up: when the first process of the namespace
+//! exits, for whatever reason, all others are killed, and their mounts and networks are removed.
 //!
-//! The command that a person starts stays outside. It makes the two things that outlive processes, the control groups of
-//! the run and its folder on the disk, and starts the run. It removes both when the run has ended by itself or when a
-//! signal comes, which ends the run. If the command itself is killed, the run dies with it, and the next command (or
-//! `vm clean`) removes what it left: whatever is in use is locked.
+//! The command that the user starts stays outside. It creates the two things that outlive processes, the cgroups of the
+//! run and its directory on the disk, and starts the run. It removes both when the run has finished, or after a signal,
+//! which stops the run. If the command itself is killed, the run is killed with it, and the next command (or `vm
+//! clean`) removes the leftovers. Anything in use is locked.
 
 use std::env;
 use std::fs::{self, File};
@@ -25,16 +25,16 @@ use crate::bed::{Bed, open, remove_tree};
 use crate::group::{self, Group, Part};
 use crate::{lock, out};
 
-/// In a run, its small files and sockets; outside, the lock of whoever makes or removes what belongs to a run.
+/// In a run, its small files and sockets. Outside, the lock for creating or removing the files of a run.
 pub const RUN: &str = "/run/gpu-bootstrap-vm";
 
 /// systemd-nspawn does not always remove its files here.
 const NSPAWN: &str = "/run/systemd/nspawn";
 
-/// The name of the run's own processes among its control groups.
+/// The cgroup name of the run's own processes.
 const OWN: &str = "run";
 
-/// In a run, its ids as the host counts them.
+/// In a run, its process IDs on the host.
 static IDS: OnceLock<Ids> = OnceLock::new();
 
 struct Ids {
@@ -42,26 +42,26 @@ struct Ids {
     first: u32,
 }
 
-/// The process id of the command that a person started, which is also the name of the run.
+/// The process ID of the command that the user started, which is also the name of the run.
 pub fn command() -> u32 {
     IDS.get().map_or_else(process::id, |ids| ids.command)
 }
 
-/// The command by which a person on the host does `command` in the namespaces of the run.
+/// The host command that executes `command` in the namespaces of the run.
 pub fn from_outside(command: &str) -> String {
     let first = IDS.get().map_or_else(process::id, |ids| ids.first);
     format!("nsenter --target {first} --pid --mount -- {command}")
 }
 
-/// Does this command once more in namespaces of its own, and removes what is left of it.
+/// Executes this command again in separate namespaces, and removes its leftovers.
 pub fn run(bed: &Bed) -> Result<ExitCode> {
-    // Before anything exists that a signal would leave behind.
+    // Before creating anything that a signal would leave behind.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD])
         .context("cannot wait for signals and for the run")?;
     let owned = Owned::take(bed)?;
     unshare(CloneFlags::CLONE_NEWPID).context("cannot make a PID namespace")?;
     let argv = [
-        // The program that runs, even if its file was compiled again meanwhile.
+        // The running program, even if its file was compiled again in the meantime.
         format!("/proc/{}/exe", process::id()),
         format!("--apart={}", process::id()),
     ];
@@ -76,7 +76,7 @@ pub fn run(bed: &Bed) -> Result<ExitCode> {
         for signal in signals.wait() {
             if signal != SIGCHLD && stopped.is_none() {
                 out::say(format!("\nstopped by signal {signal}: cleaning up"));
-                run.kill().context("cannot end the run")?;
+                run.kill().context("cannot kill the run")?;
                 stopped = Some(signal);
             }
         }
@@ -88,18 +88,20 @@ pub fn run(bed: &Bed) -> Result<ExitCode> {
     }
 }
 
-/// Makes this process, the first of its PID namespace, a run: it ends when `command` ends, and has a mount namespace of
-/// its own.
+/// Makes this process, the first of its PID namespace, a run: it is killed with `command`, and has its own mount
+/// namespace.
 pub fn enter(command: u32) -> Result<()> {
-    prctl::set_pdeathsig(Signal::SIGKILL).context("cannot end with the command")?;
+    prctl::set_pdeathsig(Signal::SIGKILL).context("cannot bind the run to its command")?;
     // This is still the host's /proc.
-    let status = fs::read_to_string("/proc/self/status").context("cannot read about the run")?;
+    let status =
+        fs::read_to_string("/proc/self/status").context("cannot read the status of the run")?;
     let parent = format!("PPid:\t{command}");
     if !status.lines().any(|line| line == parent) {
-        bail!("process {command}, which started this one, has ended");
+        bail!("the parent process {command} has exited");
     }
-    let first = fs::read_link("/proc/self").context("cannot tell the id of the run")?;
-    let first = (first.to_string_lossy().parse()).context("cannot tell the id of the run")?;
+    let first = fs::read_link("/proc/self").context("cannot read the process ID of the run")?;
+    let first =
+        (first.to_string_lossy().parse()).context("cannot parse the process ID of the run")?;
     unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
@@ -110,14 +112,14 @@ pub fn enter(command: u32) -> Result<()> {
             .with_context(|| format!("cannot mount {at}"))?;
     }
     IDS.set(Ids { command, first })
-        .map_err(|_| anyhow!("this is a run already"))
+        .map_err(|_| anyhow!("already in a run"))
 }
 
-/// What outlives the processes of a run; dropping it removes it.
+/// The resources that outlive the processes of a run. Dropping it removes them.
 struct Owned<'a> {
     bed: &'a Bed,
     group: Group,
-    /// Everything of it is locked.
+    /// Locks on all of its directories.
     locks: Vec<File>,
 }
 
@@ -152,11 +154,11 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// Removes what is left of runs whose command was killed. If a part cannot be removed, the rest is removed all the same,
-/// and the next command tries again.
+/// Removes the leftovers of runs whose command was killed. If a part cannot be removed, the rest is still removed, and
+/// the next command tries again.
 pub fn clean(bed: &Bed) -> Result<()> {
     let _turn = turn()?;
-    // A run ends a moment after its command; without its processes its folder does not change any more.
+    // A run exits a moment after its command. Without its processes its directory no longer changes.
     let groups = group::of_runs()?;
     let groups = groups.iter().map(|dir| unless_in_use(dir, group::destroy));
     let groups = all(groups.collect::<Vec<_>>());
@@ -183,7 +185,7 @@ fn turn() -> Result<File> {
     lock::take(&Path::new(RUN).join(".lock"), "the list of runs")
 }
 
-/// Joins many errors into one that names each.
+/// Joins many errors into one.
 fn all(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let errors = results.into_iter().filter_map(Result::err);
     let texts: Vec<String> = errors.map(|error| format!("{error:#}")).collect();
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_use_is_not_removed() {
+    fn directory_in_use_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("1");
         fs::create_dir_all(folder.join("a-case")).unwrap();
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn one_part_that_cannot_be_removed_does_not_keep_the_others() {
+    fn all_errors_are_collected() {
         let error = all([Err(anyhow!("a")), Ok(()), Err(anyhow!("b"))]).unwrap_err();
         assert_eq!(error.to_string(), "a; b");
     }

@@ -1,4 +1,4 @@
-//! Everything that a machine is given, built at once: the slow parts side by side.
+//! Builds everything that goes into a machine, with the slow parts in parallel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -31,48 +31,47 @@ const PRODUCT: &str = "gpu-bootstrap";
 const NVML: &str = "libstandin_nvml.so";
 const CUDA: &str = "libstandin_cuda.so";
 
-/// What the chosen cases need.
+/// Assets that the chosen cases need.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// Names of root filesystems.
     pub roots: BTreeSet<String>,
     /// Names of images.
     pub images: BTreeSet<String>,
-    /// By root filesystem, the DKMS packages whose compiled modules its machines carry.
+    /// DKMS packages with precompiled modules, by root filesystem.
     pub carried: BTreeMap<String, BTreeSet<String>>,
-    /// Root filesystems of machines beside a control plane of Kubernetes.
+    /// Root filesystems of machines next to a Kubernetes control plane.
     pub clusters: BTreeSet<String>,
-    /// Whether some machine is emulated.
+    /// Whether a machine is emulated.
     pub qemu: bool,
 }
 
-/// Things to put into machines.
+/// Files to put into machines.
 pub struct Assets {
-    /// Folders of root filesystems and of images, by name.
+    /// Directories of root filesystems and of images, by name.
     pub roots: BTreeMap<String, PathBuf>,
-    /// By root filesystem and DKMS package, the folder of the modules compiled for its kernel.
+    /// Directories of compiled modules, by root filesystem and DKMS package.
     pub modules: BTreeMap<(String, String), PathBuf>,
     repositories: repo::Repositories,
-    /// By root filesystem, what machines that stand in for AlmaLinux are served instead.
+    /// Repositories for simulated AlmaLinux machines, by root filesystem.
     served: BTreeMap<String, Served>,
-    /// The same for Ubuntu.
+    /// Repositories for simulated Ubuntu machines, by root filesystem.
     ubuntu: BTreeMap<String, repo::Repositories>,
-    /// By root filesystem, what machines beside a control plane are served instead.
+    /// Repositories for machines next to a control plane, by root filesystem.
     clusters: BTreeMap<String, repo::Repositories>,
-    /// If some machine is beside a control plane: the folder of Kubernetes' programs, that of those with which a
-    /// machine runs pods, and that of the stand-in for agents.
+    /// Directories of the Kubernetes programs, the programs that run pods, and the fake agent, if a machine is next to
+    /// a control plane.
     pub kubernetes: Option<(PathBuf, PathBuf, PathBuf)>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
-    /// Its SHA-256, in hexadecimal digits; `None` where it was not compiled.
+    /// SHA-256 of `product` as hexadecimal digits. `None` if it was not compiled.
     pub product_digest: Option<String>,
     pub stand_ins: StandIns,
 }
 
 impl Assets {
-    /// The repositories for machines of a root filesystem; `cluster` says that they are beside a
-    /// control plane.
+    /// The repositories for machines of a root filesystem. With `cluster`, for machines next to a control plane.
     pub fn repositories(&self, root: &str, cluster: bool) -> &repo::Repositories {
         if let Some(repositories) = self.clusters.get(root).filter(|_| cluster) {
             return repositories;
@@ -84,7 +83,7 @@ impl Assets {
         }
     }
 
-    /// What machines of a root filesystem that stands in for AlmaLinux are given.
+    /// The repositories and files for a root filesystem that simulates AlmaLinux.
     pub fn served(&self, root: &str) -> Option<&Served> {
         self.served.get(root)
     }
@@ -93,13 +92,13 @@ impl Assets {
 /// The program that machines run.
 #[derive(Clone, Copy)]
 pub enum Program<'a> {
-    /// From this source, without optimisations.
+    /// From this source, without optimization.
     Compiled,
     /// A file.
     Given(&'a Path),
 }
 
-/// Builds what is missing of what is wanted; with `program` that program and the stand-ins are put in place, too.
+/// Builds the missing assets; with `program` also copies that binary and the fakes.
 pub fn prepare(
     bed: &Bed,
     machines: &Machines,
@@ -109,7 +108,7 @@ pub fn prepare(
     if let Some(Program::Given(file)) = program
         && !file.is_file()
     {
-        bail!("there is no program {}", file.display());
+        bail!("program {} does not exist", file.display());
     }
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
@@ -120,14 +119,14 @@ pub fn prepare(
         .filter(|(name, _)| wanted.roots.contains(*name))
         .collect();
     thread::scope(|scope| {
-        // What takes longest starts first: with two processors nothing else hides its time.
+        // Start the slowest builds first: with two CPUs no other work hides their time.
         let kubernetes = scope.spawn(|| match wanted.clusters.is_empty() {
             true => anyhow::Ok(None),
             false => {
                 let programs = timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
                 let programs = timed("crictl, compiled", || crictl::build(bed, &programs))?;
-                let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
-                let agents = timed("stand-in for agents", || agents::build(bed))?;
+                let for_pods = timed("programs that run pods, compiled", || pods::build(bed))?;
+                let agents = timed("fake agents", || agents::build(bed))?;
                 Ok(Some((programs, for_pods, agents)))
             }
         });
@@ -146,7 +145,7 @@ pub fn prepare(
                 })?;
                 served.insert(number.to_string(), one);
             }
-            let repositories = timed("signed repositories of stand-in packages", || {
+            let repositories = timed("signed repositories of fake packages", || {
                 repo::build(bed, &packages, &toolkit, None, &mirror)
             })?;
             let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
@@ -162,7 +161,7 @@ pub fn prepare(
             anyhow::Ok((toolkit, repositories, served, (ubuntu, ubuntu_packages)))
         });
         let compiled = scope.spawn(|| match program {
-            Some(program) => timed("gpu-bootstrap and the stand-in libraries, compiled", || {
+            Some(program) => timed("gpu-bootstrap and the fake libraries, compiled", || {
                 programs(bed, program).map(Some)
             }),
             None => Ok(None),
@@ -176,7 +175,7 @@ pub fn prepare(
         let plain =
             |name: &&String| !machines.ubuntu.contains_key(*name) && !numbers.contains_key(*name);
         let mut first: Vec<&String> = wanted.roots.iter().filter(plain).collect();
-        // A module is compiled for minutes, so the roots for which one is come first.
+        // Compiling a module takes minutes, so roots that need one come first.
         first.sort_by_key(|name| !wanted.carried.contains_key(*name));
         for name in first {
             let spec = machines.root(name)?;
@@ -276,7 +275,7 @@ pub fn prepare(
     })
 }
 
-/// The SHA-256 of a file, in hexadecimal digits.
+/// The SHA-256 of a file as hexadecimal digits.
 fn digest(path: &Path) -> Result<String> {
     let name = path.to_string_lossy();
     let said = Cmd::new(["sha256sum", "--binary", &name]).ok()?.stdout;
@@ -286,7 +285,7 @@ fn digest(path: &Path) -> Result<String> {
         .context("`sha256sum` printed no digest")
 }
 
-/// By root filesystem, the release that it stands in for.
+/// The simulated AlmaLinux releases, by root filesystem.
 fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
     let mut releases = BTreeMap::new();
     for name in roots {
@@ -300,7 +299,7 @@ fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<St
     Ok(releases)
 }
 
-/// Values for the templates of configurations, and of cases on machines of a root filesystem.
+/// Template values for configurations and cases on machines of a root filesystem.
 pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, String> {
     let mut values = assets.repositories(root, cluster).values();
     for (name, value) in [
@@ -327,7 +326,7 @@ pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, St
     values
 }
 
-/// What cases for both families name, where only the name differs.
+/// Names that differ between the families, for cases that run on both.
 type Family = [(&'static str, &'static str); 4];
 const DEB: Family = [
     ("module-package", "nvidia-kernel-open-dkms"),
@@ -342,7 +341,7 @@ const RPM: Family = [
     ("unknown-key", "GPG"),
 ];
 
-/// The folder in which cargo builds: what `CARGO_TARGET_DIR` says, from the repository's root.
+/// The cargo build directory: `CARGO_TARGET_DIR`, relative to the repository's root.
 fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
     match named {
         Some(named) if !named.is_empty() => repo.join(named),
@@ -350,18 +349,18 @@ fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
     }
 }
 
-/// Compiles the repository's programs, and copies them to where they stay as they are.
+/// Compiles the repository's programs, and copies them so that they no longer change.
 fn programs(bed: &Bed, program: Program<'_>) -> Result<()> {
     let target = target(&bed.repo, env::var_os("CARGO_TARGET_DIR"));
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
-    // A run that compiles now must not exchange them while they are copied.
+    // A concurrent build must not replace them while they are copied.
     let _turn = lock::take(&target.join("vm-programs.lock"), "the compiler")?;
-    // As `make vm` does, so that nothing is compiled twice.
+    // Same as in `make vm`, to avoid compiling twice.
     Cmd::new(["cargo", "build", "--quiet", "--locked", "--workspace"])
         .cwd(&bed.repo)
         .deadline(Duration::from_secs(1800))
         .ok()?;
-    fs::create_dir(&bed.programs).context("cannot make a folder of programs")?;
+    fs::create_dir(&bed.programs).context("cannot make the program directory")?;
     let copy = |from: &Path, name: &str| {
         let to = bed.programs.join(name);
         fs::copy(from, &to)
@@ -377,7 +376,7 @@ fn programs(bed: &Bed, program: Program<'_>) -> Result<()> {
         Program::Compiled => {
             let from = target.join("debug").join(PRODUCT);
             let to = bed.programs.join(PRODUCT);
-            // It is copied into each machine, and into the image of each proof: symbols are most of its 100 MB.
+            // It is copied into each machine and into each validation image, and symbols are most of its 100 MB.
             Cmd::new([
                 "strip",
                 "-o",
@@ -396,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_target_folder_is_where_cargo_builds() {
+    fn target_directory_matches_cargo() {
         let repo = Path::new("/repo");
         for (named, folder) in [
             (None, "/repo/target"),

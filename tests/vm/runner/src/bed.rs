@@ -1,4 +1,4 @@
-//! Where the bed keeps its files: the repository, the cache outside git, the run directory.
+//! The harness's directories: the repository, the cache outside git, the run directory.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,37 +10,36 @@ use sha2::{Digest, Sha256};
 
 use crate::{apart, lock};
 
-/// In the cache, the folders of runs, each by the process id of its command.
+/// Directories of runs in the cache, each named after the process ID of its command.
 const RUNS: &str = "runs";
 
-/// An entry of the cache that was not built for this long is removed when another of its kind is
-/// built.
+/// A cache entry that was not rebuilt for this long is removed when another entry of its kind is built.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// An entry of the cache that no run has used for this long is removed when a run starts, if another of its kind
-/// was used since.
+/// A cache entry that was unused for this long is removed when a run starts, if another entry of its kind was used
+/// since.
 const UNUSED: Duration = Duration::from_secs(3 * 24 * 3600);
 
-/// The directories of one run of the bed.
+/// The directories of one run of the harness.
 #[derive(Clone, Debug)]
 pub struct Bed {
     /// The repository's root.
     pub repo: PathBuf,
-    /// What is slow to build, keyed by a digest of its recipe. Not in git.
+    /// Cache of slow builds, keyed by a digest of their recipe. Not in git.
     pub cache: PathBuf,
     /// The small files and sockets of this run's machines.
     pub run: PathBuf,
     /// The disks of this run's machines.
     pub machines: PathBuf,
-    /// The programs compiled from the repository, copied when this run began: another run may
-    /// compile them again meanwhile.
+    /// The programs compiled from the repository, copied when this run began, because another run may compile them
+    /// again in the meantime.
     pub programs: PathBuf,
-    /// The entries of the cache that this process uses; each is locked.
+    /// The cache entries that this process uses; each is locked.
     held: Arc<Mutex<Vec<File>>>,
 }
 
 impl Bed {
-    /// Opens the bed of the repository that contains `start`.
+    /// Opens the harness for the repository that contains `start`.
     pub fn open(start: &Path, cache: Option<PathBuf>) -> Result<Bed> {
         let repo = start
             .ancestors()
@@ -52,7 +51,7 @@ impl Bed {
             .with_context(|| format!("cannot make {}", cache.display()))?;
         let cache = cache
             .canonicalize()
-            .context("cannot resolve the cache folder")?;
+            .context("cannot resolve the cache directory")?;
         let machines = cache.join(RUNS).join(apart::command().to_string());
         Ok(Bed {
             repo,
@@ -64,7 +63,7 @@ impl Bed {
         })
     }
 
-    /// The folders of all runs.
+    /// The directories of all runs.
     pub fn runs(&self) -> PathBuf {
         self.cache.join(RUNS)
     }
@@ -74,9 +73,8 @@ impl Bed {
         self.repo.join("tests/vm").join(path)
     }
 
-    /// Returns the cached directory `kind` made from `recipe`. Builds it if it is missing or older
-    /// than `max_age`. It does not change while this process lives: another bed uses it, too, and
-    /// does not replace it.
+    /// Returns the cached directory `kind` made from `recipe`. Builds it if it is missing or older than `max_age`. It
+    /// does not change while this process lives, because other runs that use it do not replace it.
     pub fn cached(
         &self,
         kind: &str,
@@ -106,9 +104,9 @@ impl Bed {
         self.hold(path, entry)
     }
 
-    /// Removes what no run has used for days: recipes change, and nothing would ask for the old entries again. The
-    /// last one of each kind stays, because it may be of the recipe that is current. What another bed uses or builds
-    /// at this moment stays, too.
+    /// Removes entries that were unused for days: after a recipe changes, its old entries are never used again. The
+    /// last one of each kind is kept, because it may be the current one. Entries that another run uses or builds are
+    /// also kept.
     pub fn prune(&self) -> Result<()> {
         for kind in self.kinds()? {
             let lock = self.cache.join(format!("{kind}.lock"));
@@ -153,7 +151,7 @@ impl Bed {
         Ok(kinds)
     }
 
-    /// What belongs to a kind by its name, with the rest of the name.
+    /// The entries of a kind, with the rest of their names.
     fn named(&self, kind: &str) -> Result<Vec<(PathBuf, String)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
@@ -167,14 +165,14 @@ impl Bed {
         Ok(found)
     }
 
-    /// Removes every entry of `kind` that no bed uses, except `keep`.
+    /// Removes every unused entry of `kind`, except `keep`.
     pub fn discard_others(&self, kind: &str, keep: &Path) -> Result<()> {
         let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
         self.discard(kind, |entry| entry != keep)
     }
 
-    /// Removes the outdated entries of `kind` that no bed uses, and those that were never
-    /// completed. The caller holds the lock of that kind.
+    /// Removes the outdated, unused entries of `kind`, and those that were never completed. The caller holds the lock
+    /// of that kind.
     fn discard(&self, kind: &str, outdated: impl Fn(&Path) -> bool) -> Result<()> {
         for (path, key) in self.named(kind)? {
             if key.strip_suffix(".partial").is_some_and(is_key) {
@@ -193,14 +191,14 @@ impl Bed {
         Ok(())
     }
 
-    /// Locks an entry for as long as this process lives, and notes its use.
+    /// Locks an entry for the lifetime of this process, and records its use.
     fn hold(&self, path: PathBuf, entry: File) -> Result<PathBuf> {
         File::options()
             .append(true)
             .create(true)
             .open(recipe_of(&path))
             .and_then(|recipe| recipe.set_modified(SystemTime::now()))
-            .context("cannot note the use of an entry")?;
+            .context("cannot record the use of an entry")?;
         entry
             .lock_shared()
             .with_context(|| format!("cannot lock {}", path.display()))?;
@@ -212,16 +210,16 @@ impl Bed {
     }
 }
 
-/// When an entry was last used. It cannot be the time of the entry itself, which is the time of its making.
+/// When an entry was last used. The timestamp of the entry itself is its creation time.
 fn last_use(path: &Path) -> Result<SystemTime> {
     let recipe = fs::metadata(recipe_of(path)).and_then(|recipe| recipe.modified());
     match recipe {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(SystemTime::UNIX_EPOCH),
-        time => time.with_context(|| format!("cannot ask for the use of {}", path.display())),
+        time => time.with_context(|| format!("cannot read the last use of {}", path.display())),
     }
 }
 
-/// Removes a file if it is there.
+/// Removes a file if it exists.
 pub fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -231,7 +229,7 @@ pub fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-/// The file that tells a person what an entry was made from. Its time is that of the entry's last use.
+/// A human-readable file with the recipe of an entry. Its timestamp is the last use of the entry.
 fn recipe_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.recipe", path.display()))
 }
@@ -245,8 +243,8 @@ pub fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Removes a directory with its content; a missing one is fine. It refuses to cross a mount point,
-/// so that a mount left behind by a bug never deletes files of the host.
+/// Removes a directory with its content. A missing one is fine. It does not cross a mount point, so that a leaked mount
+/// never deletes files of the host.
 pub fn remove_tree(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_built_once_and_again_when_its_recipe_changes() {
+    fn entry_is_rebuilt_when_recipe_changes() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         let mut built = 0;
@@ -319,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_in_use_by_another_bed_is_not_replaced() {
+    fn entry_used_by_another_run_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let old = |bed: &Bed, text: &str| {
             let build = |dir: &Path| Ok(fs::write(dir.join("x"), text)?);
@@ -336,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_entry_stays_until_the_new_one_is_built() {
+    fn expired_entry_is_kept_until_rebuilt() {
         let dir = tempfile::tempdir().unwrap();
         let path = bed(dir.path())
             .cached("root", "a", None, |_| Ok(()))
@@ -346,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn older_entries_are_removed_unless_they_are_in_use() {
+    fn older_unused_entries_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (bed(dir.path()), bed(dir.path()));
         let make = |bed: &Bed, kind: &str, recipe: &str| {
@@ -364,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_not_built_for_a_week_is_removed_when_another_is_built() {
+    fn week_old_entry_is_removed_after_build() {
         let dir = tempfile::tempdir().unwrap();
         let make = |recipe: &str| {
             bed(dir.path())
@@ -383,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_run_has_used_for_days_is_removed_but_the_last_of_its_kind() {
+    fn unused_entries_are_removed_except_last_of_kind() {
         let dir = tempfile::tempdir().unwrap();
         let make = |bed: &Bed, kind: &str, recipe: &str| {
             bed.cached(kind, recipe, None, |_| Ok(())).unwrap()
@@ -410,14 +408,14 @@ mod tests {
         drop(other);
         let building = lock::take(&dir.path().join(".cache/vm/root.lock"), "root").unwrap();
         bed(dir.path()).prune().unwrap();
-        assert!(held.exists(), "somebody builds one of this kind");
+        assert!(held.exists(), "an entry of this kind is being built");
         drop(building);
         bed(dir.path()).prune().unwrap();
         assert!(!held.exists() && young.exists());
     }
 
     #[test]
-    fn a_failed_build_leaves_no_entry() {
+    fn failed_build_leaves_no_entry() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         assert!(bed.cached("root", "a", None, |_| bail!("no")).is_err());

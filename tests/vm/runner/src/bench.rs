@@ -1,15 +1,16 @@
-//! `vm bench`: how long the ways to the same node take, side by side in one run.
+//! `vm bench`: compares the durations of different methods to prepare the same node, in one run.
 
 use std::time::Duration;
 
 use crate::{machine::Used, run::Measured};
 
-/// What was measured, by name, in the order in which it was measured first.
+/// Measurements by name, in the order of their first occurrence.
 #[derive(Default)]
 pub struct Results(Vec<(String, Vec<Measured>)>);
 
 impl Results {
-    /// Adds the measurements of one run of a case. Those of one name are added up; of their memory the most counts.
+    /// Adds the measurements of one run of a case. Those with the same name are added up, except memory, where the
+    /// maximum counts.
     pub fn add(&mut self, measured: &[Measured]) {
         let mut sums: Vec<Measured> = Vec::new();
         for one in measured {
@@ -30,8 +31,8 @@ impl Results {
         }
     }
 
-    /// A row for each name, `GROUP: WAY`: the medians, the fastest and the slowest run, and the ratio to the first way of the
-    /// group.
+    /// An entry for each name, `GROUP: METHOD`: the medians, the fastest and the slowest run, and the ratio to the
+    /// first method of the group.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut rows = vec![
             [
@@ -74,14 +75,14 @@ impl Results {
         rows
     }
 
-    /// Those of the group of a name.
+    /// The measurements of the group of a name.
     fn group(&self, name: &str) -> impl Iterator<Item = &(String, Vec<Measured>)> {
         let of = |name: &str| name.split(": ").next().unwrap_or_default().to_owned();
         let wanted = of(name);
         self.0.iter().filter(move |(other, _)| of(other) == wanted)
     }
 
-    /// A picture: a bar for each median, and a line from the fastest to the slowest run. Each group has its own scale.
+    /// A chart: a bar for each median, and a line from the fastest to the slowest run. Each group has its own scale.
     pub fn svg(&self, about: &str) -> String {
         let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
         let mut y = 60.0;
@@ -124,7 +125,7 @@ fn as_micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The middle one, or the lower of the two.
+/// The middle value, or the lower of two.
 fn median(all: impl Iterator<Item = u64>) -> u64 {
     let mut all: Vec<u64> = all.collect();
     all.sort_unstable();
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_those_of_medians_to_the_first_way_of_a_group() {
+    fn ratios_compare_medians_with_first_method() {
         let mut results = Results::default();
         for (guides, install) in [(100, 50), (120, 20), (80, 40)] {
             results.add(&[one("debian: guides", guides)]);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_a_bar_for_each_name_as_long_as_its_median() {
+    fn chart_bars_have_length_of_medians() {
         let mut results = Results::default();
         results.add(&[one("a: <b> & c", 100), one("a: d", 50), one("e: f", 2)]);
         let picture = results.svg("200mbit");

@@ -1,5 +1,4 @@
-//! `cases/*.toml`, read as one table: the machine of each case, its steps, and what must hold
-//! afterwards.
+//! `cases/*.toml`, read as one table: the machine of each case, its steps, and its expectations.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -15,10 +14,10 @@ use crate::net;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
 
-/// The configuration that `--on` replaces by the one of the other machine.
+/// The configuration that `--on` replaces with the configuration of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
 
-/// Mebibytes of a disk that no case fills; only written data takes space.
+/// Mebibytes of a disk that no case fills; only written data uses space.
 const ROOMY: u64 = 16 << 10;
 
 /// The whole table.
@@ -32,16 +31,16 @@ struct Table {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// In `make test`, which has a budget: a test of this crate holds these cases to it.
+    /// In `make test`, which has a time budget: a test of this crate checks these cases against it.
     Core,
     /// In `make test-all`.
     #[default]
     Full,
-    /// In `make test-all`, too: the machine has a control plane, for which Kubernetes is compiled.
+    /// In `make test-all`, for machines with a control plane, for which Kubernetes is compiled.
     Cluster,
-    /// In `make test-long`: emulated machines, cases that take long, and those that show the bed itself by hand.
+    /// In `make test-long`: emulated machines, slow cases, and those that test the harness itself by hand.
     Long,
-    /// In `make bench`: each measures a way to the same node.
+    /// In `make bench`: each measures one method to prepare the same node.
     Bench,
 }
 
@@ -66,44 +65,45 @@ pub struct Case {
     pub about: String,
     /// A machine of `machines.toml`.
     pub machine: String,
-    /// Other machines on which the same case runs, too, under the name `NAME-MACHINE`.
+    /// Other machines on which the same case runs, under the name `NAME-MACHINE`.
     #[serde(default)]
     pub also_on: Vec<String>,
-    /// Those of them that the full tier has: where the case shows something else. The others are of the long one.
+    /// The subset of `also-on` in the full tier, if the case covers something else there. The others are in the long
+    /// tier.
     #[serde(default)]
     pub full_on: Vec<String>,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
-    /// DKMS compiles the driver's module in it, although its machine carries modules that the bed compiled before,
-    /// with the same DKMS for the same kernel.
+    /// DKMS compiles the driver's module in it, although its machine carries modules that the harness has compiled with
+    /// the same DKMS for the same kernel.
     #[serde(default)]
     pub compile: bool,
-    /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
-    /// it the machine has no data source, and cloud-init does nothing.
+    /// A file of the repository that cloud-init gets as user data, on a NoCloud seed disk. Without it the machine has
+    /// no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
-    /// What a person who uses the file would write into it: the text there = the text in its place.
-    /// An empty text removes the whole line.
+    /// Replacements that a user of the file would make: the text in the file = its replacement. An empty text removes
+    /// the whole line.
     #[serde(default)]
     pub user_data_values: BTreeMap<String, String>,
-    /// The machine does not have the product: its user-data downloads it.
+    /// The product is not installed on the machine: its user data downloads it.
     #[serde(default)]
     pub downloads_program: bool,
-    /// A control plane of Kubernetes beside the machine.
+    /// A Kubernetes control plane next to the machine.
     pub cluster: Option<Wish>,
-    /// Mebibytes of a container's disk of its own. Without this key a container has one, of
-    /// [`ROOMY`], only if a step cuts the power.
+    /// Size in mebibytes of a container's separate disk. Without this key a container has one, of size [`ROOMY`], only
+    /// if a step simulates a power loss.
     pub disk_mib: Option<u64>,
-    /// About how many seconds it takes, if a minute or more: the longest case starts first.
+    /// Approximate duration in seconds, if a minute or more: the longest case starts first.
     #[serde(default)]
     pub takes: u64,
-    /// How often it runs.
+    /// The tier.
     #[serde(default)]
     pub tier: Tier,
-    /// It waits nearly all the time, for time limits of the product: it runs beside the others and counts as none of
-    /// them.
+    /// It waits nearly all the time, for time limits of the product. It runs in addition to the others and does not
+    /// count as a worker.
     #[serde(default)]
     pub waits: bool,
-    /// The seconds of processor time that it took when it was measured. `vm test --record-times` writes them.
+    /// The measured CPU time in seconds, written by `vm test --record-times`.
     #[serde(default)]
     pub cpu: u64,
     /// Shell commands that break the machine before the first step; each must succeed.
@@ -114,10 +114,10 @@ pub struct Case {
     /// Shell commands that run after the steps; each must succeed.
     #[serde(default)]
     pub after: Vec<String>,
-    /// Shell commands that run after `uninstall`. With this key the case ends with `uninstall`,
-    /// which must exit with 0, and the machine must be as it was after `before`.
+    /// Shell commands that run after `uninstall`. With this key the case finishes with `uninstall`, which must exit
+    /// with 0, and the machine must be in the same state as after `before`.
     pub after_uninstall: Option<Vec<String>>,
-    /// Lines of the comparison that contain one of these are ignored; each has a reason.
+    /// Ignored lines of the comparison, which contain one of these texts; each has a reason.
     #[serde(default)]
     pub except: Vec<Exception>,
 }
@@ -127,7 +127,7 @@ pub struct Case {
 #[serde(deny_unknown_fields)]
 pub struct Exception {
     pub line: String,
-    /// For the reader of the table.
+    /// For readers of the table.
     #[serde(rename = "why")]
     pub _why: String,
 }
@@ -139,14 +139,13 @@ pub struct Step {
     pub title: String,
     /// A shell script that runs in the machine.
     pub run: Option<String>,
-    /// Starts `run` as a unit of this name that continues beside the next steps.
+    /// Starts `run` as a unit of this name that continues in parallel with the next steps.
     pub background: Option<String>,
     /// Waits until that unit prints this text.
     pub until_said: Option<String>,
-    /// Waits until that unit ends: its output and exit code are those of this step.
+    /// Waits until that unit exits, and uses its output and exit code.
     pub join: Option<String>,
-    /// Waits until the product's run that resumes after a boot has ended: its output and exit code
-    /// are those of this step.
+    /// Waits until the resumed run of the product has finished, and uses its output and exit code.
     #[serde(default)]
     pub resumed: bool,
     /// The expected exit code.
@@ -174,51 +173,49 @@ pub struct Step {
     pub fails_with: Vec<String>,
     /// Saves its standard output, a document of `plan`, under this name.
     pub save: Option<String>,
-    /// Its standard output is the events of an `install` that did exactly what this saved plan
-    /// says.
+    /// Its standard output contains the events of an `install` that did exactly this saved plan.
     pub did: Option<String>,
     /// Its standard output is a document of `plan` without any change.
     #[serde(default)]
     pub did_nothing: bool,
-    /// What the console must have said by the end of the step, since the machine was turned on.
+    /// Text that the console must have printed by the end of the step, since the machine was turned on.
     #[serde(default)]
     pub console: Vec<String>,
-    /// `vm bench` reports its duration under this name. Steps of the same name are added up.
+    /// `vm bench` reports its duration under this name. Steps with the same name are added up.
     pub measure: Option<String>,
     /// Prints its output while it runs.
     #[serde(default)]
     pub show: bool,
-    /// It may start package tools for queries only.
+    /// It may start package tools only for queries.
     #[serde(default)]
     pub only_queries: bool,
-    /// Seconds after which the step is ended and the case fails, if no other case runs at the same
-    /// time.
+    /// Seconds after which the step is killed and the case fails, if no other case runs at the same time.
     #[serde(default = "ten_minutes")]
     pub deadline: u64,
-    /// Seconds after which the step fails, however many cases run: for steps that test a duration.
+    /// Seconds after which the step fails, regardless of the number of running cases: for steps that test a duration.
     pub within: Option<u64>,
     /// Powers the machine off and boots it again, in this state.
     pub boot: Option<Boot>,
-    /// How the repository server behaves from now on.
+    /// The behavior of the repository server from now on.
     pub server: Option<Serving>,
     /// The state of the machine's connection to the outside from now on.
     pub network: Option<net::State>,
-    /// How the control plane behaves from now on.
+    /// The behavior of the control plane from now on.
     pub control_plane: Option<Behaviour>,
-    /// Waits until this script succeeds, across reboots that the machine makes by itself. A script
-    /// that calls `exit` gives up.
+    /// Waits until this script succeeds, across reboots that the machine makes automatically. A script that calls
+    /// `exit` gives up.
     pub until: Option<String>,
-    /// The number of such reboots that must happen meanwhile.
+    /// The number of such reboots that must happen in the meantime.
     #[serde(default)]
     pub reboots: u32,
-    /// Waits in the same way, then cuts the power.
+    /// Waits in the same way, then simulates a power loss.
     pub cut_when: Option<String>,
-    /// Cuts the power during the next boot, when the console prints this text.
+    /// Simulates a power loss during the next boot, when the console prints this text.
     pub cut_at_console: Option<String>,
-    /// Runs this command repeatedly. While it runs, the power is cut after a record of the journal that no run
-    /// before has written, until a run ends by itself with status 0.
+    /// Runs this command repeatedly. While it runs, the power is lost after a journal record that no earlier run has
+    /// written, until a run exits with status 0.
     pub cut_at_records: Option<String>,
-    /// One such cut comes after about this many new records. With 1 each new record is cut at.
+    /// About one power loss per this many new records. With 1 the power is lost at each new record.
     #[serde(default = "one")]
     pub every: u32,
     /// Compares the machine with its state after `before`; the two must be equal.
@@ -227,14 +224,14 @@ pub struct Step {
 }
 
 impl Case {
-    /// Mebibytes of the disk of its own that its container has.
+    /// Size in mebibytes of the separate disk of its container.
     pub fn disk(&self) -> Option<u64> {
         (self.disk_mib).or_else(|| self.run.iter().any(Step::cuts).then_some(ROOMY))
     }
 }
 
 impl Step {
-    /// Whether it cuts the power.
+    /// Whether it simulates a power loss.
     fn cuts(&self) -> bool {
         self.cut_when.is_some() || self.cut_at_console.is_some() || self.cut_at_records.is_some()
     }
@@ -246,7 +243,7 @@ impl Step {
             || self.reads_document()
     }
 
-    /// Whether it starts a unit of this name: with `background`, or by its script.
+    /// Whether it starts a unit of this name: with `background`, or in its script.
     fn starts(&self, unit: &str) -> bool {
         let option = format!("--unit={unit}");
         let by_script = |run: &String| run.split_whitespace().any(|word| word == option);
@@ -279,7 +276,7 @@ impl Step {
                 run && self.did.is_none(),
             ),
             ("`show`", self.show, run),
-            // Only the start of a script in the background is watched.
+            // For a script in the background only its start is watched.
             ("`only-queries`", self.only_queries, run && self.background.is_none()),
             (
                 "`deadline`",
@@ -338,7 +335,7 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// A case, and the same case on each other machine that it names.
+/// A case, and the same case on each of its other machines.
 fn spread(case: Case) -> Vec<Case> {
     let others: Vec<Case> = (case.also_on.iter())
         .map(|machine| Case {
@@ -356,8 +353,7 @@ fn spread(case: Case) -> Vec<Case> {
     all
 }
 
-/// Refuses cases that name a machine, a root filesystem, a configuration or a file of the repository that does not
-/// exist.
+/// Rejects cases with a machine, a root filesystem, a configuration or a file of the repository that does not exist.
 pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> Result<()> {
     for case in cases {
         let spec = (machines.machine(&case.machine))
@@ -366,7 +362,7 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
             && !configs.join(&spec.configs).join(name).is_file()
         {
             bail!(
-                "case `{}`: there is no `{name}` in configs/{}",
+                "case `{}`: `{name}` does not exist in configs/{}",
                 case.name,
                 spec.configs
             );
@@ -375,7 +371,7 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
             && !repo.join(path).is_file()
         {
             bail!(
-                "case `{}`: the repository has no `{}`",
+                "case `{}`: `{}` does not exist in the repository",
                 case.name,
                 path.display()
             );
@@ -383,7 +379,7 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
         let reads = |step: &Step| step.cut_at_console.is_some() || !step.console.is_empty();
         if !spec.kind.is_emulated() && case.run.iter().any(reads) {
             bail!(
-                "case `{}`: the console of a container says nothing; `cut-when` can cut during its boot, too",
+                "case `{}`: a container has no console output; `cut-when` also works during its boot",
                 case.name
             );
         }
@@ -431,13 +427,13 @@ fn check(case: &Case) -> Result<()> {
         bail!("a name has at most 40 small letters, digits and hyphens");
     }
     if let Some(stray) = (case.full_on.iter()).find(|one| !case.also_on.contains(one)) {
-        bail!("`full-on` names `{stray}`, which `also-on` does not");
+        bail!("`full-on` contains `{stray}`, which is not in `also-on`");
     }
     if case.waits && case.takes == 0 {
-        bail!("`waits` is for cases that take long: `takes` is missing");
+        bail!("`waits` is only for slow cases: `takes` is missing");
     }
     if case.cluster.is_some() && !matches!(case.tier, Tier::Cluster | Tier::Long) {
-        bail!("a case with a `cluster` is of the tier `cluster` or `long`");
+        bail!("a case with a `cluster` must have the tier `cluster` or `long`");
     }
     for step in &case.run {
         let kinds = [
@@ -491,7 +487,7 @@ fn check(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Refuses steps that name a plan or a unit which no earlier step saves or starts.
+/// Rejects steps that use a plan or a unit that no earlier step saves or starts.
 fn check_names(steps: &[Step]) -> Result<()> {
     for (at, step) in steps.iter().enumerate() {
         let earlier = &steps[..at];
@@ -526,15 +522,15 @@ fn scripts(case: &Case) -> impl Iterator<Item = &String> {
         .chain(case.after_uninstall.iter().flatten())
 }
 
-/// The first line that asserts nothing: a failed `! command` ends no script, even with `set -e`, so that only the last
-/// line of a script may start with it.
+/// The first line whose failure is ignored: a failed `! command` does not stop a script, even with `set -e`, so only
+/// the last line of a script may start with it.
 fn ignored_line(script: &str) -> Option<&str> {
     let mut lines = script.trim().lines();
     lines.next_back();
     lines.map(str::trim).find(|line| line.starts_with("! "))
 }
 
-/// Replaces `{{name}}` by its value. A name without a value is an error.
+/// Replaces `{{name}}` with its value. A name without a value is an error.
 pub fn fill<K>(template: &str, values: &BTreeMap<K, String>) -> Result<String>
 where
     K: Borrow<str> + Ord,

@@ -1,6 +1,6 @@
 //! A claim: the resources that a run owns under one name. They are a directory for small files and short paths, a
-//! directory on the disk, and control groups for all processes. Dropping it removes them at the end of a case; what ends
-//! with the whole run needs no removal, see `apart`.
+//! directory on the disk, and cgroups for all processes. Dropping it removes them at the end of a case. Resources of
+//! the whole run need no removal, see `apart`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,8 @@ use crate::bed::{Bed, remove_tree};
 use crate::group::Group;
 use crate::{net, out};
 
-/// The free room on the disk, in bytes, without which no machine is made: what a machine writes there
-/// if its changes do not fit into memory. On a full disk a server or a machine would end without a
-/// word, because its log cannot be written.
+/// The free disk space in bytes that is required to create a machine, for its changes if they do not fit into memory.
+/// On a full disk a server or a machine would exit without a message, because its log cannot be written.
 const ROOM: u64 = 3 << 30;
 
 /// A claimed name with its resources; dropping it removes all of them.
@@ -29,7 +28,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims `name`, and creates its directories and control groups.
+    /// Claims `name`, and creates its directories and cgroups.
     pub fn take(bed: &Bed, name: &str) -> Result<Claim> {
         let run = bed.run.join(name);
         fs::create_dir(&run).with_context(|| format!("cannot make {}", run.display()))?;
@@ -50,8 +49,8 @@ impl Claim {
         net::destroy(&self.run)?;
         let [root, layer] = ["root", "layer"].map(|name| self.dir.join(name));
         unmount(&root)?;
-        // Without its directory the mount is gone from other namespaces, too, such as that of a machine which is
-        // started meanwhile: the kernel does this. The root of an emulated machine is no mount, and goes with the rest.
+        // Removing the directory also removes the mount from other namespaces, such as the namespace of a machine that is
+        // being started. The root of an emulated machine is not a mount, and is removed with the rest.
         let _ = fs::remove_dir(&root);
         unmount(&layer)?;
         remove_tree(&self.dir)?;
@@ -68,17 +67,17 @@ impl Drop for Claim {
     }
 }
 
-/// The free room in bytes of the filesystem that a directory lies on.
+/// The free space in bytes of the filesystem of a directory.
 fn room(dir: &Path) -> Result<u64> {
     let found =
-        statvfs(dir).with_context(|| format!("cannot ask for the room of {}", dir.display()))?;
+        statvfs(dir).with_context(|| format!("cannot read the free space of {}", dir.display()))?;
     Ok(found.blocks_available() * found.fragment_size())
 }
 
 fn enough(dir: &Path, room: u64) -> Result<()> {
     if room < ROOM {
         bail!(
-            "{} MiB are free on the disk of {}, and a machine needs {}: make room there",
+            "{} MiB are free on the disk of {}, and a machine needs {}: free disk space there",
             room >> 20,
             dir.display(),
             ROOM >> 20
@@ -90,8 +89,7 @@ fn enough(dir: &Path, room: u64) -> Result<()> {
 /// Removes a mount and all mounts below it.
 pub fn unmount(at: &Path) -> Result<()> {
     match umount2(at, MntFlags::MNT_DETACH) {
-        // Nothing is mounted there: the disk of an image, a layer on the disk, or a machine that
-        // was not completely made.
+        // Not a mount: the disk of an image, a layer on the disk, or a machine that was not completely created.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(error) => bail!("cannot unmount {}: {error}", at.display()),
     }
@@ -102,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_machine_is_made_on_a_disk_that_is_nearly_full() {
+    fn nearly_full_disk_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         enough(dir.path(), ROOM).unwrap();
         let error = enough(dir.path(), ROOM - 1).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! A machine that stands for one in a cloud: its firmware says so, and the cloud's metadata service answers in its
-//! network. Its user-data reaches cloud-init by the cloud's own data source.
+//! Simulates a cloud instance: the firmware identifies the cloud, and the cloud's metadata service responds in the
+//! machine's network. cloud-init gets its user data from the cloud's data source.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,15 +24,15 @@ pub const FIRST: &str = "/usr/lib/testbed/first";
 const FIRST_PROGRAM: &str = include_str!("../files/cloud-init-first.sh");
 const DETECT_VIRT: &str = include_str!("../files/systemd-detect-virt.sh");
 
-/// Keys and locales that nobody uses take time. A container has neither a disk whose filesystem could grow nor udev, which
-/// tells of cards that are plugged in.
+/// Unused keys and locales take time. A container has neither a disk whose filesystem could grow nor udev, which
+/// reports hot-plugged cards.
 const SETTINGS: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\nresize_rootfs: false\n\
                         updates: {network: {when: [boot-new-instance]}}\n";
 
-/// cloud-init's own configuration wants the permanent address of a card, and this card has none.
+/// cloud-init's own configuration matches the permanent address of a card, which this card does not have.
 const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
 
-/// The files of the folder `cloud-init` that cloud-init reads.
+/// The files of the directory `cloud-init` that cloud-init reads.
 const USER_DATA: [(&str, &str); 6] = [
     ("aks", "user-data.yaml"),
     ("bare", "user-data.yaml"),
@@ -45,26 +45,26 @@ const USER_DATA: [(&str, &str); 6] = [
 /// The longest time until the service listens.
 const START: Duration = Duration::from_secs(10);
 
-/// A file of the folder `clouds`.
+/// A file of the directory `clouds`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    /// Where the service listens.
+    /// Addresses that the service listens on.
     addresses: Vec<String>,
-    /// Its names, which the cloud's resolver knows.
+    /// Host names that the cloud's resolver knows.
     #[serde(default)]
     names: Vec<String>,
-    /// The files of the firmware.
+    /// The DMI files.
     dmi: BTreeMap<String, String>,
     answers: serde_json::Value,
 }
 
-/// Makes a machine that is not up yet one of the cloud, with this user-data.
+/// Turns a machine that is not up yet into an instance of the cloud, with this user data.
 pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Result<()> {
     let path = bed.here("clouds").join(format!("{}.toml", cloud.name()));
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    // An instance type with a GPU would promise one to a machine that has none.
+    // An instance type with a GPU would set an expected GPU count on a machine without one.
     let machine_type = match (cloud, machine.spec().pci.is_empty()) {
         (Cloud::Aws, true) => "m7i.large",
         (Cloud::Aws, false) => "p5.4xlarge",
@@ -90,7 +90,7 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
         &root.join("usr/lib/systemd/network/90-testbed.network"),
         NETWORK,
     )?;
-    // It waits two minutes for a card with the name that Azure gives, and nobody renames one in a container.
+    // It waits two minutes for a card with the name that Azure gives, but cards are not renamed in a container.
     let waits = "etc/systemd/system/systemd-networkd-wait-online.service";
     symlink("/dev/null", root.join(waits)).context("cannot mask a unit")?;
     let hosts = root.join("etc/hosts");
@@ -111,12 +111,12 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
     serve(machine, &table.addresses, &service)
 }
 
-/// Starts the service; it lives as long as the machine.
+/// Starts the service, which runs as long as the machine exists.
 fn serve(machine: &Machine, addresses: &[String], service: &Service) -> Result<()> {
     let document = machine.log("metadata.json");
     let text = serde_json::to_vec(service).context("cannot write the metadata")?;
     fs::write(&document, text).context("cannot write the metadata")?;
-    // The program that runs, even if its file was compiled again meanwhile.
+    // The running program, even if its file was compiled again in the meantime.
     let program = format!("/proc/{}/exe", std::process::id());
     let document = document.to_string_lossy().into_owned();
     let mut argv = vec![program, "metadata".into(), document];
@@ -135,7 +135,7 @@ fn serve(machine: &Machine, addresses: &[String], service: &Service) -> Result<(
         }
         if let Some(status) = child.try_wait().context("cannot wait for the service")? {
             let said = out::tail(&text, 5);
-            bail!("the metadata service ended with {status}: {said}");
+            bail!("the metadata service exited with {status}: {said}");
         }
         thread::sleep(Duration::from_millis(10));
     }

@@ -1,6 +1,6 @@
-//! A control plane of Kubernetes beside the machine of a case: real etcd, API server and controller
-//! manager, prepared by real kubeadm. It has a network namespace of its own, which a pair of
-//! virtual cards (veth) connects with the machine's, and a root directory in which its files lie where kubeadm puts them.
+//! A Kubernetes control plane next to the machine of a case: real etcd, API server and controller manager, prepared by
+//! real kubeadm. It has its own network namespace, connected to the machine's by a pair of virtual cards (veth), and a
+//! root directory in which its files are at the paths that kubeadm uses.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,13 +25,13 @@ use crate::{net, out, pods};
 
 const ADDRESS: &str = "10.0.0.1";
 const PORT: u16 = 6443;
-/// Where a server of RKE2 registers nodes.
+/// The port where an RKE2 server registers nodes.
 const RKE2_PORT: u16 = 9345;
 /// The address of the machine's card.
 const MACHINE: &str = "10.0.0.2/24";
 const STORE: &str = "http://127.0.0.1:2379";
 
-/// The longest time until a part of the control plane is ready: other machines boot meanwhile.
+/// The longest time until a part of the control plane is ready, while other machines boot.
 const START: Duration = Duration::from_secs(180);
 
 const CONFIG: &str = include_str!("../../kubernetes/kubeadm.yaml");
@@ -50,18 +50,17 @@ const UNAVAILABLE: &str = include_str!("../files/unavailable.sh");
 const ALL_RIGHTS: &str = "etc/kubernetes/super-admin.conf";
 const NO_CHECK: &str = "etc/kubernetes/no-check.conf";
 
-/// How lines of its logs start that tell of no fault.
+/// Line prefixes of its logs that are not errors.
 const INFORMATION: [&str; 2] = ["I", "{\"level\":\"info\""];
 
-/// Files that a kubelet reads and cannot write in a container, with the values that it wants.
+/// Files that a kubelet reads but cannot write in a container, with the values that it needs.
 const SYSCTLS: [(&str, &str); 3] = [
     ("kernel/panic", "10"),
     ("kernel/panic_on_oops", "1"),
     ("vm/overcommit_memory", "1"),
 ];
 
-/// Makes a certificate of the API server that is valid from tomorrow on: the authority's own, for the
-/// key that is there.
+/// Creates an API server certificate that is valid from tomorrow on, signed by the cluster CA for the existing key.
 const NOT_YET_VALID: &str = r#"set -eu
 cd "$1/etc/kubernetes/pki"
 day=$(date -u -d tomorrow +%y%m%d%H%M%SZ)
@@ -87,36 +86,35 @@ openssl ca -batch -notext -config "$work/ca.conf" -cert ca.crt -keyfile ca.key \
     -startdate "$day" -enddate "$year" -in "$work/request" -out not-yet-valid.crt
 "#;
 
-/// The control plane that a case wants.
+/// The control plane that a case needs.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Wish {
-    /// A file of the machine for the token that joins.
+    /// Path on the machine for the bootstrap token.
     pub token_file: Option<String>,
-    /// A file of the machine for a kubeconfig whose account may drain and delete nodes.
+    /// Path on the machine for a kubeconfig whose account may drain and delete nodes.
     pub kubeconfig: Option<String>,
-    /// The machine has the stand-in for the agents of k3s and RKE2.
+    /// Installs the fake of the k3s and RKE2 agents on the machine.
     #[serde(default)]
     pub agents: bool,
-    /// The machine is of EKS, and this is the name of its node: it has the real kubelet, and a certificate of that node where
-    /// it would have a token of IAM.
+    /// The name of the node on an EKS machine, which has the real kubelet and uses a certificate of this node instead
+    /// of an IAM token.
     pub node: Option<String>,
 }
 
-/// How the control plane behaves from a step on.
+/// The behavior of the control plane from a step on.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behaviour {
-    /// It works.
+    /// Works normally.
     Up,
     /// Connections are refused.
     Down,
-    /// Connections are accepted, and nothing answers.
+    /// Connections are accepted, but no request gets a response.
     Silent,
-    /// It answers 503 to each request.
+    /// Returns 503 for each request.
     Unavailable,
-    /// Its certificate is valid from tomorrow on, so a machine that verifies it finds its own clock a
-    /// day behind.
+    /// Its certificate is valid from tomorrow on, so to a machine that verifies it its own clock seems a day behind.
     NotYetValid,
 }
 
@@ -124,12 +122,12 @@ pub enum Behaviour {
 pub struct Cluster {
     root: PathBuf,
     programs: PathBuf,
-    /// Programs with which the machine runs pods.
+    /// Programs that the machine needs to run pods.
     for_pods: PathBuf,
     netns: PathBuf,
-    /// What listens at its address: the API server, or what stands in its place.
+    /// The listener at its address: the API server or its replacement.
     server: Option<Child>,
-    /// How that behaves, or did before a signal stopped it.
+    /// The behavior of the listener, before a signal stopped it.
     behaviour: Behaviour,
     /// Whether it is stopped by a signal.
     stopped: bool,
@@ -141,7 +139,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it beside a machine that is not up yet, and gives the machine what a node needs.
+    /// Starts it next to a machine that is not up yet, and gives the machine the files of a node.
     pub fn start(
         machine: &Machine,
         (programs, for_pods): (&Path, &Path),
@@ -189,21 +187,21 @@ impl Cluster {
         &self.values
     }
 
-    /// Behaves in this way from now on. Existing connections are cut.
+    /// Sets the behavior from now on. Existing connections are closed.
     pub fn behave(&mut self, machine: &Machine, behaviour: Behaviour) -> Result<()> {
         if behaviour == Behaviour::Silent {
-            let server = self.server.as_ref().context("nothing listens")?;
+            let server = self.server.as_ref().context("no listener")?;
             self.stopped = true;
             return signal(server, Signal::SIGSTOP);
         }
         if self.stopped && behaviour == Behaviour::Up && self.behaviour == Behaviour::Up {
-            let server = self.server.as_ref().context("nothing listens")?;
+            let server = self.server.as_ref().context("no listener")?;
             self.stopped = false;
             return signal(server, Signal::SIGCONT);
         }
         if let Some(mut server) = self.server.take() {
             self.stopped = false;
-            server.kill().context("cannot end the API server")?;
+            server.kill().context("cannot kill the API server")?;
             server.wait().context("cannot wait for the API server")?;
         }
         self.behaviour = behaviour;
@@ -226,19 +224,19 @@ impl Cluster {
         self.wait("the API server", || {
             Ok(self.program(machine, KUBECTL, &ready).run()?.code == 0)
         })?;
-        // In a cluster, a controller manager that has not reached the API server for some seconds ends and is started
-        // again. This one would look for it again only after half a minute.
+        // In a cluster, a controller manager that has not reached the API server for some seconds exits and is
+        // restarted. Without the restart it would retry only after half a minute.
         if behaviour == Behaviour::Up
             && let Some(mut controllers) = self.controllers.take()
         {
             let ended = controllers.kill().and_then(|()| controllers.wait());
-            ended.context("cannot end the controller manager")?;
+            ended.context("cannot kill the controller manager")?;
             self.controllers(machine)?;
         }
         Ok(())
     }
 
-    /// The end of each log without mere information, for a case that failed.
+    /// The end of each log without informational lines, for a failed case.
     pub fn said(&self) -> String {
         let tail = |log: &PathBuf| {
             let text = fs::read_to_string(log).unwrap_or_default();
@@ -252,7 +250,7 @@ impl Cluster {
         self.logs.iter().map(tail).collect::<Vec<_>>().join("\n")
     }
 
-    /// Makes its root directory.
+    /// Creates its root directory.
     fn lay(&self) -> Result<()> {
         let bin = self.root.join("usr/bin");
         for dir in [
@@ -260,7 +258,7 @@ impl Cluster {
             &self.root.join("tmp"),
             &self.root.join("etc/kubernetes"),
         ] {
-            fs::create_dir_all(dir).context("cannot make a folder")?;
+            fs::create_dir_all(dir).context("cannot create a directory")?;
         }
         for name in [KUBEADM, KUBECTL, API_SERVER, CONTROLLERS] {
             fs::hard_link(self.programs.join(name), bin.join(name))
@@ -269,7 +267,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes tokens: one that joins, one that is expired, one that never was.
+    /// Creates tokens: one that joins, an expired one, and an unknown one.
     fn tokens(&mut self, machine: &Machine) -> Result<()> {
         for name in ["join-token", "expired-token", "wrong-token"] {
             let done = self
@@ -306,7 +304,7 @@ impl Cluster {
         self.program(machine, KUBEADM, &arguments).ok()
     }
 
-    /// Writes a kubeconfig that accepts every certificate, to ask whether the API server is ready.
+    /// Writes a kubeconfig that accepts every certificate, to query whether the API server is ready.
     fn trust_all(&self) -> Result<()> {
         let text =
             fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
@@ -333,24 +331,24 @@ impl Cluster {
         self.beside(machine, ETCD, argv.to_vec()).map(drop)
     }
 
-    /// Lets nodes of RKE2 register: the stand-in for its agent asks there what it asks k3s' server at the API server's
-    /// port.
+    /// Registers RKE2 nodes: the fake agent sends the same request there that it sends to the k3s server at the API
+    /// server's port.
     fn register(&mut self, machine: &Machine) -> Result<()> {
         let listen = format!("TCP-LISTEN:{RKE2_PORT},bind={ADDRESS},reuseaddr,fork");
         let argv = ["socat", &listen, &format!("TCP:{ADDRESS}:{PORT}")].map(String::from);
         self.beside(machine, "rke2-server", argv.to_vec())?;
-        self.listens("what registers nodes of RKE2", RKE2_PORT)
+        self.listens("the RKE2 node registration", RKE2_PORT)
     }
 
     fn controllers(&mut self, machine: &Machine) -> Result<()> {
         let mut argv = self.manifest(CONTROLLERS)?;
-        // It is alone.
+        // There is only one instance.
         argv.push("--leader-elect=false".into());
         self.controllers = Some(self.daemon(machine, CONTROLLERS, argv)?);
         Ok(())
     }
 
-    /// Lets machines join, and makes the account of a person who manages nodes.
+    /// Lets machines join, and creates the account of a node administrator.
     fn admit(&mut self, machine: &Machine) -> Result<()> {
         let token = self.value("join-token").to_string();
         let created = [
@@ -364,14 +362,14 @@ impl Cluster {
         let said = done.ok()?.stdout;
         let hash = (said.split_whitespace())
             .find(|word| word.starts_with("sha256:"))
-            .context("kubeadm prints no hash of the authority")?;
+            .context("kubeadm prints no CA hash")?;
         let wrong: String = hash.chars().rev().take(64).collect();
         self.values
             .insert("wrong-ca-hash".into(), format!("sha256:{wrong}"));
         self.values.insert("ca-hash".into(), hash.into());
         let authority = self.authority()?;
         self.values.insert("ca-certificate".into(), authority);
-        // As `k3s token create` prints them.
+        // In the format of `k3s token create`.
         let certificate = fs::read(self.root.join("etc/kubernetes/pki/ca.crt"));
         let hash = Sha256::digest(certificate.context("cannot read the CA certificate")?);
         let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -394,7 +392,7 @@ impl Cluster {
             "--output",
             &signed,
         ]);
-        self.wait("the signature of the cluster's description", || {
+        self.wait("the signature of the cluster-info ConfigMap", || {
             let done = self.program(machine, KUBECTL, &signed).run()?;
             Ok(done.code == 0 && !done.stdout.trim().is_empty())
         })?;
@@ -409,13 +407,13 @@ impl Cluster {
             "--namespace=kube-system",
             "--ignore-not-found",
         ]);
-        self.wait("the end of the expired token", || {
+        self.wait("the removal of the expired token", || {
             let done = self.program(machine, KUBECTL, &expired).run()?;
             Ok(done.code == 0 && done.stdout.trim().is_empty())
         })
     }
 
-    /// Gives the machine what a node needs, and what its case asks for.
+    /// Gives the machine the files of a node, and those that its case requests.
     fn equip(&self, machine: &Machine, wish: &Wish) -> Result<()> {
         let root = machine.root();
         let at = |path: &str| root.join(path.trim_start_matches('/'));
@@ -466,17 +464,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// The certificate of the authority, in base64.
+    /// The CA certificate in base64.
     fn authority(&self) -> Result<String> {
         let all =
             fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
         let authority =
             (all.lines()).find_map(|line| line.trim().strip_prefix("certificate-authority-data: "));
-        let authority = authority.context("kubeadm's kubeconfig names no authority")?;
+        let authority = authority.context("kubeadm's kubeconfig contains no CA")?;
         Ok(authority.to_string())
     }
 
-    /// The kubeconfig of the account that manages nodes.
+    /// The kubeconfig of the node administrator account.
     fn account(&self, machine: &Machine) -> Result<String> {
         let create = self.kubectl(&[
             "create",
@@ -497,7 +495,7 @@ impl Cluster {
         ))
     }
 
-    /// Answers 503 in place of the API server.
+    /// Returns 503 instead of the API server.
     fn refuse(&mut self, machine: &Machine) -> Result<()> {
         let pki = self.root.join("etc/kubernetes/pki");
         let script = self.root.join("unavailable.sh");
@@ -509,10 +507,10 @@ impl Cluster {
         let answer = format!("EXEC:/bin/sh {}", script.display());
         let argv = ["socat".to_string(), listen, answer].to_vec();
         self.server = Some(self.beside(machine, "unavailable", argv)?);
-        self.listens("what answers 503", PORT)
+        self.listens("the server that returns 503", PORT)
     }
 
-    /// Waits until something listens at a port.
+    /// Waits for a listener at a port.
     fn listens(&self, what: &str, port: u16) -> Result<()> {
         let question = format!("sport = :{port}");
         let asked = self.inside(["ss", "-Hltn", &question].map(String::from).to_vec());
@@ -521,7 +519,7 @@ impl Cluster {
         })
     }
 
-    /// The command of a part of the control plane, from the manifest that kubeadm made of it.
+    /// The command of a control plane component, from its kubeadm manifest.
     fn manifest(&self, name: &str) -> Result<Vec<String>> {
         let path = self
             .root
@@ -540,7 +538,7 @@ impl Cluster {
         self.beside(machine, name, argv)
     }
 
-    /// Starts a program in the control plane's network; it ends with the machine at the latest.
+    /// Starts a program in the control plane's network. It is killed with the machine at the latest.
     fn beside(&mut self, machine: &Machine, name: &str, argv: Vec<String>) -> Result<Child> {
         let log = self.log(name);
         let argv = self.inside(argv);
@@ -552,7 +550,7 @@ impl Cluster {
         [&["--kubeconfig", ALL_RIGHTS], arguments].concat()
     }
 
-    /// A program of the control plane.
+    /// A command line of a control plane program.
     fn program(&self, machine: &Machine, name: &str, arguments: &[&str]) -> Cmd {
         let mut argv = vec![name.to_string()];
         argv.extend(arguments.iter().map(|word| (*word).to_string()));
@@ -630,7 +628,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_of_a_manifest_is_found() {
+    fn manifest_command_is_parsed() {
         let text = "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --secure-port=6443\n    \
                     image: registry.k8s.io/kube-apiserver:v1.34.4\n    - --not-this\n";
         assert_eq!(command(text), ["kube-apiserver", "--secure-port=6443"]);

@@ -1,5 +1,5 @@
-//! `crictl`, the client of CRI, compiled from its own Go module, beside Kubernetes' programs: so that another version of it
-//! does not compile them again.
+//! `crictl`, the CRI client, compiled from its own Go module separately from the Kubernetes programs, so that another
+//! crictl version does not recompile them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::bed::Bed;
 use crate::golang;
 use crate::sh::Cmd;
 
-/// Source of the version: the list of the Go module proxy. Its minor version is that of Kubernetes, as the module's
-/// `README.md` asks. Go compares the module with its public checksum database.
+/// Source of the version: the list of the Go module proxy. Its minor version matches Kubernetes, as required by the
+/// module's `README.md`. Go compares the module with its public checksum database.
 const MODULE: &str = "sigs.k8s.io/cri-tools";
 const VERSION: &str = "1.34.0";
 
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("crictl.rs");
 
-/// Builds a directory with Kubernetes' programs, which are in `kubernetes`, and `crictl`.
+/// Builds a directory with the Kubernetes programs from `kubernetes`, and `crictl`.
 pub fn build(bed: &Bed, kubernetes: &Path) -> Result<PathBuf> {
     let go = golang::version()?;
     let recipe = format!("{} {go} {SOURCE}", kubernetes.display());
@@ -49,7 +49,7 @@ mod tests {
     use crate::repo::table::{Packages, upstream};
 
     #[test]
-    fn the_package_has_the_version_of_the_module() {
+    fn package_version_matches_module() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
         let package = (table.packages.iter()).find(|package| package.name == "cri-tools");

@@ -1,5 +1,5 @@
-//! Disk images with a boot loader and cloud-init: downloaded from a distribution and verified, or
-//! made here from a root filesystem and then fetched in the same way.
+//! Disk images with a boot loader and cloud-init: downloaded from a distribution and verified, or built here from a
+//! root filesystem and then fetched in the same way.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ pub const DISK: &str = "disk.qcow2";
 /// The longest time for a download: some 700 MiB at 3 Mbit/s.
 const DOWNLOAD: Duration = Duration::from_secs(2000);
 
-/// Makes a disk from the root filesystem `$1/root` in the directory `$2`, with the boot loader and
-/// `qemu-img` of QEMU's root `$3`. The boot loader is the one of Debian's own images. It lies at
-/// the default path, where the firmware looks without a boot entry.
+/// Builds a disk from the root filesystem `$1/root` in the directory `$2`, with the boot loader and `qemu-img` of
+/// QEMU's root `$3`. The boot loader is the same as in Debian's images. It is at the default path, where the firmware
+/// looks without a boot entry.
 const MAKE: &str = r#"
 cp -a --reflink=auto -- "$1/root" "$2/root"
 truncate -s 6G "$2/disk.raw"
@@ -46,8 +46,8 @@ cd "$2"
 sha256sum "$4" >SHA256SUMS
 "#;
 
-/// Returns the directory of the image `name` of the table. It comes from the cache if the cache
-/// holds the image that the list of checksums names now.
+/// Returns the directory of the image `name` of the table. It comes from the cache if the cache has the image that is
+/// currently in the checksum list.
 pub fn provide(bed: &Bed, machines: &Machines, name: &str) -> Result<PathBuf> {
     let image = machines
         .images
@@ -64,8 +64,7 @@ pub fn provide(bed: &Bed, machines: &Machines, name: &str) -> Result<PathBuf> {
     .with_context(|| format!("cannot provide the image {name}"))
 }
 
-/// Publishes an image made from a root filesystem in a directory, as a distribution does on its
-/// server.
+/// Publishes an image built from a root filesystem in a directory, as a distribution does on its server.
 fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBuf> {
     let spec = machines
         .roots
@@ -75,7 +74,7 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     let qemu = qemu::root(bed)?;
     let made = fs::metadata(&root)
         .and_then(|meta| meta.modified())
-        .context("cannot tell the age of a root")?;
+        .context("cannot read the age of a root")?;
     let recipe = format!("{}\n{made:?}\n{name}\n{MAKE}", root.display());
     let kind = format!("image-made-{name}");
     let made = bed.cached(&kind, &recipe, None, |dir| {
@@ -102,8 +101,8 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     Ok(made)
 }
 
-/// Downloads an image and verifies it with the checksum in a list. If the sums differ, nothing is
-/// kept. The cache keeps one version of the image `name`, and those that other beds use.
+/// Downloads an image and verifies it with the checksum in a list. If the sums differ, it is discarded. The cache keeps
+/// one version of the image `name`, and those that other runs use.
 fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf> {
     let file = image.rsplit('/').next().unwrap_or_default();
     let list = bed.machines.join(format!("{file}.sums"));
@@ -125,7 +124,7 @@ fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf>
     Ok(fetched)
 }
 
-/// The checksum of a file in a list, in the form of `sha256sum` or in that of BSD.
+/// The checksum of a file in a list, in `sha256sum` or BSD format.
 fn listed(list: &str, file: &str) -> Option<String> {
     list.lines().find_map(|line| {
         let (name, sum) = match line.strip_prefix("SHA256 (") {
@@ -144,7 +143,7 @@ fn verify(file: &Path, wanted: &str) -> Result<()> {
     let done = Cmd::new(["sha256sum", &file.to_string_lossy()]).ok()?;
     let found = done.stdout.split_whitespace().next().unwrap_or_default();
     if found != wanted {
-        bail!("its SHA-256 checksum is {found}, but the list names {wanted}");
+        bail!("its SHA-256 checksum is {found}, but the list contains {wanted}");
     }
     Ok(())
 }
@@ -156,7 +155,7 @@ fn download(url: &str, to: &Path, limit: Duration) -> Result<()> {
         "--location",
         "--silent",
         "--show-error",
-        // A list that came over an unprotected connection would verify nothing.
+        // A list from an unprotected connection would verify nothing.
         "--proto",
         "=https,file",
         "--proto-redir",
@@ -181,7 +180,7 @@ mod tests {
     const SUM: &str = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d";
 
     #[test]
-    fn both_forms_of_a_checksum_list_are_read() {
+    fn both_checksum_formats_are_parsed() {
         for line in [
             format!("{SUM} *a.img"),
             format!("{SUM}  a.img"),
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_with_a_wrong_checksum_is_not_kept() {
+    fn image_with_wrong_checksum_is_discarded() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("tests/vm")).unwrap();
         fs::write(dir.path().join("tests/vm/machines.toml"), "").unwrap();

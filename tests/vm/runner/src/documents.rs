@@ -1,4 +1,4 @@
-//! The expectations of a step about a JSON document or about events that the product printed.
+//! Expectations of a step for a JSON document or for events that the product printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,7 @@ use serde_json::Value;
 use crate::cases::Step;
 use crate::out;
 
-/// Compares the standard output of a step with its expectations. `saved` holds the documents of
-/// earlier steps.
+/// Compares the standard output of a step with its expectations. `saved` contains the documents of earlier steps.
 pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -> Result<()> {
     if let Some(name) = &step.did {
         let plan = saved
@@ -45,7 +44,7 @@ pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -
         match document.pointer(pointer).and_then(Value::as_array) {
             Some(list) if list.len() == *wanted => {}
             Some(list) => bail!("{pointer} has {} elements, not {wanted}", list.len()),
-            None => bail!("{pointer} is no list"),
+            None => bail!("{pointer} is not a list"),
         }
     }
     if findings {
@@ -62,7 +61,7 @@ pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -
 
 fn parse(text: &str) -> Result<Value> {
     serde_json::from_str(text)
-        .with_context(|| format!("stdout is no JSON document:\n{}", out::tail(text, 20)))
+        .with_context(|| format!("stdout is not a JSON document:\n{}", out::tail(text, 20)))
 }
 
 fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()> {
@@ -72,7 +71,7 @@ fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()
     };
     for wanted in step.fails_with.iter().chain(step.fails.iter().flatten()) {
         if !failing.contains_key(wanted) {
-            bail!("`{wanted}` does not fail; these do:{}", told());
+            bail!("`{wanted}` does not fail; failing findings:{}", told());
         }
     }
     let Some(exact) = &step.fails else {
@@ -83,14 +82,14 @@ fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()
         .collect();
     if !others.is_empty() {
         bail!(
-            "findings beside the `fails` of this step fail, too:{}",
+            "more findings fail than the `fails` of this step:{}",
             others.concat()
         );
     }
     Ok(())
 }
 
-/// Returns a line for each finding that fails, where the text is a document of `check`.
+/// Returns a line for each failing finding, if the text is a document of `check`.
 pub fn failures(stdout: &str) -> Option<String> {
     let document = serde_json::from_str(stdout).ok()?;
     let failing = failing(&document).ok().filter(|found| !found.is_empty())?;
@@ -98,7 +97,7 @@ pub fn failures(stdout: &str) -> Option<String> {
     Some(lines.collect())
 }
 
-/// The findings that fail, with their reasons.
+/// The failing findings, with their reasons.
 fn failing(document: &Value) -> Result<BTreeMap<String, String>> {
     let findings = document["findings"]
         .as_array()
@@ -130,16 +129,15 @@ fn planned(document: &Value) -> Result<Vec<(String, String, String)>> {
     Ok(changes)
 }
 
-/// Compares a plan with the events of the run that followed it. A run merges the package changes of
-/// several steps into one transaction, so they are compared package by package. The unit that
-/// resumes after a reboot belongs to the run, not to a step.
+/// Compares a plan with the events of the run that followed it. A run merges the package changes of several steps into
+/// one transaction, so they are compared package by package. The resume unit belongs to the run, not to a step.
 fn same_changes(plan: &Value, events: &str) -> Result<()> {
     let (mut wanted, mut done) = (BTreeSet::new(), BTreeSet::new());
     for (_, _, summary) in planned(plan)? {
         wanted.extend(parts(&summary));
     }
     for line in events.lines() {
-        let event: Value = serde_json::from_str(line).context("an event does not parse")?;
+        let event: Value = serde_json::from_str(line).context("invalid event")?;
         let event = &event["event"];
         let own = event["steps"]
             .as_array()
@@ -159,7 +157,7 @@ fn same_changes(plan: &Value, events: &str) -> Result<()> {
     bail!("planned and not done: {only_planned:#?}\ndone and not planned: {only_done:#?}")
 }
 
-/// The things that a summary names: each package of a transaction, otherwise the summary itself.
+/// The items of a summary: each package of a transaction, otherwise the summary itself.
 fn parts(summary: &str) -> Vec<String> {
     match summary.strip_prefix("install ") {
         Some(packages) => packages
@@ -191,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merged_transaction_equals_the_planned_ones() {
+    fn merged_transaction_equals_planned_ones() {
         let events = event(&["a", "b"], "install x, y, z")
             + &event(&["b"], "write `/f`")
             + &event(&["resume"], "enable `u`");
@@ -199,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn more_or_less_than_planned_is_an_error() {
+    fn unplanned_or_missing_changes_are_errors() {
         let events = event(&["a", "b"], "install x, y, z") + &event(&["b"], "write `/other`");
         let text = same_changes(&plan(), &events).unwrap_err().to_string();
         assert!(text.contains("`/f`") && text.contains("`/other`"), "{text}");
     }
 
     #[test]
-    fn a_document_of_check_is_told_by_what_fails() {
+    fn check_document_is_reduced_to_failures() {
         let document = json!({"findings": [
             {"id": "a", "status": "pass", "why": "good"},
             {"id": "b", "status": "fail", "why": "bad"},
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_counted_and_an_absent_value_is_not_null() {
+    fn absent_value_is_not_null() {
         let look = |text: &str| {
             let step = toml::from_str::<Step>(&format!("title = 't'\n{text}")).unwrap();
             expect(
@@ -242,7 +240,7 @@ mod tests {
         look("count = { '/gpus' = 2 }\nnull = ['/driver']").unwrap();
         for (wrong, word) in [
             ("count = { '/gpus' = 3 }", "has 2 elements"),
-            ("count = { '/driver' = 0 }", "is no list"),
+            ("count = { '/driver' = 0 }", "is not a list"),
             ("null = ['/gpus/2']", "is absent"),
         ] {
             assert!(

@@ -1,4 +1,4 @@
-//! Go, which compiles what the bed has as Go modules only.
+//! Go, which compiles programs that are only available as Go modules.
 
 use std::path::Path;
 
@@ -6,18 +6,18 @@ use anyhow::Result;
 
 use crate::sh::Cmd;
 
-/// A part of the recipes of what is compiled here: a change of this file may change the results.
+/// A part of the recipes of the programs compiled here, because a change of this file may change the results.
 pub const SOURCE: &str = include_str!("golang.rs");
 
-/// The installed version, as in `go1.26.8`: a part of the same recipes.
+/// The installed version, such as `go1.26.8`: a part of the same recipes.
 pub fn version() -> Result<String> {
     let done = Cmd::new(["go", "env", "GOVERSION"]).ok()?;
     Ok(done.stdout.trim().to_string())
 }
 
-/// Compiles packages of the module in `module` into the folder `to`, or one of them as the file `to`. The programs are
-/// without libraries, so that they run in any machine and container. Go compares each module with `go.sum`.
-/// `linker` are options of the linker beside those that leave out symbols.
+/// Compiles packages of the module in `module` into the directory `to`, or one of them as the file `to`. The programs
+/// are static, so that they run in any machine and container. Go compares each module with `go.sum`. `linker` are
+/// linker options in addition to those that strip symbols.
 pub fn build<S: AsRef<str>>(
     module: &Path,
     packages: impl IntoIterator<Item = S>,

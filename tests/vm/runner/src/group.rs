@@ -1,5 +1,5 @@
-//! The control groups of a run, and in them those of each machine. They find and end all its processes by control group,
-//! never by process name.
+//! The cgroups of a run, each with the cgroups of its machines. Processes are found and killed by cgroup, never by
+//! process name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The groups of the machine `name`, whether they exist or not.
+    /// The groups of the machine `name`, existing or not.
     pub fn of(name: &str) -> Result<Group> {
         let dirs = of_run()?.into_iter().map(|dir| dir.join(name));
         Ok(Group {
@@ -42,8 +42,8 @@ impl Group {
         Ok(())
     }
 
-    /// Wraps `argv` so that it runs inside `part` of the machine's groups. A shell moves itself
-    /// there first, so the program never runs outside of them.
+    /// Wraps `argv` so that it runs inside `part` of the machine's groups. A shell moves itself there first, so the
+    /// program never runs outside of them.
     pub fn inside(&self, part: Part, argv: &[String]) -> Vec<String> {
         let moves: String = self
             .dirs
@@ -66,8 +66,7 @@ impl Group {
         full
     }
 
-    /// The processor time of the machine and its helper processes; `None` if the host's kernel does
-    /// not count it.
+    /// The CPU time of the machine and its helper processes. `None` if the host's kernel does not account it.
     pub fn processor(&self) -> Option<Duration> {
         (self.dirs.iter())
             .filter_map(|dir| fs::read_to_string(dir.join("cpu.stat")).ok())
@@ -80,11 +79,11 @@ impl Group {
         dirs.iter().flat_map(|dir| processes(dir)).collect()
     }
 
-    /// Ends every process of these parts.
+    /// Kills every process of these parts.
     pub fn end(&self, parts: &[Part]) -> Result<()> {
         match end(&self.of_parts(parts)).first() {
             None => Ok(()),
-            Some(pid) => bail!("process {pid} does not end"),
+            Some(pid) => bail!("process {pid} cannot be killed"),
         }
     }
 
@@ -98,7 +97,7 @@ impl Group {
         self.dirs.iter().flat_map::<Vec<_>, _>(of).collect()
     }
 
-    /// Ends every process of the machine and removes the groups.
+    /// Kills every process of the machine and removes the groups.
     pub fn destroy(&self) -> Result<()> {
         self.dirs.iter().try_for_each(|dir| destroy(dir))
     }
@@ -110,7 +109,7 @@ pub fn of_run() -> Result<Vec<PathBuf>> {
     Ok(mounted()?.into_iter().map(|dir| dir.join(&name)).collect())
 }
 
-/// The groups of all runs that exist.
+/// The existing groups of all runs.
 pub fn of_runs() -> Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> = mounted()?.iter().flat_map(|dir| children(dir)).collect();
     found.retain(|dir| {
@@ -120,14 +119,14 @@ pub fn of_runs() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Ends every process of a group and removes it.
+/// Kills every process of a group and removes it.
 pub fn destroy(dir: &Path) -> Result<()> {
-    // A group whose processes do not end cannot be removed.
+    // A group whose processes do not exit cannot be removed.
     end(&[dir.to_path_buf()]);
     remove_groups(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
-/// Ends every process of the groups; returns those that are left after a while.
+/// Kills every process of the groups. Returns those that are left after a while.
 fn end(dirs: &[PathBuf]) -> Vec<i32> {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
@@ -136,7 +135,7 @@ fn end(dirs: &[PathBuf]) -> Vec<i32> {
             return pids;
         }
         for pid in pids {
-            // The process may have ended since; the next round shows it.
+            // The process may have exited in the meantime; the next round shows it.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         thread::sleep(Duration::from_millis(20));
@@ -148,7 +147,7 @@ fn end(dirs: &[PathBuf]) -> Vec<i32> {
 pub enum Part {
     /// systemd-nspawn and the machine itself.
     Machine = 0,
-    /// What serves it from outside: its network and its repository server.
+    /// Its network and its repository server, which run outside of it.
     Support = 1,
     /// Commands that entered it.
     Exec = 2,
@@ -161,7 +160,7 @@ fn mounted() -> Result<Vec<PathBuf>> {
     Ok(hierarchies(&mounts))
 }
 
-/// Mount points of the unified hierarchy, and of systemd's own hierarchy beside it.
+/// Mount points of the unified hierarchy, and of systemd's additional hierarchy.
 fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in mountinfo.lines() {
@@ -184,7 +183,7 @@ fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Reads `cpu.stat` of a control group.
+/// Reads `cpu.stat` of a cgroup.
 fn used(text: &str) -> Option<Duration> {
     let line = text
         .lines()
@@ -197,7 +196,7 @@ fn processes(dir: &Path) -> Vec<i32> {
         .unwrap_or_default()
         .lines()
         .filter_map(|line| line.parse().ok())
-        // As which the kernel shows a process of another PID namespace.
+        // The kernel shows 0 for a process of another PID namespace.
         .filter(|pid| *pid != 0)
         .collect();
     for child in children(dir) {
@@ -216,8 +215,8 @@ fn children(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Deepest first: a group with groups below it cannot be removed. A group whose processes the
-/// kernel still removes is busy for a moment.
+/// Deepest first, because a group with subgroups cannot be removed. A group is busy for a moment while the kernel
+/// removes its processes.
 fn remove_groups(dir: &Path) -> Result<()> {
     if !dir.exists() {
         return Ok(());
@@ -244,14 +243,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_time_of_a_group_is_read() {
+    fn cpu_time_of_group_is_parsed() {
         let text = "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n";
         assert_eq!(used(text), Some(Duration::from_millis(1500)));
         assert_eq!(used("nr_periods 0\n"), None);
     }
 
     #[test]
-    fn both_layouts_of_control_groups_are_found() {
+    fn both_cgroup_layouts_are_found() {
         let hybrid = "33 28 0:29 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
                       34 28 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
                       35 28 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";

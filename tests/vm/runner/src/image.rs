@@ -1,5 +1,5 @@
-//! A container image for machines that cannot reach a registry: busybox and its links, in the
-//! archive format that `docker load` and `ctr image import` read.
+//! A container image for machines that cannot reach a registry: busybox and its links, in the archive format that
+//! `docker load` and `ctr image import` read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::sh::Cmd;
 /// Its name in the machine.
 pub const NAME: &str = "localhost/gpu-bootstrap/probe:1";
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("image.rs");
 
 /// Computes the checksums of the host's files that go into it.
@@ -24,7 +24,7 @@ const INGREDIENTS: &str = r#"sha256sum "$(command -v busybox)" \
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let ingredients = Cmd::new(["/bin/bash", "-c", INGREDIENTS])
         .ok()
-        .context("the host lacks what the probe image is made of")?
+        .context("the host lacks a file of the probe image")?
         .stdout;
     let recipe = format!("{ingredients} {SOURCE}");
     let dir = bed.cached("image", &recipe, None, make)?;

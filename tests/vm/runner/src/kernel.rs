@@ -1,6 +1,5 @@
-//! A kernel that loads modules at any time, as far as programs can see: for machines on which the product
-//! installs a driver and uses it in the same boot. The program `files/kernel.sh` in the machine does it; here
-//! is what it shows.
+//! A simulated kernel that loads modules at any time, for machines on which the product installs a driver and uses it
+//! in the same boot. The program `files/kernel.sh` in the machine does the work, with the data written here.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +13,7 @@ use crate::{pci, simulation};
 const KERNEL: &str = include_str!("../files/kernel.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 
-/// The UEFI variable that says whether Secure Boot is on: four bytes of attributes, then the value.
+/// The UEFI variable for the Secure Boot state: four bytes of attributes, then the value.
 const SECURE_BOOT: &str = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// Writes it into the root of a machine before its first boot; `kernel` is the version of its kernel package.
@@ -35,8 +34,8 @@ pub fn prepare(
         &here.join("nodes"),
         &devices(&here.join("proc"), &spec.functions)?,
     )?;
-    fs::copy(&stand_ins.nvml, here.join("nvml.so")).context("cannot copy the stand-in NVML")?;
-    fs::copy(&stand_ins.cuda, here.join("cuda.so")).context("cannot copy the stand-in CUDA")?;
+    fs::copy(&stand_ins.nvml, here.join("nvml.so")).context("cannot copy the fake NVML")?;
+    fs::copy(&stand_ins.cuda, here.join("cuda.so")).context("cannot copy the fake CUDA")?;
     let cuda: String = (machines.cuda_of_branch.iter())
         .map(|(branch, cuda)| format!("{branch} {cuda}\n"))
         .collect();
@@ -44,11 +43,11 @@ pub fn prepare(
     inventory(&here, spec)?;
     if spec.secure_boot {
         let variables = here.join("firmware/efi/efivars");
-        fs::create_dir_all(&variables).context("cannot make a folder")?;
+        fs::create_dir_all(&variables).context("cannot create a directory")?;
         fs::write(variables.join(SECURE_BOOT), [6, 0, 0, 0, 1])
             .context("cannot write a variable")?;
     }
-    // A container has no udev, which starts what the driver's rules want.
+    // A container has no udev, so this unit starts the units in the driver's udev rules.
     write(
         &root.join("usr/lib/systemd/system/testbed-nvidia.target"),
         "[Unit]\nDescription=The driver is loaded (the test bed)\nWants=nvidia-persistenced.service\n",
@@ -64,7 +63,7 @@ fn inventory(here: &Path, spec: &MachineSpec) -> Result<()> {
     let mut list = gpus(spec);
     let told = |list: &toml::Value| {
         let table = toml::Table::from_iter([("gpu".to_string(), list.clone())]);
-        toml::to_string(&table).context("cannot write the stand-in's inventory")
+        toml::to_string(&table).context("cannot write the fake's inventory")
     };
     write(&here.join("gpus.toml"), &told(&list)?)?;
     let switches =

@@ -1,5 +1,5 @@
-//! Kubernetes' programs, compiled from the Go module `k8s.io/kubernetes` in the versions that
-//! `../kubernetes/go.mod` and `go.sum` fix; and from Debian's archive what is needed beside them.
+//! The Kubernetes programs, compiled from the Go module `k8s.io/kubernetes` in the versions of `../kubernetes/go.mod`
+//! and `go.sum`, and additional programs from Debian's archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::golang;
 use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::Cmd;
 
-/// The program that a machine joins with, and that prepares the control plane.
+/// The program that joins machines, and that prepares the control plane.
 pub const KUBEADM: &str = "kubeadm";
 /// The client.
 pub const KUBECTL: &str = "kubectl";
 /// The server of the control plane.
 pub const API_SERVER: &str = "kube-apiserver";
-/// What approves certificates, signs the cluster's description and removes expired tokens.
+/// Approves certificates, signs the cluster-info ConfigMap and removes expired tokens.
 pub const CONTROLLERS: &str = "kube-controller-manager";
 /// The store of the control plane.
 pub const ETCD: &str = "etcd";
@@ -26,16 +26,16 @@ pub const ETCD: &str = "etcd";
 /// The commands of the module.
 const COMMANDS: [&str; 5] = [KUBEADM, "kubelet", KUBECTL, API_SERVER, CONTROLLERS];
 
-/// The release of Debian with the other programs, and its packages.
+/// The Debian release with the other programs, and its packages.
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "etcd-server,containernetworking-plugins";
-/// What is kept of them: path there = name here.
+/// The files used from these packages: path there = name here.
 const FROM_DEBIAN: [(&str, &str); 2] = [("usr/bin/etcd", ETCD), ("usr/lib/cni", "cni")];
 
-/// A compiler that is alone takes ten minutes on two processors.
+/// Without other work the compiler takes ten minutes on two CPUs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("kubernetes.rs");
 
 /// Builds the directory with the programs.
@@ -57,7 +57,7 @@ pub fn build(bed: &Bed, mirror: &Mirror) -> Result<PathBuf> {
     })
 }
 
-/// The version that `go.mod` requires, as in `1.34.4`.
+/// The version that `go.mod` requires, such as `1.34.4`.
 fn version(modules: &str) -> Result<&str> {
     (modules.lines())
         .map(|line| line.trim().trim_start_matches("require ").split(' '))
@@ -122,7 +122,7 @@ mod tests {
     use crate::repo::table::{Packages, upstream};
 
     #[test]
-    fn the_packages_have_the_version_of_the_module() {
+    fn package_versions_match_module() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let modules = fs::read_to_string(here.join("kubernetes/go.mod")).unwrap();
         let version = version(&modules).unwrap();

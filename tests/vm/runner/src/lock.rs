@@ -1,5 +1,4 @@
-//! Locks by which beds that run at the same time take turns. Whoever has to wait prints the name of
-//! the owner.
+//! Locks that serialize concurrent runs. A waiting run prints the name of the owner.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -11,14 +10,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{apart, out};
 
-/// Longer than any build of a bed.
+/// Longer than any build of the harness.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// A wait shorter than this is not reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Waits for the lock of a file and writes this process's name into it; `what` says what the lock
-/// is for.
+/// Waits for the lock of a file and writes this process's name into it. `what` is the purpose of the lock.
 pub fn take(path: &Path, what: &str) -> Result<File> {
     wait(path, what, LIMIT)
 }
@@ -63,7 +61,7 @@ fn name() -> String {
     format!("process {}", apart::command())
 }
 
-/// The name that the owner wrote into the file; for a moment after locking it is empty.
+/// The name that the owner wrote into the file. It is empty for a moment after locking.
 fn owner(file: &mut File) -> String {
     let mut text = String::new();
     match std::io::Seek::rewind(file).and_then(|()| file.read_to_string(&mut text)) {
@@ -77,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_names_its_owner_and_is_passed_on() {
+    fn lock_contains_its_owner_and_is_passed_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let held = take(&path, "a thing").unwrap();

@@ -1,4 +1,4 @@
-//! Loop devices, by which files of machines are block devices.
+//! Loop devices, which turn files of machines into block devices.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Where the kernel lists block devices.
+/// The kernel's list of block devices.
 const DEVICES: &str = "/sys/block";
 
-/// The longest time until the kernel has released a filesystem whose processes have ended.
+/// The longest time until the kernel has released a filesystem whose processes have exited.
 const RELEASE: Duration = Duration::from_secs(20);
 
-/// Waits until no loop device uses a file below `dir`: until then a mount of the file would be one of the old
+/// Waits until no loop device uses a file below `dir`, because until then a mount of the file would use the old
 /// filesystem.
 pub fn released(dir: &Path) -> Result<()> {
     let end = Instant::now() + RELEASE;
@@ -27,12 +27,12 @@ pub fn released(dir: &Path) -> Result<()> {
     }
 }
 
-/// The loop devices whose files lie below `dir`.
+/// The loop devices whose files are below `dir`.
 fn using(devices: &Path, dir: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(devices).context("cannot list the block devices")? {
         let device = entry.context("cannot list the block devices")?;
-        // Absent for other devices and for one that is not in use.
+        // Missing for other devices and for an unused one.
         let Ok(file) = fs::read_to_string(device.path().join("loop/backing_file")) else {
             continue;
         };
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loop_devices_of_a_machine_are_found_by_their_files() {
+    fn loop_devices_are_found_by_their_files() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, file: &str| {
             let place = dir.path().join(name).join("loop");

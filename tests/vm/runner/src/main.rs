@@ -1,7 +1,7 @@
-//! The test bed for real machines. It builds root filesystems and repositories, boots disposable
-//! machines from them, breaks them on purpose, runs the product in them, and compares.
+//! The test harness for real machines. It builds root filesystems and repositories, boots disposable machines from
+//! them, breaks them on purpose, runs the product in them, and compares.
 //!
-//! People who add a machine or a case read `tests/vm/README.md`.
+//! See `tests/vm/README.md` to add a machine or a case.
 
 mod agents;
 mod almalinux;
@@ -74,17 +74,17 @@ use crate::tables::{Kind, Machines};
 /// The case that `vm demo` prints step by step.
 const DEMO: &str = "vendor-repositories";
 
-/// How many cases that only wait run beside the others.
+/// Number of waiting cases that run in addition to the others.
 const WAITING: usize = 4;
 
 /// Test machines: build, boot, break, run, compare.
 #[derive(Parser)]
 #[command(name = "vm", version)]
 struct Cli {
-    /// Where what is slow to build is kept [default: .cache/vm in the repository].
+    /// Cache directory for slow builds [default: .cache/vm in the repository]
     #[arg(long, env = "TESTBED_CACHE", global = true)]
     cache: Option<PathBuf>,
-    /// Only for `vm` itself: the command whose run this is.
+    /// Only for `vm` itself: process ID of the command that started this run
     #[arg(long, hide = true, value_name = "PROCESS")]
     apart: Option<u32>,
     #[command(subcommand)]
@@ -93,115 +93,112 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Installs what the bed itself needs.
+    /// Install the packages that the test harness needs
     Needs,
-    /// Builds root filesystems, the container toolkit, the repository and the probe image.
+    /// Build root filesystems, the container toolkit, the repository and the probe image
     Prepare,
-    /// Shows the product's main job in two boots.
+    /// Show the product's main job in two boots
     Demo {
-        /// When a case fails, keeps its machine running and prints how to enter it; the command then waits
-        /// until Ctrl-C.
+        /// Keep the machine of a failed case running, print how to enter it, and wait for Ctrl-C
         #[arg(long)]
         keep: bool,
     },
-    /// Runs cases and prints a line for each.
+    /// Run cases and print a line for each
     Test(How),
-    /// Runs the cases of the tier `bench` one after another, several times, and prints the median of what they measure.
+    /// Run the cases of the tier `bench` one after another, several times, and print the median results
     Bench(Rounds),
-    /// Lists the machines and the cases.
+    /// List the machines and the cases
     List,
-    /// Removes what a bed left behind that was ended without a chance to clean up, and what no run has used for
-    /// days.
+    /// Remove the leftovers of killed runs, and cache entries that were unused for days
     Clean,
-    /// Serves a folder over HTTP; used inside the namespaces of machines.
+    /// Serve a directory over HTTP; used inside the namespaces of machines
     Serve(Order),
-    /// Answers as a cloud's metadata service; used inside the namespaces of machines.
+    /// Simulate a cloud's metadata service; used inside the namespaces of machines
     Metadata {
-        /// What it knows.
+        /// Document with the metadata
         document: PathBuf,
-        /// Where it listens.
+        /// Addresses to listen on
         addresses: Vec<String>,
     },
 }
 
-/// The options of a server.
+/// Options of a server.
 #[derive(Args)]
 struct Order {
-    /// What it shows.
+    /// Directory to serve
     dir: PathBuf,
-    /// What it shows at a fault, in a folder for each kind.
+    /// Directory to serve during a fault, with a subdirectory for each kind
     #[arg(long)]
     faults: PathBuf,
     #[arg(long)]
     listen: String,
-    /// The network namespace to listen in [default: its own].
+    /// Network namespace to listen in [default: its own]
     #[arg(long)]
     netns: Option<PathBuf>,
-    /// How it behaves, as JSON.
+    /// Behavior, as JSON
     #[arg(long)]
     serving: String,
-    /// The product.
+    /// Binary of the product
     #[arg(long)]
     program: PathBuf,
-    /// The path below which a fault holds.
+    /// Path prefix that a fault applies to
     #[arg(long)]
     below: String,
-    /// Names and ports that a proxy serves itself.
+    /// Host names and ports that a proxy serves itself
     #[arg(long)]
     host: Vec<String>,
 }
 
-/// The options of `vm bench`.
+/// Options of `vm bench`.
 #[derive(Args)]
 struct Rounds {
-    /// Names of cases [default: all of the tier].
+    /// Names of cases [default: all of the tier]
     cases: Vec<String>,
-    /// How often each runs.
+    /// Number of runs of each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// The program that machines run [default: the one compiled from this source, without optimisations].
+    /// Program that machines run [default: the one compiled from this source, without optimization]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// The rate of each machine's link, as `tc` writes it: `200mbit` [default: not limited].
+    /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]
     #[arg(long, value_name = "RATE")]
     link: Option<String>,
-    /// Also draws the medians into this file.
+    /// Also draw the medians into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// The options of `vm test`.
+/// Options of `vm test`.
 #[derive(Args)]
 struct How {
-    /// Names of cases [default: those of the tier `core`].
+    /// Names of cases [default: all of the tier `core`]
     #[arg(conflicts_with = "tier")]
     cases: Vec<String>,
-    /// The cases of this tier; may be given more than once.
+    /// Run the cases of this tier; can be repeated
     #[arg(long, value_enum)]
     tier: Vec<Tier>,
-    /// The program that machines run [default: the one compiled from this source, without optimisations].
+    /// Program that machines run [default: the one compiled from this source, without optimization]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Writes the processor time of each case that passes into the table, as its `cpu`.
+    /// Write the CPU time of each passed case into the table, as its `cpu`
     #[arg(long, conflicts_with = "on")]
     record_times: bool,
-    /// Tells each step, with its output where the step has `show = true`; one case at a time.
+    /// Print each step, with its output if the step has `show = true`; one case at a time
     #[arg(long)]
     tell: bool,
-    /// Runs them on this machine instead of their own.
+    /// Run the cases on this machine instead of their own
     #[arg(long, value_name = "MACHINE")]
     on: Option<String>,
-    /// When a case fails, keeps its machine running and prints how to enter it; the command then waits
-    /// until Ctrl-C.
+    /// Keep the machine of a failed case running, print how to enter it, and wait for Ctrl-C
     #[arg(long)]
     keep: bool,
-    /// How many machines run side by side; many wait most of their time.
+    /// Number of machines in parallel; many wait most of their time
     #[arg(long, default_value_t = 4)]
     jobs: usize,
 }
 
 impl How {
-    /// The tiers of the cases that run, if none is named.
+    /// The tiers to run if no case is specified.
     fn tiers(&self) -> &[Tier] {
         match (self.tier.is_empty(), self.cases.is_empty()) {
             (false, _) => &self.tier,
@@ -238,7 +235,7 @@ fn run() -> Result<ExitCode> {
     if let Some(command) = cli.apart {
         apart::enter(command)?;
     }
-    let here = std::env::current_dir().context("cannot tell the current folder")?;
+    let here = std::env::current_dir().context("cannot determine the current directory")?;
     let bed = Bed::open(&here, cli.cache)?;
     let makes_machines = !matches!(cli.verb, Verb::Needs | Verb::List | Verb::Clean);
     if makes_machines && cli.apart.is_none() {
@@ -307,13 +304,13 @@ fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes what earlier runs left, and what no run uses any more; a part that cannot be removed does no harm.
+/// Removes leftovers of earlier runs and unused cache entries. A part that cannot be removed does no harm.
 fn tidy(bed: &Bed) {
     if let Err(error) = apart::clean(bed) {
-        out::say(format!("remains of an earlier run: {error:#}"));
+        out::say(format!("leftovers of an earlier run: {error:#}"));
     }
     if let Err(error) = bed.prune() {
-        out::say(format!("what no run has used for days: {error:#}"));
+        out::say(format!("unused cache entries: {error:#}"));
     }
 }
 
@@ -321,7 +318,7 @@ fn serve_repositories(order: &Order) -> Result<()> {
     let site = serve::Site {
         root: order.dir.clone(),
         faults: order.faults.clone(),
-        serving: serde_json::from_str(&order.serving).context("the order does not parse")?,
+        serving: serde_json::from_str(&order.serving).context("invalid order")?,
         below: order.below.clone(),
         program: order.program.clone(),
         hosts: order.host.clone(),
@@ -348,7 +345,7 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], tiers: &[Tier]) -> Result<Vec
     names.iter().map(find).collect()
 }
 
-/// How many cases a run of some tiers leaves to the others.
+/// The number of skipped cases for each other tier.
 fn left_out(cases: &[Case], how: &How) -> Option<String> {
     if !how.cases.is_empty() {
         return None;
@@ -363,17 +360,17 @@ fn left_out(cases: &[Case], how: &How) -> Option<String> {
     let left: Vec<String> = (left.iter())
         .map(|(tier, count)| format!("{count} of the tier {}", tier.name()))
         .collect();
-    (!left.is_empty()).then(|| format!("cases that do not run now: {}", left.join(", ")))
+    (!left.is_empty()).then(|| format!("skipped cases: {}", left.join(", ")))
 }
 
-/// The order in which cases start, so that no long one runs alone at the end.
+/// The start order of cases, so that no single long case remains at the end.
 fn longest_first<'a>(cases: &[&'a Case]) -> Vec<&'a Case> {
     let mut cases = cases.to_vec();
     cases.sort_by_key(|case| Reverse(case.takes.max(case.cpu)));
     cases
 }
 
-/// What the machines of `cases` are made from.
+/// The assets that the machines of `cases` need.
 fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     let mut wanted = Wanted::default();
     for case in cases {
@@ -397,7 +394,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
 
 fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitCode> {
     let start = Instant::now();
-    out::heading("what the machine is made of (built once, then kept outside git)");
+    out::heading("machine assets (built once, then kept outside git)");
     let assets = assets::prepare(
         bed,
         machines,
@@ -421,7 +418,7 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     out::say(format!("\n{}", out::table(&rows)));
     out::say(
         "Simulated: the GPU on the PCI bus, NVIDIA's packages with a small module, the loaded driver, its device nodes,\n\
-         what NVML and CUDA answer; and the kernel's version, as far as /proc says it. Docker's packages have Debian's\n\
+         the results of NVML and CUDA, and the kernel version in /proc. Docker's packages have Debian's\n\
          programs. Real: everything else.",
     );
     match outcome.error {
@@ -430,8 +427,8 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     }
 }
 
-/// Runs the cases in turn, several times, with nothing beside them. A case that fails ends the benchmark: a figure of a
-/// node that does not work says nothing.
+/// Runs the cases sequentially, several times, with no other case in parallel. A failed case stops the benchmark,
+/// because the duration of a broken node is meaningless.
 fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
     let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
@@ -498,7 +495,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         out::seconds(start.elapsed()),
         cases.len()
     ));
-    // What waits starts at once beside the rest; with `--tell` nothing runs beside another.
+    // Waiting cases start at once, in parallel with the others; with `--tell` no cases run in parallel.
     let (waits, works): (Vec<&Case>, Vec<&Case>) = longest_first(cases)
         .into_iter()
         .partition(|case| case.waits && !how.tell && how.jobs > 1);
@@ -513,7 +510,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         assets: &assets,
         tell: how.tell,
         keep: how.keep,
-        // All that wait together need no more of the processors than one other case.
+        // All waiting cases together need no more CPU time than one other case.
         at_once: u32::try_from(workers + waiters.min(1))
             .context("so many cases cannot run at once")?,
         link: None,
@@ -549,7 +546,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         record::write(&bed.here("cases"), &times)?;
     }
     out::say(format!(
-        "\nall in {} s, {} s of processor in the cases that passed",
+        "\nall in {} s, {} s of CPU time in the passed cases",
         out::seconds(start.elapsed()),
         out::seconds(processor)
     ));
@@ -561,9 +558,9 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
     })
 }
 
-/// The cases in their order, for some threads to take from.
+/// The ordered cases, for some threads to take from.
 fn queue<'a>(machines: &Machines, cases: Vec<&'a Case>) -> Result<Queue<&'a Case>> {
-    let processors = thread::available_parallelism().context("cannot count the processors")?;
+    let processors = thread::available_parallelism().context("cannot count the CPUs")?;
     let mut waiting = Vec::new();
     for case in cases {
         let emulated = machines.machine(&case.machine)?.kind.is_emulated();
@@ -587,7 +584,7 @@ fn one(stage: &Stage<'_>, case: &Case) -> Outcome {
         out::seconds(begin.elapsed())
     ));
     if let Some(processor) = outcome.processor {
-        text.push_str(&format!("{:>7} s of processor", out::seconds(processor)));
+        text.push_str(&format!("{:>7} s of CPU time", out::seconds(processor)));
     }
     if let Some(error) = &outcome.error {
         text.push_str("\n      ");
@@ -618,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_the_cases_of_its_tiers_and_counts_the_others() {
+    fn selected_tiers_run_and_skipped_cases_are_counted() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let cases = cases::load(&here.join("cases")).unwrap();
         let of = |tier| cases.iter().filter(|case| case.tier == tier).count();

@@ -1,5 +1,4 @@
-//! The most memory that a machine's programs had at one time, seen by looks at short intervals. What a program has between two
-//! looks is missed.
+//! Peak memory of a machine's programs, sampled at short intervals. Peaks between two samples are missed.
 
 use std::fs;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -10,18 +9,18 @@ use anyhow::{Result, anyhow};
 
 use crate::group::{Group, Part};
 
-/// The pause after a look, as a multiple of its duration: so looks take at most a fiftieth of a processor.
+/// The pause after a sample, as a multiple of its duration, so that sampling takes at most a fiftieth of a CPU.
 const PAUSE: u32 = 50;
 const LEAST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks at a machine's programs until it is asked what it saw.
+/// Samples the memory of a machine's programs until the result is requested.
 pub struct Peak {
     end: Sender<()>,
     looks: JoinHandle<u64>,
 }
 
 impl Peak {
-    /// Starts to look.
+    /// Starts sampling.
     pub fn start(group: &Group) -> Peak {
         let (end, ended) = mpsc::channel();
         let group = group.clone();
@@ -39,19 +38,19 @@ impl Peak {
         Peak { end, looks }
     }
 
-    /// Returns the most bytes beyond those of the first look.
+    /// Returns the peak in bytes above the first sample.
     pub fn end(self) -> Result<u64> {
         drop(self.end);
-        let failed = |_| anyhow!("the looks at the memory of a machine ended with a panic");
+        let failed = |_| anyhow!("the thread that samples the memory of a machine panicked");
         self.looks.join().map_err(failed)
     }
 }
 
-/// The bytes of anonymous memory of the machine's programs: what they allocated. Files are not counted, which the kernel can
-/// drop, nor is a machine's disk that lies in memory.
+/// The anonymous memory of the machine's programs in bytes, which is the memory that they allocated. It does not
+/// include files, which the kernel can drop, or a machine's disk in memory.
 fn held(group: &Group) -> u64 {
     let programs = group.processes(&[Part::Machine, Part::Exec]).into_iter();
-    // A process that has ended since has none.
+    // A process that has exited in the meantime has no memory.
     let texts = programs.filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok());
     texts.filter_map(|text| anonymous(&text)).sum()
 }

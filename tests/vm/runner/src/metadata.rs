@@ -1,8 +1,9 @@
-//! The metadata service of a cloud, for cloud-init's data sources and for the product. It answers as theirs do as far as
-//! these ask, refuses what theirs refuse, and knows nothing else.
+//! The metadata service of a cloud, for cloud-init's data sources and for the product. It returns the same data as the
+//! real service for their requests, rejects what the real service rejects, and returns 404 for the rest.
 //!
-//! Sources: cloud-init 22.4.2 (`DataSourceEc2`, `DataSourceGCE`, `DataSourceAzure`, `helpers/azure`) for what is asked; the
-//! clouds' own documentation of their services for the refusals (401 and 403 of IMDSv2, `Metadata-Flavor`, `Metadata`).
+//! Sources: cloud-init 22.4.2 (`DataSourceEc2`, `DataSourceGCE`, `DataSourceAzure`, `helpers/azure`) for the requests;
+//! the clouds' documentation of their services for rejected requests (401 and 403 of IMDSv2, `Metadata-Flavor`,
+//! `Metadata`).
 
 use std::fs;
 use std::io::{BufReader, Read, Write};
@@ -18,13 +19,13 @@ use serde_json::Value;
 use crate::out;
 use crate::serve::{READY, Request, base64, read_request};
 
-/// The only token, as IMDSv2 gives one.
+/// The only token, in the format of IMDSv2.
 const TOKEN: &str = "AQAEAHEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE==";
 
 /// The longest body of a request: the report to Azure's WireServer.
 const LONGEST: u64 = 64 << 10;
 
-/// The versions of Amazon's service that are asked for.
+/// The requested versions of Amazon's service.
 const VERSIONS: [&str; 5] = [
     "latest",
     "2021-03-23",
@@ -53,7 +54,7 @@ impl Cloud {
     }
 }
 
-/// What a service knows.
+/// The data of a service.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Service {
     pub cloud: Cloud,
@@ -61,10 +62,10 @@ pub struct Service {
     pub user_data: String,
 }
 
-/// An answer: a status and a body.
+/// A response: status and body.
 type Answer = (u16, String);
 
-/// Serves a document at these addresses until the process ends.
+/// Serves a document at these addresses until the process exits.
 pub fn run(document: &Path, addresses: &[String]) -> Result<()> {
     let text = fs::read(document).context("cannot read the metadata")?;
     let service: Service = serde_json::from_slice(&text).context("the metadata is not valid")?;
@@ -81,7 +82,7 @@ pub fn run(document: &Path, addresses: &[String]) -> Result<()> {
                 let service = Arc::clone(&service);
                 thread::spawn(move || {
                     if let Err(error) = talk(&stream, &service) {
-                        out::say(format!("connection ended: {error:#}"));
+                        out::say(format!("connection closed: {error:#}"));
                     }
                 });
             }
@@ -141,7 +142,7 @@ impl Service {
         }
     }
 
-    /// Amazon's second version of its service: nothing without a token.
+    /// The second version of Amazon's service: every request needs a token.
     fn aws(&self, request: &Request, path: &str) -> Answer {
         let header = |name: &str| request.headers.get(name).map(String::as_str);
         if path == "/latest/api/token" {
@@ -178,7 +179,7 @@ impl Service {
         }
     }
 
-    /// Google's: nothing without its header; a whole table is one document.
+    /// Google's service: every request needs its header; a whole table is one document.
     fn gcp(&self, request: &Request, path: &str, query: &str) -> Answer {
         if request.headers.get("metadata-flavor").map(String::as_str) != Some("Google") {
             return refused(403);
@@ -188,7 +189,7 @@ impl Service {
         };
         let mut answers = self.answers.clone();
         if let Some(attributes) = answers.pointer_mut("/instance/attributes") {
-            // What is a script is for Google's agent, and nothing for cloud-init.
+            // A script is for Google's agent and not visible to cloud-init.
             let name = match self.user_data.starts_with("#!") {
                 true => "startup-script",
                 false => "user-data",
@@ -206,7 +207,7 @@ impl Service {
         }
     }
 
-    /// Azure's: nothing without its header and a version; each part of the document is one.
+    /// Azure's service: every request needs its header and a version; each part of the document is one.
     fn azure(&self, request: &Request, path: &str, query: &str) -> Answer {
         let asked = request.headers.get("metadata").map(String::as_str);
         let version = query
@@ -221,7 +222,7 @@ impl Service {
             return refused(404);
         };
         let mut answers = self.answers.clone();
-        // The service tells it from this version on.
+        // The service returns it from this version on.
         if version >= "2021-01-01"
             && let Some(compute) = answers.pointer_mut("/instance/compute")
         {
@@ -235,7 +236,7 @@ impl Service {
     }
 }
 
-/// Azure's other service, at an address of its own: it has the goal state, and hears how the machine is.
+/// Azure's other service, at a separate address: it returns the goal state, and receives the machine state.
 fn wire_server(request: &Request, query: &str, body: &str) -> Answer {
     if !request.headers.contains_key("x-ms-version") {
         return refused(400);
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn amazons_service_wants_a_token() {
+    fn amazon_service_requires_token() {
         let answers = json!({"meta-data": {"instance-id": "i-1", "placement": {"region": "r"}}});
         let ask = service(Cloud::Aws, answers);
         assert_eq!(ask("GET", "/latest/meta-data/", &[]).0, 401);
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn googles_service_wants_its_header() {
+    fn google_service_requires_header() {
         let ask = service(
             Cloud::Gcp,
             json!({"instance": {"id": "1", "attributes": {}}}),
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn azures_services_want_their_headers() {
+    fn azure_services_require_headers() {
         let ask = service(
             Cloud::Azure,
             json!({"instance": {"compute": {"vmSize": "s"}}}),

@@ -1,8 +1,8 @@
-//! Kernel modules that are compiled once, at native speed, and copied into machines.
+//! Kernel modules that are compiled once, at native speed, and copied to machines.
 //!
-//! A machine gets the modules below `/usr/lib/testbed/modules`, and an override for DKMS, as an
-//! administrator would write it, that takes them instead of compiling. DKMS itself still adds,
-//! builds, signs and installs. For another version or kernel the override compiles as usual.
+//! A machine gets the modules below `/usr/lib/testbed/modules`, and a DKMS override, as an administrator would write
+//! it, that uses them instead of compiling. DKMS itself still adds, builds, signs and installs. For another version or
+//! kernel the override compiles as usual.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,25 +18,24 @@ use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::Cmd;
 use crate::tables::{Kind, MachineSpec, Root};
 
-/// The same as for a root filesystem: the archive may have a newer package then.
+/// The same as for a root filesystem, because the archive may then have a newer package.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Where the modules lie in a machine.
+/// The directory of the modules in a machine.
 const INSIDE: &str = "usr/lib/testbed/modules";
 
-/// Debian's names for NVIDIA's module in DKMS: the proprietary one and the open one.
+/// Debian's DKMS names of NVIDIA's module: the proprietary one and the open one.
 const NAMES: [&str; 2] = ["nvidia-current", "nvidia-current-open"];
 
-/// DKMS reads this after a module's own configuration, and defines `PACKAGE_NAME` and the like. It
-/// is one line without glob patterns, because DKMS expands the words once more when it passes them
-/// on.
+/// DKMS reads this after a module's own configuration, and defines variables such as `PACKAGE_NAME`. It is one line
+/// without glob patterns, because DKMS expands the words again when it passes them on.
 const OVERRIDE: &str = r#"# The test bed carries compiled modules; any other version is compiled.
 carried=/usr/lib/testbed/modules/$PACKAGE_NAME-$PACKAGE_VERSION/$kernelver
 MAKE[0]="if test -d $carried; then cp -r $carried/. .; else ${MAKE[0]}; fi"
 "#;
 
-/// Compiles the modules of `$1` for kernel `$3`, from the archive `$2` and its components, and
-/// leaves them in `/modules` under the names that the compiler gives them.
+/// Compiles the modules of `$1` for kernel `$3`, from the archive `$2` and its components, and leaves them in
+/// `/modules` under the names from the compiler.
 const BUILD: &str = r#"
 set -euo pipefail
 package=$1 archive=$2 kernel=$3
@@ -146,11 +145,10 @@ pub fn version(modules: &Path) -> Result<String> {
             name.rsplit_once('-')
                 .map(|(_, version)| version.to_string())
         })
-        .with_context(|| format!("{} holds no modules", modules.display()))
+        .with_context(|| format!("{} contains no modules", modules.display()))
 }
 
-/// Copies built modules, and the override that takes them, into the root of a machine before its
-/// first boot.
+/// Copies built modules, and the override that uses them, into the root of a machine before its first boot.
 pub fn carry(root: &Path, modules: &Path) -> Result<()> {
     let inside = root.join(INSIDE);
     fs::create_dir_all(&inside).with_context(|| format!("cannot make {}", inside.display()))?;

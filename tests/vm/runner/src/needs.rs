@@ -1,4 +1,4 @@
-//! The packages that the bed needs on the host; missing ones are installed from Debian's archive.
+//! Host packages that the harness needs; missing ones are installed from Debian's archive.
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub fn root() -> Result<()> {
     Ok(())
 }
 
-/// Installs what is missing, or says what a person has to do.
+/// Installs missing packages, or returns an error with the remedy.
 pub fn ensure(oldest_go: &str) -> Result<()> {
     root()?;
     let missing: Vec<&str> = PACKAGES
@@ -80,7 +80,7 @@ fn apt(arguments: &[&str]) -> Result<()> {
     .env("DEBIAN_FRONTEND", "noninteractive")
     .deadline(Duration::from_secs(900))
     .ok()
-    .context("cannot install what the bed needs")?;
+    .context("cannot install the packages that the harness needs")?;
     Ok(())
 }
 

@@ -1,5 +1,4 @@
-//! A machine's own network: a namespace that reaches the outside through slirp4netns. Nothing
-//! changes on the host.
+//! A machine's network: a separate namespace that reaches the outside through slirp4netns. The host is not changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,29 +14,29 @@ use crate::claim::unmount;
 use crate::group::{Group, Part};
 use crate::sh::{Cmd, daemon};
 
-/// The addresses that slirp4netns answers for, gateway and resolver. Their Ethernet addresses are
-/// 52:55 and the four bytes of the other address (`special_ethaddr` of libslirp).
+/// Gateway and resolver of slirp4netns. Their Ethernet addresses are 52:55 and the four bytes of the other address
+/// (`special_ethaddr` of libslirp).
 const NEIGHBOURS: [(&str, &str); 2] = [
     ("10.0.2.2", "52:55:0a:00:02:02"),
     ("10.0.2.3", "52:55:0a:00:02:03"),
 ];
 
-/// The resolver that slirp4netns answers for.
+/// The resolver of slirp4netns.
 const RESOLVER: &str = "10.0.2.3/32";
 
-/// The download rate of a slow connection, and how much may come at once: in the words of tc-tbf(8).
+/// The download rate and the burst size of a slow connection, in tc-tbf(8) syntax.
 const SLOW: &str = "rate 2mbit burst 32k";
 
-/// How much may come at once on a link: a packet of a machine's own server has up to 64 KiB.
+/// The burst size of a link, because a packet of a machine's own server has up to 64 KiB.
 const BURST: &str = "burst 256k";
 
-/// How long a packet may wait for its turn.
+/// The maximum time that a packet waits in the queue.
 const LATENCY: &str = "latency 400ms";
 
-/// The interface that delays incoming packets: traffic control shapes only what an interface sends.
+/// The interface that delays incoming packets, because traffic control shapes only outgoing packets.
 const QUEUE: &str = "slow0";
 
-/// The file of a namespace beside that of a machine, and the pair of virtual cards (veth) between them.
+/// The file of a namespace next to a machine's namespace, and the pair of virtual cards (veth) between them.
 const BESIDE: &str = "netns-beside";
 const VETH: &str = "cluster";
 
@@ -53,9 +52,9 @@ pub struct Net {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Works.
+    /// Works normally.
     Up,
-    /// The resolver does not answer.
+    /// The resolver does not respond.
     NoDns,
     /// All outgoing packets are dropped, as behind a firewall.
     Silent,
@@ -90,11 +89,11 @@ impl Net {
             slirp: Pid::from_raw(i32::try_from(slirp.id()).context("a process id too large")?),
         };
         net.exec(["ip", "link", "set", "lo", "up"])?;
-        // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
+        // dockerd does not start without it, and /proc/sys is read-only inside a machine.
         net.exec(["sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
         net.wait_for_address(log)?;
-        // The gateway's Ethernet address is fixed. Otherwise a silent connection would first look
-        // like one without a gateway, because nobody answers ARP requests.
+        // The gateway's Ethernet address is fixed. Otherwise a silent connection would first look like one without a
+        // gateway, because ARP requests get no response.
         for (address, ethernet) in NEIGHBOURS {
             net.exec([
                 "ip",
@@ -117,7 +116,7 @@ impl Net {
         &self.file
     }
 
-    /// The bytes that came from outside and from servers in the namespace.
+    /// Bytes received from outside and from servers in the namespace.
     pub fn received(&self) -> Result<u64> {
         received(&self.exec(["cat", "/proc/net/dev"])?)
     }
@@ -146,15 +145,15 @@ impl Net {
             .map(drop)
     }
 
-    /// Gives the machine a link of this rate, in the words of tc(8): downloads from outside come at this rate, and so do those
-    /// from its own repository server, because both stand for servers elsewhere.
+    /// Limits the machine's link to this rate, in tc(8) syntax. It applies to downloads from outside and from its own
+    /// repository server, because both simulate remote servers.
     pub fn link(&self, rate: &str) -> Result<()> {
         let rate = format!("rate {rate} {BURST}");
         self.hold_back(&rate)?;
         let own = format!("tc qdisc add dev lo root tbf {rate} {LATENCY}");
         self.exec(own.split_whitespace())
             .map(drop)
-            .context("cannot make the machine's own network slow")
+            .context("cannot limit the machine's own network")
     }
 
     fn hold_back(&self, rate: &str) -> Result<()> {
@@ -169,7 +168,7 @@ impl Net {
             ),
         ] {
             self.exec(words.split_whitespace())
-                .context("cannot make the network slow")?;
+                .context("cannot limit the network")?;
         }
         Ok(())
     }
@@ -221,8 +220,8 @@ impl Net {
     }
 }
 
-/// Creates a namespace in `run` beside that of a machine, connected with it by a pair of virtual cards, and returns the
-/// file that keeps it alive. `address` is at its end, `machine` with the length of the prefix at the other.
+/// Creates a namespace in `run` next to that of a machine, connected with it by a pair of virtual cards, and returns
+/// the file that keeps it alive. `address` is at its end, `machine` with the prefix length at the other.
 pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<PathBuf> {
     let file = run.join(BESIDE);
     fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
@@ -245,7 +244,7 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
         ),
         (&there, format!("link set {VETH}-end up")),
         (&there, "link set lo up".into()),
-        // A kubelet is asked at the address that it names, which need not be the one of its card.
+        // A kubelet is queried at the address that it reports, which may differ from its card's address.
         (&there, format!("route add default via {here_address}")),
     ] {
         let enter = format!("--net={at}");
@@ -263,7 +262,7 @@ pub fn destroy(run: &Path) -> Result<()> {
     unmount(&run.join("netns"))
 }
 
-/// The bytes that the cards have received which lead outside and to the namespace's own servers, from /proc/net/dev.
+/// The bytes received by the cards to the outside and to the namespace's own servers, from /proc/net/dev.
 fn received(text: &str) -> Result<u64> {
     let mut sum = 0;
     for line in text.lines() {
@@ -285,8 +284,8 @@ mod tests {
     use super::received;
 
     #[test]
-    fn bytes_from_outside_and_from_own_servers_are_counted_once() {
-        // A limited link hands its packets to a queue of its own.
+    fn received_bytes_are_counted_once() {
+        // A limited link passes its packets to a separate queue.
         let text = "Inter-|   Receive                |  Transmit\n face |bytes    packets |bytes\n\
                     \x20   lo:    1000       9    0    0    0     0          0         0     1000\n\
                     \x20 tap0:  500000     700    0    0    0     0          0         0      300\n\

@@ -1,4 +1,4 @@
-//! Everything that the bed prints for a person.
+//! Output for the user.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -8,13 +8,12 @@ use anyhow::Result;
 
 static STDOUT: Mutex<()> = Mutex::new(());
 
-/// Prints one line. A failed write ends nothing: if the reader is gone, the run still has its exit
-/// code.
+/// Prints one line. A failed write does not stop the run: if the reader is gone, the run still has its exit code.
 pub fn say(line: impl AsRef<str>) {
     let _guard = STDOUT.lock();
     let mut stdout = std::io::stdout().lock();
     if writeln!(stdout, "{}", line.as_ref()).is_ok() {
-        // If this fails, the next write fails, too.
+        // If this fails, the next write also fails.
         drop(stdout.flush());
     }
 }
@@ -24,13 +23,13 @@ pub fn heading(title: &str) {
     say(format!("\n== {title}"));
 }
 
-/// Seconds with one decimal, as in every table of the bed.
+/// Seconds with one decimal, as in every table of the harness.
 pub fn seconds(duration: Duration) -> String {
     format!("{:.1}", duration.as_secs_f64())
 }
 
-/// Does a part of the preparation, and prints how long it took, unless it was quick. A failure is
-/// printed at once, because other parts may run for long before the error ends the run.
+/// Runs a part of the preparation, and prints its duration, unless it was quick. A failure is printed at once, because
+/// other parts may run for long before the error stops the run.
 pub fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let result = work();
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_the_end() {
+    fn tail_returns_last_lines() {
         assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
         assert_eq!(tail("a", 5), "a");
     }

@@ -1,4 +1,4 @@
-//! A PCI bus made of files, as the kernel shows it below `/sys/bus/pci`.
+//! A PCI bus made of files, in the format of `/sys/bus/pci`.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpu_bootstrap_vm_pci::config::ConfigSpace;
 use gpu_bootstrap_vm_pci::table::Function;
 
-/// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display function
-/// is bound to the driver `nvidia`, whatever the table says.
+/// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display function is bound to the
+/// driver `nvidia`, regardless of the table.
 pub fn fabricate(dir: &Path, functions: &[Function], nvidia_loaded: bool) -> Result<()> {
     for part in ["devices", "drivers"] {
         let path = dir.join(part);
@@ -49,7 +49,7 @@ fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Resu
          PCI_SUBSYS_ID={sub_vendor:04X}:{sub_device:04X}\nPCI_SLOT_NAME={}\nMODALIAS={modalias}\n",
         function.address
     )?;
-    // Six BARs, the ROM and six bridge windows, all empty: nothing decodes an address here.
+    // Six BARs, the ROM and six bridge windows, all empty, because no device decodes an address here.
     let resource = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n".repeat(13);
     let files = [
         ("vendor", format!("0x{vendor:04x}\n")),
@@ -84,8 +84,8 @@ fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Resu
     Ok(())
 }
 
-/// The first 256 bytes of configuration space, equal to those of the function that QEMU gets, with
-/// memory space and bus master enabled.
+/// The first 256 bytes of configuration space, the same as in QEMU's function, with memory space and bus master
+/// enabled.
 fn config_space(function: &Function) -> [u8; 256] {
     let mut space = ConfigSpace::new(&function.device);
     space.write(0x04, &0x0006u16.to_le_bytes());
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn config_space_names_the_device() {
+    fn config_space_contains_device_id() {
         let bytes = config_space(&h100());
         assert_eq!(bytes.len(), 256);
         assert_eq!(bytes[..4], [0xde, 0x10, 0x30, 0x23]);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loaded_driver_is_linked_in_both_directions() {
+    fn loaded_driver_is_linked_in_both_directions() {
         let dir = tempfile::tempdir().unwrap();
         fabricate(dir.path(), &[h100()], true).unwrap();
         let driver = dir.path().join("devices/0000:18:00.0/driver");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_there_is_no_link() {
+    fn missing_driver_has_no_link() {
         let dir = tempfile::tempdir().unwrap();
         fabricate(dir.path(), &[h100()], false).unwrap();
         assert!(!dir.path().join("devices/0000:18:00.0/driver").exists());

@@ -1,5 +1,5 @@
-//! Programs with which a machine beside a control plane runs pods: a stand-in for NVIDIA's device plugin, the program of
-//! the pause image, and runc without control groups. They are compiled with the module of Kubernetes.
+//! Programs that a machine next to a control plane needs to run pods: a fake of NVIDIA's device plugin, the program of
+//! the pause image, and runc without cgroups. They are compiled with the Kubernetes module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const PROGRAMS: [&str; 3] = ["device-plugin", "pause", "plain-runc"];
 
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("pods.rs");
 
 /// Builds the directory with the programs.
@@ -39,6 +39,6 @@ fn compile(here: &Path, to: &Path) -> Result<()> {
     golang::build(here, packages, "", &to)
         .deadline(LIMIT)
         .ok()
-        .context("cannot compile what runs pods")
+        .context("cannot compile the programs that run pods")
         .map(drop)
 }

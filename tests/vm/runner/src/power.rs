@@ -1,4 +1,4 @@
-//! Waits for a machine that reboots by itself, and cuts its power at a chosen moment.
+//! Waits for a machine that reboots automatically, and simulates a power loss at a chosen moment.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,47 +8,45 @@ use anyhow::{Context, Result, bail};
 use crate::machine::{End, Ended, Machine};
 use crate::out;
 
-/// The exit code of ssh if the connection ends before the command does.
+/// The exit code of ssh if the connection closes before the command finishes.
 const CONNECTION_LOST: i32 = 255;
 
-/// The exit codes of a script in a container that goes down.
+/// The exit codes of a script in a container that shuts down.
 const ENDED: i32 = 128 + 15;
 const KILLED: i32 = 128 + 9;
 
 /// The interval between two polls of something on this host.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Seconds between two polls inside the machine. Each starts some programs, which takes a tenth of
-/// a second on an emulated processor. Three polls per second took a fifth of a machine's processor
-/// time.
+/// Seconds between two polls inside the machine. Each starts some programs, which takes a tenth of a second on an
+/// emulated CPU. Three polls per second took a fifth of a machine's CPU time.
 const WITHIN: &str = "3";
 
-/// The same for a moment that soon passes.
+/// The same for a short-lived state.
 const MOMENT: &str = "0.5";
 
-/// The same in a container, where a poll costs little.
+/// The same in a container, where a poll is cheap.
 const NATIVE_MOMENT: &str = "0.02";
 
 /// The exit code of `cut-at-record` after it has shut down the filesystem.
 const CUT: i32 = 42;
 
-/// More cuts mean that nothing gets further.
+/// More power losses mean that the command makes no progress.
 const MOST_CUTS: usize = 250;
 
-/// Names the seed of the moments, for a run that repeats another one.
+/// Environment variable with the random seed, to repeat a run.
 const SEED: &str = "TESTBED_SEED";
 
-/// Waits until `script` succeeds in the machine, which must have rebooted by itself `reboots` times
-/// by then.
+/// Waits until `script` succeeds in the machine, which must have rebooted automatically `reboots` times by then.
 pub fn until(machine: &mut Machine, script: &str, reboots: u32, limit: Duration) -> Result<String> {
     ride(machine, script, WITHIN, reboots, limit)?;
     Ok(match reboots {
         0 => "it holds".into(),
-        count => format!("it holds, after {count} reboots of its own"),
+        count => format!("it holds, after {count} automatic reboots"),
     })
 }
 
-/// Waits in the same way, then cuts the power.
+/// Waits in the same way, then simulates a power loss.
 pub fn cut_when(
     machine: &mut Machine,
     script: &str,
@@ -64,8 +62,8 @@ pub fn cut_when(
     Ok("cut".into())
 }
 
-/// Cuts the power when the console prints `text` during the next boot. If the machine is on, that
-/// is the boot after the reboot that it makes by itself.
+/// Simulates a power loss when the console prints `text` during the next boot. If the machine is on, this is the boot
+/// after its automatic reboot.
 pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Result<String> {
     let end = Instant::now() + limit;
     if machine.is_on() && machine.wait_for_end(limit)? != End::Reboot {
@@ -75,11 +73,11 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     machine.power_on()?;
     while !machine.console()?.contains(text) {
         if let Some(how) = machine.ended()? {
-            bail!("it ended before its console said `{text}` ({how:?})");
+            bail!("it stopped before its console printed `{text}` ({how:?})");
         }
         if Instant::now() > end {
             bail!(
-                "its console does not say `{text}`:\n{}",
+                "its console does not contain `{text}`:\n{}",
                 out::tail(&machine.console()?, 20)
             );
         }
@@ -89,7 +87,7 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     Ok("cut".into())
 }
 
-/// Turns a machine on whose power was cut, and waits until it has started its units.
+/// Turns a machine on after a power loss, and waits until it has started its units.
 pub fn wake(machine: &mut Machine, limit: Duration) -> Result<()> {
     if machine.is_on() {
         return Ok(());
@@ -99,8 +97,8 @@ pub fn wake(machine: &mut Machine, limit: Duration) -> Result<()> {
     machine.settle(limit)
 }
 
-/// Runs `command` repeatedly, and cuts the power while it runs, each time after a record of the journal that is
-/// new: about each `every`th. It ends when a run ends by itself with status 0.
+/// Runs `command` repeatedly, and simulates a power loss while it runs, each time after a new journal record: about
+/// each `every`th. It stops when a run exits with status 0.
 pub fn cut_at_records(
     machine: &mut Machine,
     command: &str,
@@ -119,7 +117,7 @@ pub fn cut_at_records(
             2 => random.below(300),
             _ => random.below(4000),
         };
-        // A short run must be cut, too.
+        // A short run must also be interrupted.
         if names.is_empty() {
             (pass, delay) = (pass % every.min(3), 0);
         }
@@ -131,13 +129,17 @@ pub fn cut_at_records(
             .run()?;
         let told = || format!("{} cuts, seed {seed}", names.len());
         match done.code {
-            _ if done.late => bail!("no run ends in time ({})\n{}", told(), done.output_tail(40)),
-            0 if names.is_empty() => bail!("no record was cut at ({})", told()),
+            _ if done.late => bail!(
+                "no run finishes in time ({})\n{}",
+                told(),
+                done.output_tail(40)
+            ),
+            0 if names.is_empty() => bail!("no power loss at a record ({})", told()),
             0 => return Ok(told()),
             CUT if names.len() < MOST_CUTS => {}
-            CUT => bail!("no run ends by itself ({})", told()),
+            CUT => bail!("no run finishes ({})", told()),
             _ => bail!(
-                "a run that was not cut {} ({})\n{}",
+                "an uninterrupted run {} ({})\n{}",
                 done.verdict(),
                 told(),
                 done.output_tail(60)
@@ -154,15 +156,17 @@ pub fn cut_at_records(
     }
 }
 
-/// Numbers that a seed determines (Marsaglia's xorshift64*): the same are drawn again, at moments that differ a
-/// little.
+/// Pseudo-random numbers from a seed (Marsaglia's xorshift64*): a repeated run draws the same numbers, at moments that
+/// differ a little.
 struct Random(u64);
 
 impl Random {
-    /// The one that a person names, or another one each time.
+    /// The seed from the environment, or a new one.
     fn seed() -> Result<u64> {
         match std::env::var(SEED) {
-            Ok(text) => text.parse().with_context(|| format!("{SEED} is no number")),
+            Ok(text) => text
+                .parse()
+                .with_context(|| format!("{SEED} is not a number")),
             Err(_) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 Ok(u64::from(now.context("the clock is wrong")?.subsec_nanos()))
@@ -182,8 +186,8 @@ impl Random {
     }
 }
 
-/// Waits until `script` succeeds, polling every `pause` seconds. It turns the machine on whenever
-/// it is off or has rebooted, and the machine must have rebooted by itself `reboots` times.
+/// Waits until `script` succeeds, polling every `pause` seconds. It turns the machine on whenever it is off or has
+/// rebooted, and the machine must have rebooted automatically `reboots` times.
 fn ride(
     machine: &mut Machine,
     script: &str,
@@ -201,7 +205,7 @@ fn ride(
             machine.choose_kernel()?;
             machine.power_on()?;
             if let Err(error) = machine.wait_for_entry() {
-                // A kernel may panic before anybody can enter.
+                // A kernel may panic before a command can enter.
                 if let Some(Ended(End::Reboot)) = error.downcast_ref()
                     && seen < reboots
                 {
@@ -215,19 +219,22 @@ fn ride(
         let done = machine.exec(&script).deadline(left).run()?;
         match done.code {
             0 if seen == reboots => return Ok(()),
-            0 => bail!("it rebooted {seen} times by itself, not {reboots} times"),
+            0 => bail!("it rebooted {seen} times automatically, not {reboots} times"),
             _ if done.late || Instant::now() > end => {
                 bail!("it does not hold in time\n{}", done.output_tail(40));
             }
             CONNECTION_LOST | ENDED | KILLED => {}
-            // It goes down, and nothing is left to enter.
+            // It shuts down, so there is nothing left to enter.
             _ if done.stderr.starts_with("nsenter: ") => {}
             _ => bail!("it gave up: {}\n{}", done.verdict(), done.output_tail(40)),
         }
         let left = end.saturating_duration_since(Instant::now());
-        match machine.wait_for_end(left).context("the way in is closed")? {
+        match machine
+            .wait_for_end(left)
+            .context("cannot enter the machine")?
+        {
             End::Reboot if seen == reboots => {
-                bail!("it rebooted once more by itself than {reboots} times")
+                bail!("it rebooted automatically more than {reboots} times")
             }
             End::Reboot => seen += 1,
             End::Off => bail!("it turned itself off"),
@@ -240,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_determines_the_moments() {
+    fn seed_determines_moments() {
         let drawn = |seed: u64| -> Vec<u32> {
             let mut random = Random(seed);
             (0..20).map(|_| random.below(7)).collect()

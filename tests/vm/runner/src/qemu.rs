@@ -1,5 +1,5 @@
-//! QEMU itself, from its own root filesystem: the emulated GPU needs a newer version than that of
-//! the host's distribution.
+//! QEMU, from a separate root filesystem, because the emulated GPU needs a newer version than the host's distribution
+//! has.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use crate::net::Net;
 use crate::rootfs::{self, KEYRING};
 use crate::sh::Cmd;
 
-/// The device `vfio-user-pci` came with QEMU 10.1; the backports of this suite have a newer one.
+/// The device `vfio-user-pci` was added in QEMU 10.1; the backports of this suite have a newer version.
 const SUITE: &str = "trixie";
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("qemu.rs");
 
-/// QEMU, `qemu-img`, its firmware, and a boot loader for disks that are made here. They are
-/// unpacked without their maintainer scripts, which do nothing that QEMU needs.
+/// QEMU, `qemu-img`, its firmware, and a boot loader for disks that are built here. They are unpacked without their
+/// maintainer scripts, which QEMU does not need.
 const PACKAGES: &str = "qemu-system-x86,qemu-utils,ovmf,grub-efi-amd64-signed,base-files";
 
-/// QEMU's packages come from the backports, and no others.
+/// Only QEMU's packages come from the backports.
 const PINS: &str = r#"mkdir -p "$1/etc/apt/preferences.d" "$1/dev" "$1/mnt" "$1/run" &&
 printf 'Package: *qemu* seabios\nPin: release n=trixie-backports\nPin-Priority: 990\n' >"$1/etc/apt/preferences.d/qemu""#;
 
@@ -32,8 +32,8 @@ printf 'Package: *qemu* seabios\nPin: release n=trixie-backports\nPin-Priority: 
 pub const DISKS: &str = "/mnt";
 pub const SOCKETS: &str = "/run";
 
-/// The mounts are visible to this QEMU only and disappear with it. Cases of emulated machines take
-/// the longest, so QEMU gets a higher priority than other processes.
+/// The mounts are visible only to this QEMU and disappear with it. Cases of emulated machines take the longest, so QEMU
+/// gets a higher priority than other processes.
 const ENTER: &str = r#"
 root=$1 disks=$2 sockets=$3
 shift 3
@@ -43,7 +43,7 @@ mount --bind "$sockets" "$root/run"
 exec nice -n -10 chroot "$root" "$@"
 "#;
 
-/// Returns the root filesystem with QEMU, built now or from the cache.
+/// Returns the root filesystem with QEMU, built or from the cache.
 pub fn root(bed: &Bed) -> Result<PathBuf> {
     let mirror = rootfs::mirror()?.main;
     let recipe = format!("{mirror}\n{SOURCE}");
@@ -82,7 +82,7 @@ pub fn root(bed: &Bed) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// A command that runs a program of QEMU's root in a machine's group and network, with the
+/// A command that runs a program from the QEMU root in a machine's group and network, with the
 /// machine's directories mounted.
 pub fn command(
     root: &Path,
@@ -108,14 +108,12 @@ pub fn command(
     group.inside(Part::Machine, &argv)
 }
 
-/// A boot sector that uses the floating-point unit, as firmware does early and as a KVM that
-/// emulates instructions cannot. It ends QEMU through the exit device with the value 33, which QEMU
-/// turns into exit code 67.
+/// A boot sector that uses the floating-point unit, as firmware does early and as a KVM that emulates instructions
+/// cannot. It stops QEMU through the exit device with the value 33, which QEMU turns into exit code 67.
 const PROBE: [u8; 10] = [0x9b, 0xdb, 0xe3, 0xba, 0x01, 0x05, 0xb0, 0x21, 0xee, 0xf4];
 const PROBE_EXIT: i32 = 67;
 
-/// How QEMU runs the processor: with KVM if a guest really runs with it here. The existence of
-/// `/dev/kvm` does not prove that.
+/// QEMU's CPU options: with KVM if a guest really runs with it here. The existence of `/dev/kvm` is not sufficient.
 pub fn accelerator(root: &Path, dir: &Path) -> Result<[&'static str; 4]> {
     static KVM: OnceLock<bool> = OnceLock::new();
     let kvm = match KVM.get() {
@@ -160,7 +158,7 @@ fn runs_by_kvm(root: &Path, dir: &Path) -> Result<bool> {
         ]
         .map(String::from),
     );
-    // A guest that KVM cannot run hangs; a guest that it can run ends within a second.
+    // A guest that KVM cannot run hangs; a guest that it can run exits within a second.
     let done = Cmd::new(argv).deadline(Duration::from_secs(5)).run()?;
     Ok(done.code == PROBE_EXIT)
 }

@@ -1,8 +1,7 @@
-//! Chooses the next case: the one that takes the longest, with no more emulated machines at the
-//! same time than the host has pairs of processors. Each machine has two processors and keeps them
-//! busy. If two machines share a pair, the processors of each wait for each other, and the same
-//! work takes a third more processor time. If only emulated machines are left, there is one for
-//! each processor: a single one does not keep its second processor busy all the time.
+//! Chooses the next case: the one that takes the longest, with no more emulated machines at the same time than the host
+//! has pairs of CPUs. Each machine has two CPUs and keeps them busy. If two machines share a pair, the CPUs of each
+//! wait for each other, and the same work takes a third more CPU time. If only emulated machines are left, there is one
+//! for each CPU, because a single one does not keep its second CPU busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub struct Queue<T> {
     state: Mutex<State<T>>,
     ended: Condvar,
-    /// The most emulated machines at the same time, beside others and alone.
+    /// The maximum number of emulated machines at the same time, with and without other cases.
     most: Most,
 }
 
@@ -21,7 +20,7 @@ struct Most {
 }
 
 struct State<T> {
-    /// In order; each with whether its machine is emulated.
+    /// In order; each with a flag for emulated machines.
     waiting: Vec<(T, bool)>,
     /// The number of running cases on emulated machines.
     emulated: usize,
@@ -37,8 +36,7 @@ pub struct Turn<'a, T> {
 }
 
 impl<T> Queue<T> {
-    /// Takes the cases in order, each with whether its machine is emulated, and the number of
-    /// processors of the host.
+    /// Takes the ordered cases, each with a flag for emulated machines, and the number of host CPUs.
     pub fn new(waiting: Vec<(T, bool)>, processors: usize) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
@@ -54,8 +52,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Returns the next case. Waits if all remaining cases are emulated and no more of these may
-    /// run. `None` if no case is left.
+    /// Returns the next case. Waits if all remaining cases are emulated and no more of these may run. `None` if no case
+    /// is left.
     pub fn next(&self) -> Option<Turn<'_, T>> {
         let mut state = self.state();
         loop {
@@ -116,7 +114,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn emulated_cases_take_turns_and_other_cases_overtake_them() {
+    fn other_cases_overtake_emulated_ones() {
         let queue = Queue::new(
             vec![("long", true), ("vm", true), ("a", false), ("b", false)],
             2,
@@ -131,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_emulated_case_waits_while_other_cases_run() {
+    fn second_emulated_case_waits() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("other", false)], 2);
         let a = queue.next().unwrap();
         let other = queue.next().unwrap();
@@ -142,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_processor_has_one_case_if_only_emulated_ones_are_left() {
+    fn remaining_emulated_cases_get_one_cpu_each() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("c", true)], 2);
         let turns = [queue.next().unwrap(), queue.next().unwrap()];
         assert_eq!(turns.each_ref().map(|turn| turn.case), ["a", "b"]);

@@ -1,4 +1,4 @@
-//! Writes measured processor times into the table of cases.
+//! Writes measured CPU times into the case table.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Sets the key `cpu` of each case that has a time, in the files of the folder `dir`. A case that `also-on` makes has
-/// no key of its own.
+/// Sets the key `cpu` of each measured case, in the files of the directory `dir`. A case created by `also-on` has no
+/// key.
 pub fn write(dir: &Path, times: &BTreeMap<String, Duration>) -> Result<()> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let files: Vec<PathBuf> = entries
@@ -26,10 +26,10 @@ pub fn write(dir: &Path, times: &BTreeMap<String, Duration>) -> Result<()> {
     Ok(())
 }
 
-/// The same file with the times, and all else as a person wrote it: `cpu` stands after `machine`.
+/// The same file with the times and no other change: `cpu` is after `machine`.
 fn with_times(text: &str, times: &BTreeMap<String, Duration>) -> String {
     let mut new = String::new();
-    // What must be written into the case that is being read.
+    // The line that must be written into the current case.
     let (mut in_head, mut seconds) = (false, None);
     for line in text.lines() {
         let key = line.split_once(" = ");
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_written_after_the_machine_and_nothing_else_changes() {
+    fn time_is_written_after_machine() {
         let text = "# text\n[[case]]\nname = \"a\"\nmachine = \"m\"\ncpu = 9\ntakes = 60\n\n[[case.run]]\n\
                     title = \"x\"\nrun = \"\"\"\nmachine = b\n\"\"\"\n\n\
                     [[case]]\nname = \"b\"\nmachine = \"m\"\nrun = []\n";

@@ -16,7 +16,7 @@ use crate::tables::Root;
 /// kernel without headers in the archive.
 pub const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("rootfs.rs");
 
 /// The key of the archive, on the host and in its machines.
@@ -31,7 +31,7 @@ pub struct Mirror {
     pub security: String,
 }
 
-/// Reads the sites from the host's own apt, so that this repository names no mirror.
+/// Reads the mirrors from the host's apt, so that this repository contains no mirror URL.
 pub fn mirror() -> Result<Mirror> {
     let read = || -> Result<String> {
         Ok(Cmd::new([
@@ -50,7 +50,7 @@ pub fn mirror() -> Result<Mirror> {
     Cmd::new(["apt-get", "-q", "update"])
         .ok()
         .context("cannot refresh the host's package lists")?;
-    parse_mirror(&read()?).context("the host's apt knows no Debian archive to build machines from")
+    parse_mirror(&read()?).context("the host's apt has no Debian archive to build machines from")
 }
 
 fn parse_mirror(text: &str) -> Option<Mirror> {
@@ -68,8 +68,8 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
     })
 }
 
-/// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`,
-/// built now or from the cache.
+/// Returns the directory with the root filesystem of the entry `spec`, in its subdirectory `root`, built or from the
+/// cache.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
     let recipe = format!("{spec:?}\n{mirror:?}\n{SOURCE}");
@@ -93,7 +93,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             "--variant=minbase".into(),
             "--mode=root".into(),
             "--quiet".into(),
-            // A root that is not complete is thrown away, so nothing needs to be synced.
+            // An incomplete root is discarded, so no sync is needed.
             "--dpkgopt=force-unsafe-io".into(),
             format!("--include={}", spec.packages.join(",")),
         ]);
@@ -111,8 +111,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     })
 }
 
-/// Configures a small initial RAM filesystem: on an emulated processor building and unpacking a
-/// large one takes longer than a boot.
+/// Configures a small initramfs: on an emulated CPU building and unpacking a large one takes longer than a boot.
 fn initramfs_hook(modules: &[String]) -> Option<String> {
     (!modules.is_empty()).then(|| {
         format!(
@@ -162,7 +161,7 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
         ),
         // The resolver of slirp4netns; it forwards to the host's.
         ("etc/resolv.conf", "nameserver 10.0.2.3\n".into()),
-        // Empty: each machine makes its own at its first boot.
+        // Empty, so that each machine generates its own at its first boot.
         ("etc/machine-id", String::new()),
     ];
     for (path, text) in files {
@@ -203,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_is_that_of_the_host() {
+    fn mirror_is_read_from_host() {
         let text = "Other http://other.example x\nDebian http://m.example/debian bookworm\n\
                     Debian http://m.example/debian bookworm-updates\n\
                     Debian http://s.example/sec bookworm-security\n";
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_have_the_component_main_only() {
+    fn sources_contain_only_main() {
         let spec = Root {
             suite: "bookworm".into(),
             point_release: false,

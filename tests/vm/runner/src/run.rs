@@ -1,4 +1,4 @@
-//! Runs a case: makes its machine, breaks it, does its steps, compares.
+//! Runs a case: creates its machine, breaks it, runs its steps, compares.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,33 +21,33 @@ use crate::{
     ubuntu, units, watch,
 };
 
-/// What a case needs to run.
+/// The inputs of a case.
 pub struct Stage<'a> {
     pub bed: &'a Bed,
     pub machines: &'a Machines,
     pub assets: &'a Assets,
-    /// Prints every step as it happens, and its output if the case says so.
+    /// Prints every step as it happens, and its output if the step has `show`.
     pub tell: bool,
-    /// Keeps a failed machine up until the bed is stopped.
+    /// Keeps a failed machine up until the command is stopped.
     pub keep: bool,
     /// How many cases run at the same time.
     pub at_once: u32,
-    /// The rate of the machines' links, in the words of tc(8), if it is limited.
+    /// The rate of the machines' links in tc(8) syntax, if limited.
     pub link: Option<&'a str>,
 }
 
 impl Stage<'_> {
-    /// The time limit of a step. The table gives it for a case that runs alone: beside others it
-    /// waits for processors, which is no fault of the product.
+    /// The time limit of a step. The value in the table is for a single case. With other cases in parallel
+    /// it waits for CPUs, which is not a fault of the product.
     fn deadline(&self, seconds: u64) -> Duration {
         Duration::from_secs(seconds) * self.at_once
     }
 }
 
-/// The result of a case: a row for each step, and the error that ended it.
+/// The result of a case: an entry for each step, and the error that stopped it.
 pub struct Outcome {
     pub rows: Vec<Row>,
-    /// Its processor time, which does not depend on other cases.
+    /// Its CPU time, which does not depend on other cases.
     pub processor: Option<Duration>,
     pub error: Option<anyhow::Error>,
 }
@@ -56,7 +56,7 @@ pub struct Outcome {
 pub struct Row {
     pub title: String,
     pub took: Duration,
-    /// What `vm bench` reports it as.
+    /// The measurement for `vm bench`.
     pub measured: Option<Measured>,
     pub result: String,
 }
@@ -67,7 +67,7 @@ pub struct Measured {
     pub name: String,
     pub wall: Duration,
     pub used: Used,
-    /// The most bytes that the machine's programs had at one time, beyond those at the start.
+    /// Peak memory of the machine's programs in bytes, above the value at the start.
     pub memory: u64,
 }
 
@@ -161,12 +161,12 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
     }
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
-    // The stand-in's inventory is linked from the start, so that the link never counts as a change.
+    // The fake's inventory is linked from the start, so that the link never counts as a change.
     std::os::unix::fs::symlink(
         "/usr/lib/testbed/standin-nvml.toml",
         machine.root().join("etc/standin-nvml.toml"),
     )
-    .context("cannot link the stand-in's inventory")?;
+    .context("cannot link the fake's inventory")?;
     if let Some(served) = stage.assets.served(&spec.root) {
         almalinux::configure(&machine.root(), served)?;
     }
@@ -205,7 +205,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         let text = fill(&template, &known(stage, case, &spec.root, cluster.as_ref()))
             .with_context(|| path.display().to_string())?;
         let target = machine.root().join("etc/gpu-bootstrap");
-        fs::create_dir_all(&target).context("cannot make a folder")?;
+        fs::create_dir_all(&target).context("cannot create a directory")?;
         fs::write(target.join("config.toml"), text).context("cannot write the configuration")?;
     }
     if let Some(path) = &case.user_data {
@@ -226,7 +226,7 @@ impl Running<'_> {
     fn all(&mut self) -> Result<()> {
         let start = Instant::now();
         self.machine.boot()?;
-        // User-data may change the machine from its first moment on, so there is no earlier state.
+        // User data may change the machine from its first moment on, so there is no earlier state.
         let idle = self.case.user_data.is_none();
         if idle {
             self.machine.settle(self.stage.deadline(300))?;
@@ -276,7 +276,7 @@ impl Running<'_> {
         } else if let Some(state) = step.network {
             self.machine.network(state).map(|()| format!("{state:?}"))
         } else if let Some(behaviour) = step.control_plane {
-            let cluster = self.cluster.as_mut().context("there is no control plane")?;
+            let cluster = self.cluster.as_mut().context("no control plane")?;
             (cluster.behave(&self.machine, behaviour)).map(|()| format!("{behaviour:?}"))
         } else if let Some(script) = &step.until {
             fill(script, &self.values)
@@ -315,7 +315,7 @@ impl Running<'_> {
             let console = self.machine.console()?;
             if !console.contains(text) {
                 bail!(
-                    "its console does not say `{text}`:\n{}",
+                    "its console does not contain `{text}`:\n{}",
                     out::tail(&console, 40)
                 );
             }
@@ -333,8 +333,7 @@ impl Running<'_> {
         }
         let mut command = self.machine.exec(&script).deadline(limit);
         if self.stage.tell && step.show {
-            // At a terminal the product sees the terminal, as on a real machine; then there is no
-            // output to check.
+            // In a terminal the product uses the terminal, as on a real machine, so there is no output to check.
             command = match std::io::stdout().is_terminal() && !step.is_read() {
                 true => command.terminal(),
                 false => command.show("  | "),
@@ -359,7 +358,7 @@ impl Running<'_> {
         self.machine.power_off()?;
         if self.machine.spec().kind.is_emulated() {
             if boot != Boot::Plain {
-                bail!("a machine with a bus of its own loads real drivers");
+                bail!("a machine with its own bus loads real drivers");
             }
             self.machine.boot()?;
             return Ok("ok".into());
@@ -382,7 +381,7 @@ impl Running<'_> {
                     &self.stage.assets.stand_ins,
                 )?;
                 format!(
-                    "simulated: {} module {} loaded, stand-ins for NVML, CUDA, nvidia-smi and the persistence daemon",
+                    "simulated: {} module {} loaded, fakes for NVML, CUDA, nvidia-smi and the persistence daemon",
                     driver.flavour, driver.version
                 )
             }
@@ -396,10 +395,7 @@ impl Running<'_> {
 
     fn unchanged(&self) -> Result<String> {
         let now = Snapshot::take(&self.machine)?;
-        let before = self
-            .before
-            .as_ref()
-            .context("there is no state to compare with")?;
+        let before = self.before.as_ref().context("no state to compare with")?;
         let except: Vec<String> = self
             .case
             .except
@@ -408,9 +404,12 @@ impl Running<'_> {
             .collect();
         let changes = now.changes_since(before, &except);
         if !changes.is_empty() {
-            bail!("the machine is not as it was:\n{}", changes.join("\n"));
+            bail!(
+                "the machine is not in its original state:\n{}",
+                changes.join("\n")
+            );
         }
-        Ok(format!("as before: {}", now.summary()))
+        Ok(format!("unchanged: {}", now.summary()))
     }
 
     fn uninstall(&mut self, scripts: &[String]) -> Result<()> {
@@ -472,7 +471,7 @@ impl Running<'_> {
         });
     }
 
-    /// Keeps a failed machine up for a person, until the bed is stopped.
+    /// Keeps a failed machine up for debugging, until the command is stopped.
     fn hold(&self, error: &anyhow::Error) {
         if !self.stage.keep {
             return;
@@ -506,7 +505,7 @@ fn failed(title: &str, start: Instant) -> Row {
     }
 }
 
-/// Compares what a command did with what the case expects.
+/// Compares the result of a command with the expectations of the case.
 fn expect(
     step: &Step,
     done: &Done,
@@ -527,7 +526,7 @@ fn expect(
     ] {
         for part in wanted {
             let part = fill(part, values)?;
-            // Text for people is wrapped: a line end counts as a space.
+            // Human-readable text is wrapped, so a line end counts as a space.
             if !on_one_line(text).contains(&on_one_line(&part)) {
                 bail!("`{part}` is not in {stream}:\n{}", out::tail(text, 40));
             }

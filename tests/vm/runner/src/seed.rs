@@ -1,4 +1,4 @@
-//! The NoCloud seed disk from which cloud-init reads its user-data.
+//! The NoCloud seed disk from which cloud-init reads its user data.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,12 +9,12 @@ use anyhow::{Context, Result, bail};
 use crate::cases::fill;
 use crate::sh::Cmd;
 
-/// The label by which cloud-init finds the disk (documentation of its NoCloud data source).
+/// The label that cloud-init looks for (documentation of its NoCloud data source).
 const LABEL: &str = "CIDATA";
 
 const SIZE: u64 = 1 << 20;
 
-/// Makes the disk `image` for the instance `name`.
+/// Creates the disk `image` for the instance `name`.
 pub fn make(image: &Path, name: &str, user_data: &str) -> Result<()> {
     File::create(image)
         .and_then(|made| made.set_len(SIZE))
@@ -28,8 +28,8 @@ pub fn make(image: &Path, name: &str, user_data: &str) -> Result<()> {
     add(image, "user-data", user_data)
 }
 
-/// User-data with what a person who uses it writes into it: the text there = the text in its place,
-/// which may name known values. An empty text removes the item of the list that the text is in.
+/// User data with the replacements that a user of the file would make: the text in the file = its replacement, which
+/// may contain template values. An empty text removes the list item that contains the text.
 pub fn adapt(
     text: &str,
     values: &BTreeMap<String, String>,
@@ -49,7 +49,7 @@ pub fn adapt(
     Ok(adapted)
 }
 
-/// The text without the item of a YAML list that the words are in.
+/// The text without the YAML list item that contains the words.
 fn without_item(text: &str, words: &str) -> Option<String> {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let lines: Vec<&str> = text.lines().collect();
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_data_is_adapted_as_by_a_person() {
+    fn user_data_placeholders_are_replaced() {
         let map = |rows: &[(&str, &str)]| -> BTreeMap<String, String> {
             (rows.iter())
                 .map(|(key, value)| ((*key).into(), (*value).into()))

@@ -1,4 +1,4 @@
-//! The repository server of one machine. It is restarted when a step changes its behaviour.
+//! The repository server of one machine. It is restarted when a step changes its behavior.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use crate::out;
 use crate::repo::{PORT, Repositories};
 use crate::serve::{FAULT, Fault, READY, Serving};
 
-/// Where the proxy listens, in the machine's network.
+/// The address of the proxy in the machine's network.
 pub const PROXY: &str = "127.0.0.1:3128";
 
 /// The longest time until a server listens.
 const START: Duration = Duration::from_secs(10);
 
-/// A server, or none at the moment.
+/// A server, running or stopped.
 pub struct Server {
     repositories: Repositories,
     /// The product, which a machine can download.
@@ -27,7 +27,7 @@ pub struct Server {
     /// The number of starts: each start has its own log.
     starts: usize,
     running: Option<Child>,
-    /// The log, and how often it must contain a fault, if one is set.
+    /// The log, and the number of faults that it must contain, if one is set.
     awaited: Option<(PathBuf, u32)>,
 }
 
@@ -52,12 +52,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Behaves in this way from now on. Existing connections are cut.
+    /// Sets the behavior from now on. Existing connections are closed.
     pub fn behave(&mut self, machine: &Machine, serving: &Serving) -> Result<()> {
         self.fault_happened()?;
         if let Some(mut child) = self.running.take() {
-            child.kill().context("cannot end the server")?;
-            child.wait().context("cannot wait for the server's end")?;
+            child.kill().context("cannot kill the server")?;
+            child.wait().context("cannot wait for the server's exit")?;
         }
         if serving.fault == Some(Fault::Down) {
             return Ok(());
@@ -81,15 +81,14 @@ impl Server {
                 return Ok(());
             }
             if let Some(status) = child.try_wait().context("cannot wait for the server")? {
-                bail!("the server ended with {status}: {}", out::tail(&text, 5));
+                bail!("the server exited with {status}: {}", out::tail(&text, 5));
             }
             thread::sleep(Duration::from_millis(10));
         }
         bail!("the server does not listen")
     }
 
-    /// Fails if a fault never happened, or not as often as it should: then the case did not test
-    /// it.
+    /// Fails if a fault did not happen as often as expected, because then the case did not test it.
     pub fn fault_happened(&mut self) -> Result<()> {
         let Some((log, times)) = self.awaited.take() else {
             return Ok(());
@@ -110,7 +109,7 @@ impl Server {
             None => String::new(),
         };
         let mut argv = vec![
-            // The program that runs, even if its file was compiled again meanwhile.
+            // The running program, even if its file was compiled again in the meantime.
             format!("/proc/{}/exe", std::process::id()),
             "serve".into(),
             self.repositories.root.to_string_lossy().into_owned(),
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_that_never_happened_is_an_error() {
+    fn missing_fault_is_an_error() {
         let log = format!("{READY} x\n{FAULT} Cut\n200 GET /a.deb\n");
         met(&log, 1).unwrap();
         assert!(met(&log, 2).is_err());

@@ -1,4 +1,4 @@
-//! Runs a program with a deadline; its output is kept and, on request, shown while it runs.
+//! Runs a program with a deadline. Its output is kept and, on request, shown while it runs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -15,8 +15,8 @@ use nix::unistd::Pid;
 
 use crate::out;
 
-/// How long a reader may wait after a program has ended: a daemon that it left behind may hold the
-/// pipe open forever.
+/// Grace period for a reader after a program has exited, because a daemon that it left behind may hold the pipe open
+/// forever.
 const READER_GRACE: Duration = Duration::from_secs(2);
 
 /// A program to run.
@@ -34,14 +34,14 @@ pub struct Cmd {
 /// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// The command as a person would type it, for messages.
+    /// The command line, for messages.
     pub line: String,
-    /// The exit status; 128 plus the signal number if a signal ended it, as in a shell.
+    /// The exit status; 128 plus the signal number after a signal, as in a shell.
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
     pub took: Duration,
-    /// Whether it was ended at its deadline.
+    /// Whether it was killed at its deadline.
     pub late: bool,
 }
 
@@ -85,8 +85,7 @@ impl Cmd {
         self
     }
 
-    /// Gives the program our own stdout and stderr, so that it sees a terminal if we have one. Then
-    /// no output is kept.
+    /// Gives the program our own stdout and stderr, so that it uses our terminal, if any. The output is not kept.
     pub fn terminal(mut self) -> Cmd {
         self.terminal = true;
         self
@@ -119,8 +118,7 @@ impl Cmd {
         let group = Pid::from_raw(i32::try_from(child.id()).context("a process id too large")?);
         if let Some(mut pipe) = child.stdin.take() {
             let bytes = self.stdin.clone();
-            // A program that ends without reading its input breaks the pipe; its exit status shows
-            // that.
+            // A program that exits without reading its input breaks the pipe; its exit status shows that.
             thread::spawn(move || drop(pipe.write_all(&bytes)));
         }
         let stdout = child
@@ -165,11 +163,11 @@ impl Done {
         );
     }
 
-    /// As in "exited with 3 after 1.2 s".
+    /// For example "exited with 3 after 1.2 s".
     pub fn verdict(&self) -> String {
         let took = out::seconds(self.took);
         match self.late {
-            true => format!("was ended at its deadline, after {took} s"),
+            true => format!("was killed at its deadline, after {took} s"),
             false => format!("exited with {} after {took} s", self.code),
         }
     }
@@ -214,8 +212,8 @@ fn wait(child: &mut Child, group: Pid, end: Instant) -> Result<(std::process::Ex
     }
 }
 
-/// Continues a program that was stopped. A machine that goes down stops its processes before it ends them,
-/// and `nsenter` stops with the one that it waits for: without it the machine would never be down.
+/// Continues a stopped program. A machine that shuts down stops its processes before it kills them, and `nsenter` stops
+/// with its child, so without this the machine would never be down.
 fn resume(program: Pid) {
     let stopped = waitid(
         Id::Pid(program),
@@ -226,7 +224,7 @@ fn resume(program: Pid) {
     }
 }
 
-/// A group that is gone already needs no signal.
+/// A group that no longer exists needs no signal.
 fn kill_group(group: Pid) {
     let _ = killpg(group, Signal::SIGKILL);
 }
@@ -289,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn status_and_output_are_kept() {
+    fn status_and_output_are_returned() {
         let done = shell("echo a; echo b >&2; cat; exit 3")
             .stdin("in")
             .run()
@@ -302,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deadline_ends_the_whole_group() {
+    fn deadline_kills_process_group() {
         let done = shell("sleep 60 & sleep 60")
             .deadline(Duration::from_millis(200))
             .run()
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_left_behind_does_not_delay_the_result() {
+    fn remaining_daemon_does_not_delay_result() {
         let done = shell("setsid sleep 20 & echo x").run().unwrap();
         assert_eq!(done.stdout, "x\n");
         assert!(done.took < Duration::from_secs(10));

@@ -1,6 +1,5 @@
-//! Simulates hardware that a machine does not have. The bed's output marks all of it as simulated.
-//! It lies in `/usr/lib/testbed` of the machine, outside `/etc`, and a unit mounts it early in each
-//! boot.
+//! Simulates hardware that a machine does not have. The harness's output marks all of it as simulated. Its files are in
+//! `/usr/lib/testbed` of the machine, outside `/etc`, and a unit mounts them early in each boot.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,7 +15,7 @@ use crate::pci;
 use crate::sh::Cmd;
 use crate::tables::{MachineSpec, Machines};
 
-/// Before an inventory at the end of a stand-in library, `../../cuda/README.md`.
+/// Separator before an inventory at the end of a fake library (`../../cuda/README.md`).
 const APPENDED: &str = "\n# inventory of the stand-in\n";
 
 /// The directory inside a machine.
@@ -51,7 +50,7 @@ const PROGRAMS: [(&str, &str); 16] = [
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
 
-/// Gives a machine what its firmware shows: names of files, and their texts.
+/// Writes the DMI files of a machine: file names and their contents.
 pub fn firmware(root: &Path, dmi: &BTreeMap<String, String>) -> Result<()> {
     let here = root
         .join(INSIDE.trim_start_matches('/'))
@@ -80,7 +79,7 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> 
     let units = root.join("usr/lib/systemd/system");
     write(&units.join("testbed.service"), UNIT)?;
     let wants = units.join("sysinit.target.wants");
-    fs::create_dir_all(&wants).context("cannot make a wants folder")?;
+    fs::create_dir_all(&wants).context("cannot create a wants directory")?;
     symlink("../testbed.service", wants.join("testbed.service"))
         .context("cannot enable the unit")?;
     // The machine runs the host's kernel, for which it has no modules.
@@ -90,16 +89,15 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> 
     )
 }
 
-/// Writes the kernel version that the machine shows from its next boot on.
+/// Writes the kernel version that the machine reports from its next boot on.
 pub fn show_kernel(root: &Path, kernel: &str) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     write(&here.join("osrelease"), &format!("{kernel}\n"))?;
     write(&here.join("version"), &proc_version(root, kernel)?)
 }
 
-/// The kernel that the boot loader would start: on a machine that stands in for AlmaLinux the saved
-/// entry of GRUB, for Ubuntu the entry that is to be started once, or the first one of its menu.
-/// `None` for Debian's.
+/// The kernel that the boot loader would start: on simulated AlmaLinux the saved GRUB entry, on simulated Ubuntu the
+/// one-time entry or the first menu entry. `None` on Debian.
 pub fn saved_kernel(root: &Path) -> Result<Option<String>> {
     for (file, before) in [
         ("boot/grub2/grubenv", "saved_entry=testbed-"),
@@ -122,8 +120,7 @@ pub fn saved_kernel(root: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The content of `/proc/version` for the kernel on the disk. It names the compiler that modules
-/// must be built with.
+/// The content of `/proc/version` for the kernel on the disk. It contains the compiler that must build modules.
 fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     let path = root.join(format!("boot/config-{kernel}"));
     let config =
@@ -131,7 +128,7 @@ fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     let compiler = config
         .lines()
         .find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT="))
-        .with_context(|| format!("{} names no compiler", path.display()))?
+        .with_context(|| format!("{} contains no compiler", path.display()))?
         .trim_matches('"');
     Ok(format!(
         "Linux version {kernel} (debian-kernel@lists.debian.org) ({compiler}, GNU ld) \
@@ -139,12 +136,12 @@ fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     ))
 }
 
-/// The libraries that stand in for those of the driver.
+/// The fake driver libraries.
 #[derive(Clone, Debug)]
 pub struct StandIns {
-    /// For `libnvidia-ml.so.1`.
+    /// Replaces `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
-    /// For `libcuda.so.1`.
+    /// Replaces `libcuda.so.1`.
     pub cuda: PathBuf,
 }
 
@@ -153,13 +150,13 @@ pub struct StandIns {
 pub struct Driver {
     /// The version of the module that DKMS really built in this machine.
     pub version: String,
-    /// `open` or `proprietary`, read from the built module's licence.
+    /// `open` or `proprietary`, read from the license of the built module.
     pub flavour: &'static str,
 }
 
-/// Simulates the driver installed in `root` as loaded for the next boot. Its version is that of the
-/// module that was really built for the machine's kernel. The stand-ins overwrite the real libraries
-/// in place, so that dpkg removes them like its own files.
+/// Simulates the driver installed in `root` as loaded for the next boot, in the version of the module that was built
+/// for the machine's kernel. The fakes overwrite the real libraries in place, so that dpkg removes them like its own
+/// files.
 pub fn load_driver(
     root: &Path,
     kernel: &str,
@@ -195,8 +192,8 @@ pub fn load_driver(
     library_side(root, &here, &driver.version, stand_ins, &inventory)?;
     write(&here.join("gpus"), &listing(functions))?;
     programs(root, &here)?;
-    // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, which is the host's
-    // kernel here. The drop-in looks for those of the machine's kernel.
+    // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, the host kernel. The drop-in looks for
+    // those of the machine's kernel.
     write(
         &root.join("usr/lib/systemd/system/nvidia-cdi-refresh.service.d/90-testbed.conf"),
         &format!(
@@ -207,9 +204,8 @@ pub fn load_driver(
     Ok(driver)
 }
 
-/// Copies the stand-ins into the root of a machine before its first boot, in a directory where no
-/// program searches for them by itself. `version` is the version of the driver that the machine
-/// will get.
+/// Copies the fakes into the root of a machine before its first boot, to a directory that is not in a library search
+/// path. `version` is the driver version that the machine will get.
 pub fn stand_in(
     root: &Path,
     version: &str,
@@ -222,7 +218,7 @@ pub fn stand_in(
     let inventory = inventory(version, cuda, spec)?;
     write(&here.join("standin-nvml.toml"), &inventory)?;
     let folder = here.join("libraries");
-    fs::create_dir_all(&folder).context("cannot make a folder")?;
+    fs::create_dir_all(&folder).context("cannot create a directory")?;
     for (name, library) in [
         ("libnvidia-ml.so.1", &stand_ins.nvml),
         ("libcuda.so.1", &stand_ins.cuda),
@@ -234,7 +230,7 @@ pub fn stand_in(
     Ok(())
 }
 
-/// Puts the inventory at the end of a stand-in, for containers.
+/// Appends the inventory to a fake library, for containers.
 fn append(library: &Path, inventory: &str) -> Result<()> {
     let mut file = fs::OpenOptions::new()
         .append(true)
@@ -253,8 +249,8 @@ pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
 }
 
 fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()> {
-    // Two lines, the second with the compiler: `nv_procfs_read_version`, kernel-open/nvidia/nv-procfs.c
-    // of github:NVIDIA/open-gpu-kernel-modules. The open flavour's words: github:nix-community/nixGL#186.
+    // Two lines, the second with the compiler: `nv_procfs_read_version`, kernel-open/nvidia/nv-procfs.c of
+    // github:NVIDIA/open-gpu-kernel-modules. Text of the open flavor: github:nix-community/nixGL#186.
     let kind = match driver.flavour {
         "open" => "NVIDIA UNIX Open Kernel Module for x86_64",
         _ => "NVIDIA UNIX x86_64 Kernel Module",
@@ -268,10 +264,8 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         ),
     )?;
     write(&dir.join("nodes"), &devices(&dir.join("proc"), functions)?)?;
-    // O: built outside the kernel's tree; E: not signed with a key that the kernel knows; P: its
-    // licence is not compatible with the GPL (Linux,
-    // Documentation/admin-guide/tainted-kernels.rst). The licence of the open flavour is "Dual
-    // MIT/GPL".
+    // O: built out of tree; E: not signed with a trusted key; P: license not compatible with the GPL (Linux,
+    // Documentation/admin-guide/tainted-kernels.rst). The license of the open flavor is "Dual MIT/GPL".
     let taint = match driver.flavour {
         "open" => "OE",
         _ => "POE",
@@ -283,8 +277,7 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         write(&at.join("taint"), &format!("{taint}\n"))?;
         write(&at.join("version"), &format!("{version}\n"))?;
     }
-    // The dependencies between the modules are real; the sizes are realistic but of no particular
-    // version.
+    // The dependencies between the modules are real. The sizes are realistic but not those of a particular version.
     let modules: String = [
         ("nvidia_uvm", 1_540_096, "0 -"),
         ("nvidia_drm", 77_824, "0 -"),
@@ -297,11 +290,10 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
     write(&dir.join("modules"), &modules)
 }
 
-/// What the driver shows of its devices below `proc`. Returns the device nodes, each with the module
-/// that it belongs to.
+/// Writes the driver's device entries below `proc`. Returns the device nodes, each with its module.
 pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
-    // With 1, NVIDIA's container hook mounts a file over this one in the container's own /proc,
-    // where the bed cannot simulate it. An administrator who manages the device nodes sets 0.
+    // With 1, NVIDIA's container hook would mount a file over this one in the container's /proc, which the harness
+    // cannot simulate. An administrator who manages the device nodes sets 0.
     write(
         &proc.join("nvidia/params"),
         "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
@@ -309,9 +301,8 @@ pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
     // Numbers: kernel-open/common/inc/nv-chardev-numbers.h there.
     let mut nodes =
         String::from("/dev/nvidiactl 195 255 nvidia\n/dev/nvidia-modeset 195 254 nvidia_modeset\n");
-    // nvidia-uvm takes a free major number (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
-    // there). 511 is the first that the kernel assigns when its small numbers are taken
-    // (`find_dynamic_major`, fs/char_dev.c of Linux).
+    // nvidia-uvm gets a free major number (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c there). 511 is the first
+    // number that the kernel assigns when the low range is full (`find_dynamic_major`, fs/char_dev.c of Linux).
     nodes.push_str("/dev/nvidia-uvm 511 0 nvidia_uvm\n/dev/nvidia-uvm-tools 511 1 nvidia_uvm\n");
     let gpus = functions
         .iter()
@@ -329,8 +320,8 @@ pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
             ),
         )?;
     }
-    // What the driver lists, and where NVIDIA's own scripts look for switches: ubuntu24.04/nvidia-driver
-    // of github:NVIDIA/gpu-driver-container.
+    // The driver's list, and the path where NVIDIA's scripts look for switches: ubuntu24.04/nvidia-driver of
+    // github:NVIDIA/gpu-driver-container.
     for switch in functions.iter().filter(|one| one.device.is_nvswitch()) {
         write(
             &proc
@@ -343,8 +334,8 @@ pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
     Ok(nodes)
 }
 
-/// Overwrites the real libraries by the stand-ins, and keeps the real ones beside the inventory. In
-/// a container there is nothing but the libraries, so they have the inventory at their end, too.
+/// Overwrites the real libraries with the fakes, and keeps the real ones next to the inventory. A container gets only
+/// the libraries, so they also have the inventory at their end.
 fn library_side(
     root: &Path,
     here: &Path,
@@ -356,7 +347,7 @@ fn library_side(
     let places = [
         libraries.join("nvidia/current"),
         libraries.clone(),
-        // Where AlmaLinux has them.
+        // Library directory on AlmaLinux.
         root.join("usr/lib64"),
     ];
     for (name, with) in [
@@ -377,8 +368,7 @@ fn library_side(
     Ok(())
 }
 
-/// Replaces the programs that use the hardware through private interfaces: `nvidia-smi`, and the
-/// daemon that keeps the devices open.
+/// Replaces the programs that use the hardware through private interfaces: `nvidia-smi`, and the persistence daemon.
 fn programs(root: &Path, here: &Path) -> Result<()> {
     let smi = here.join("nvidia-smi");
     program(&smi, SMI)?;
@@ -398,16 +388,11 @@ fn programs(root: &Path, here: &Path) -> Result<()> {
 fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
     let kept = here.join("real").join(real.file_name().unwrap_or_default());
     if !kept.exists() {
-        fs::create_dir_all(here.join("real")).context("cannot make a folder")?;
+        fs::create_dir_all(here.join("real")).context("cannot create a directory")?;
         fs::copy(real, &kept).with_context(|| format!("cannot keep {}", real.display()))?;
     }
-    fs::copy(with, real).with_context(|| {
-        format!(
-            "cannot put {} in place of {}",
-            with.display(),
-            real.display()
-        )
-    })?;
+    fs::copy(with, real)
+        .with_context(|| format!("cannot replace {} with {}", real.display(), with.display()))?;
     Ok(())
 }
 
@@ -418,18 +403,18 @@ fn answering(functions: &[Function]) -> impl Iterator<Item = (&Function, &toml::
         .filter_map(|function| Some((function, function.nvml.as_ref()?)))
 }
 
-/// The stand-in's inventory, made from the same table as the bus.
+/// The fake's inventory, generated from the same table as the bus.
 fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
     let mut table = toml::Table::from_iter([
         ("driver-version".to_string(), version.into()),
         ("cuda-version".to_string(), cuda.into()),
         ("gpu".to_string(), gpus(spec)),
     ]);
-    // Left out if there is no fault, so that a case can append its own table.
+    // Left out without a fault, so that a case can append its own table.
     if !spec.faults.is_empty() {
         table.insert("faults".to_string(), spec.faults.clone().into());
     }
-    toml::to_string(&table).context("cannot write the stand-in's inventory")
+    toml::to_string(&table).context("cannot write the fake's inventory")
 }
 
 /// The GPUs of the inventory.
@@ -444,7 +429,7 @@ pub(crate) fn gpus(spec: &MachineSpec) -> toml::Value {
             set("pci-id", function.device.id.to_string());
             set("pci-subsystem", function.device.subsystem.to_string());
             set("uuid", uuid(&function.address));
-            // The stand-in of the persistence daemon only runs: what it would set is set here.
+            // The fake persistence daemon does nothing, so its setting is applied here.
             gpu.entry("persistence").or_insert(true.into());
             toml::Value::Table(gpu)
         })
@@ -452,7 +437,7 @@ pub(crate) fn gpus(spec: &MachineSpec) -> toml::Value {
     toml::Value::Array(gpus)
 }
 
-/// What `nvidia-smi -L` prints.
+/// The output of `nvidia-smi -L`.
 pub(crate) fn listing(functions: &[Function]) -> String {
     answering(functions)
         .enumerate()
@@ -482,17 +467,17 @@ fn uuid(address: &Address) -> String {
     )
 }
 
-/// The file of the main module: of NVIDIA's packages, of Debian's, and of Debian's open flavour.
+/// Name of the main module: in NVIDIA's packages, in Debian's, and in Debian's open flavor.
 const MODULES: [&str; 3] = ["nvidia", "nvidia-current", "nvidia-current-open"];
 
-/// The driver's main module below `modules`, whichever packages installed it.
+/// The driver's main module below `modules`, regardless of the package.
 fn find_module(modules: &Path) -> Result<PathBuf> {
     let mut dirs = vec![modules.to_path_buf()];
     while let Some(dir) = dirs.pop() {
         let entries =
             fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
         for entry in entries {
-            let path = entry.context("cannot read a folder")?.path();
+            let path = entry.context("cannot read a directory")?.path();
             let name = path
                 .file_name()
                 .unwrap_or_default()
@@ -527,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_taint_depends_on_the_licence() {
+    fn kernel_taint_depends_on_license() {
         let dir = tempfile::tempdir().unwrap();
         for (flavour, taint) in [("open", "OE"), ("proprietary", "POE")] {
             let driver = Driver {
@@ -548,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn the_boot_loader_starts_the_first_entry_or_the_one_that_was_chosen() {
+    fn boot_loader_starts_first_or_chosen_entry() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| write(&dir.path().join("boot").join(name), text);
         let chosen = || saved_kernel(dir.path()).unwrap();
@@ -568,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inventory_comes_from_the_bus() {
+    fn inventory_matches_bus() {
         let machines =
             Machines::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml"))
                 .unwrap();

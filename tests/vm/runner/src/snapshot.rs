@@ -1,6 +1,6 @@
-//! The state of a machine as lines that can be compared: packages and their states, holds, manual
-//! marks, units and whether they run, every path under `/etc` with its mode, owner and content, and
-//! every file in the other places where an installation or an administrator may add some.
+//! The state of a machine as comparable lines: packages and their states, holds, manual marks, units and whether they
+//! run, every path under `/etc` with its mode, owner and content, and every file in the other directories where an
+//! installation or an administrator may add some.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
-/// What scripts and services of packages make, and a purge leaves: accounts, what a daemon writes at its first start
-/// (`key.json` of Docker 20.10, containerd's folder of pod networks), and the configuration that the script of NVIDIA's
-/// toolkit writes. `uninstall` names it.
+/// Files that package scripts and services create and a purge leaves: accounts, files that a daemon writes at its first
+/// start (`key.json` of Docker 20.10, containerd's directory of pod networks), and the configuration that the script of
+/// NVIDIA's toolkit writes. `uninstall` lists them.
 const LEFT: [&str; 17] = [
     "/etc/.pwd.lock",
     "/etc/.updated",
@@ -102,9 +102,8 @@ impl Snapshot {
         )
     }
 
-    /// The difference to `before`: removed lines (`-`) and added lines (`+`), without lines that
-    /// contain one of `except`. For units only those count that have stopped or failed, because
-    /// some start when they are first used.
+    /// The difference to `before`: removed lines (`-`) and added lines (`+`), without lines that contain one of
+    /// `except`. For units only those that have stopped or failed count, because some start when they are first used.
     pub fn changes_since(&self, before: &Snapshot, except: &[String]) -> Vec<String> {
         let wanted = |line: &&String| !except.iter().any(|part| line.contains(part.as_str()));
         let gone = before
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_have_a_direction() {
+    fn added_and_removed_lines_are_marked() {
         let before = Snapshot::parse("package a:amd64 1 ii \nhold a\netc /etc/passwd- f 600 x\n");
         let after = Snapshot::parse("package a:amd64 2 ii \nhold a\netc /etc/passwd- f 600 y\n");
         assert_eq!(
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn units_stop_or_fail() {
+    fn stopped_and_failed_units_are_reported() {
         let before = Snapshot::parse("active a.service\nfailed b.service\n");
         let after = Snapshot::parse("failed a.service\nactive b.service\n");
         assert_eq!(
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn excepted_lines_do_not_count() {
+    fn excepted_lines_are_ignored() {
         let before = Snapshot::parse("package a:amd64 1 ii \nhold a\n");
         let after = Snapshot::parse("package a:amd64 2 ii \nhold a\n");
         assert!(

@@ -1,5 +1,4 @@
-//! `machines.toml`: the machines that the bed can build, and what they are made from. Their devices are in
-//! `devices.toml`.
+//! `machines.toml`: the machines that the harness can build, and their parts. Their devices are in `devices.toml`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,16 +15,16 @@ use crate::metadata::Cloud;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Machines {
     pub toolkit: Toolkit,
-    /// The newest CUDA version of each driver branch, for NVML's answers.
+    /// The newest CUDA version of each driver branch, for the NVML results.
     pub cuda_of_branch: BTreeMap<String, String>,
     pub roots: BTreeMap<String, Root>,
-    /// Root filesystems that stand in for Ubuntu.
+    /// Root filesystems that simulate Ubuntu.
     #[serde(default)]
     pub ubuntu: BTreeMap<String, Ubuntu>,
     /// Disks of machines of the kind `image`.
     #[serde(default)]
     pub images: BTreeMap<String, Image>,
-    /// The catalogue of PCI devices, set by [`Machines::load`].
+    /// The catalog of PCI devices, set by [`Machines::load`].
     #[serde(skip)]
     pub devices: BTreeMap<String, Device>,
     pub machines: BTreeMap<String, MachineSpec>,
@@ -49,26 +48,25 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
-    /// The release that it stands in for, in the folder `rpms`; after a slash the series of its kernel, where a release has
-    /// several.
+    /// The simulated release, in the directory `rpms`. After a slash, the kernel series, if the release has several.
     pub almalinux: Option<String>,
-    /// Whether its packages are those of the last point release, as in an image made at that time.
-    /// Its apt has the security updates all the same.
+    /// Whether its packages are from the last point release, as in an image built at that time. Its apt still has the
+    /// security updates.
     #[serde(default)]
     pub point_release: bool,
-    /// The only modules of its initial RAM filesystem, so that it is small and quick. Without this
-    /// key the distribution's default applies, with most modules.
+    /// The only modules of its initramfs, which keeps it small and fast. Without this key the distribution's default
+    /// applies, with most modules.
     #[serde(default)]
     pub initramfs: Vec<String>,
 }
 
-/// A root filesystem of Debian's programs that stands in for Ubuntu.
+/// A root filesystem of Debian programs that simulates Ubuntu.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Ubuntu {
     /// Debian's root filesystem, without a kernel.
     pub from: String,
-    /// The files of the table of its repositories and packages.
+    /// The files of its repository and package table.
     pub packages: Vec<String>,
 }
 
@@ -76,13 +74,13 @@ pub struct Ubuntu {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "ImageRow")]
 pub enum Image {
-    /// Published by a distribution, with a list of checksums.
+    /// Published by a distribution, with a checksum list.
     Published { image: String, checksums: String },
-    /// Made here from a root filesystem.
+    /// Built here from a root filesystem.
     Made { from: String },
 }
 
-/// An image as a person writes it: `image` and `checksums`, or `from`.
+/// An image in the TOML file: `image` and `checksums`, or `from`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ImageRow {
@@ -111,35 +109,34 @@ pub struct MachineSpec {
     pub kind: Kind,
     /// A root filesystem; for the kind `image` one of the images.
     pub root: String,
-    /// The configuration that replaces Debian 12's if a case runs on this machine instead of its
-    /// own.
+    /// The configuration that replaces the one for Debian 12 if a case runs on this machine instead of its own.
     pub config: Option<String>,
     /// The directory below `configs` with the configurations of cases on this machine.
     #[serde(default)]
     pub configs: String,
-    /// DKMS packages of the archive whose modules are compiled once for its kernel, and copied into it.
+    /// DKMS packages of the archive whose modules are compiled once for its kernel, and copied to it.
     #[serde(default)]
     pub carried: Vec<String>,
-    /// The kernel that a machine which stands in for Ubuntu has, of the table of its packages.
+    /// The kernel of a simulated Ubuntu machine, from its package table.
     pub kernel: Option<String>,
-    /// Such a machine shows firmware with Secure Boot, and its kernel refuses unsigned modules.
+    /// The firmware of such a machine reports Secure Boot, and its kernel rejects unsigned modules.
     #[serde(default)]
     pub secure_boot: bool,
-    /// What the firmware of such a machine says about it: `sys_vendor` and the like.
+    /// DMI values of such a machine: `sys_vendor` and the like.
     #[serde(default)]
     pub dmi: BTreeMap<String, String>,
-    /// Its simulated kernel loads modules at any time, as that of each machine which stands in for Ubuntu.
+    /// Its simulated kernel loads modules at any time, as on each simulated Ubuntu machine.
     #[serde(default)]
     pub loads_modules: bool,
-    /// Folders of `image-files`, whose files its image has beside its packages.
+    /// Directories of `image-files` whose files are in its image in addition to its packages.
     #[serde(default)]
     pub image_files: Vec<String>,
-    /// It stands for a machine of this cloud: `clouds/NAME.toml`.
+    /// It simulates an instance of this cloud: `clouds/NAME.toml`.
     pub cloud: Option<Cloud>,
-    /// The devices on its bus, by place.
+    /// The devices on its bus, by address.
     #[serde(default)]
     pub pci: Vec<Place>,
-    /// The faults of NVML: the `[faults]` of `nvml/README.md`.
+    /// The NVML faults: `[faults]` in `nvml/README.md`.
     #[serde(default)]
     pub faults: toml::Table,
     /// Its name in the table, set by [`Machines::load`].
@@ -156,7 +153,7 @@ pub struct MachineSpec {
 pub enum Kind {
     /// A container booted by systemd-nspawn: native speed, the host's kernel.
     Container,
-    /// Emulated by QEMU: its own kernel, its own bus, reboots and power cuts.
+    /// Emulated by QEMU: its own kernel, its own bus, reboots and power losses.
     Vm,
     /// The same, from a distribution's cloud image, with its own boot loader and cloud-init.
     Image,
@@ -172,7 +169,7 @@ impl Kind {
         }
     }
 
-    /// Whether it has a kernel and a bus of its own.
+    /// Whether it has its own kernel and bus.
     pub fn is_emulated(self) -> bool {
         self != Kind::Container
     }
@@ -246,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_the_repository_parses() {
+    fn repository_table_parses() {
         let machines = machines();
         for (name, machine) in &machines.machines {
             assert!(machines.has_root(machine), "{name}");
@@ -270,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_an_image_row_are_named() {
+    fn invalid_image_entries_are_rejected() {
         let error = |text: &str| toml::from_str::<Image>(text).unwrap_err().to_string();
         assert!(error("image = 'x'").contains("`image` and `checksums`, or `from`"));
         assert!(error("form = 'x'").contains("unknown field `form`"));
@@ -288,9 +285,9 @@ mod tests {
         (0x1b, "blackwell"),
     ];
 
-    /// The machines must test the product with the ids of its own matrix, not with invented ones.
+    /// The machines must test the product with the IDs of its own matrix, not with invented ones.
     #[test]
-    fn the_devices_match_the_matrix() {
+    fn devices_match_matrix() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../compat/cuda-driver-matrix.toml");
         let matrix: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();

@@ -1,6 +1,6 @@
-//! NVIDIA's container toolkit, compiled from its Go module and packaged with its own packaging
-//! files under NVIDIA's names. libnvidia-container is written in C and not available as a module:
-//! the packages of that name are marked stand-ins.
+//! NVIDIA's container toolkit, compiled from its Go module and packaged with its own packaging files under NVIDIA's
+//! names. libnvidia-container is written in C and not available as a module, so the packages of that name are marked as
+//! fakes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ const COMMANDS: [&str; 4] = [
     "nvidia-cdi-hook",
 ];
 
-/// A part of the recipe: a change of this file may change the result.
+/// A part of the recipe, because a change of this file may change the result.
 const SOURCE: &str = include_str!("toolkit.rs");
 
 /// Builds the directory with the toolkit's packages.
@@ -30,14 +30,14 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
         let module = download(spec)?;
         let source = dir.join("work/source");
-        fs::create_dir_all(&source).context("cannot make a folder")?;
+        fs::create_dir_all(&source).context("cannot create a directory")?;
         compile(spec, &source)?;
         pack(spec, &module, &source)?;
         stand_ins(spec, &dir.join("work"))?;
         let packages = dir.join("packages");
-        fs::create_dir_all(&packages).context("cannot make a folder")?;
-        for entry in fs::read_dir(dir.join("work")).context("cannot read the work folder")? {
-            let path = entry.context("cannot read the work folder")?.path();
+        fs::create_dir_all(&packages).context("cannot create a directory")?;
+        for entry in fs::read_dir(dir.join("work")).context("cannot read the work directory")? {
+            let path = entry.context("cannot read the work directory")?.path();
             if path.extension().is_some_and(|extension| extension == "deb") {
                 let name = path.file_name().unwrap_or_default();
                 fs::rename(&path, packages.join(name)).context("cannot keep a package")?;
@@ -48,7 +48,7 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     .map(|dir| dir.join("packages"))
 }
 
-/// The source directory, downloaded by Go, which verifies it against Go's public checksum database.
+/// The source directory, downloaded by Go, which verifies it with Go's public checksum database.
 fn download(spec: &Toolkit) -> Result<PathBuf> {
     let module = format!("{}@v{}", spec.module, spec.version);
     let done = Cmd::new(["go", "mod", "download", "-json", &module])
@@ -56,10 +56,10 @@ fn download(spec: &Toolkit) -> Result<PathBuf> {
         .deadline(Duration::from_secs(300))
         .ok()?;
     let answer: serde_json::Value =
-        serde_json::from_str(&done.stdout).context("go's answer does not parse")?;
+        serde_json::from_str(&done.stdout).context("invalid output of go")?;
     let dir = answer["Dir"]
         .as_str()
-        .context("go does not say where the module lies")?;
+        .context("the output of go contains no module directory")?;
     Ok(PathBuf::from(dir))
 }
 
@@ -78,7 +78,7 @@ fn compile(spec: &Toolkit, to: &Path) -> Result<()> {
     );
     Cmd::new(argv)
         .env("GOBIN", to.to_string_lossy())
-        // NVML's header marks functions as deprecated; the bindings use all of them.
+        // NVML's header marks functions as deprecated, but the bindings use all of them.
         .env("CGO_CFLAGS", "-O2 -Wno-deprecated-declarations")
         .cwd(Path::new("/"))
         .deadline(Duration::from_secs(900))
@@ -87,8 +87,8 @@ fn compile(spec: &Toolkit, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does the same as NVIDIA's `docker/Dockerfile.debian`: its `debian` directory, its units and
-/// rules beside the binaries, a changelog entry, dpkg-buildpackage.
+/// Does the same as NVIDIA's `docker/Dockerfile.debian`: its `debian` directory, its units and rules next to the
+/// binaries, a changelog entry, dpkg-buildpackage.
 fn pack(spec: &Toolkit, module: &Path, source: &Path) -> Result<()> {
     let version = format!("{}-{}", spec.version, spec.revision);
     let script = r#"set -eu
@@ -116,8 +116,7 @@ dpkg-buildpackage -b -us -uc -d
         .env("VERSION", version)
         .env("SECTION", "")
         .env("DISTRIB", "bookworm")
-        // Packed once, unpacked in most cases: 22 s and 0.8 s of processor time with xz, 0.3 s and
-        // 0.1 s with zstd.
+        // Packed once, unpacked in most cases: 22 s and 0.8 s of CPU time with xz, 0.3 s and 0.1 s with zstd.
         .env("DPKG_DEB_COMPRESSOR_TYPE", "zstd")
         .ok()
         .context("cannot pack the container toolkit")?;
@@ -130,12 +129,12 @@ fn stand_ins(spec: &Toolkit, work: &Path) -> Result<()> {
     let depends = format!("Depends: libnvidia-container1 (>= {version})\n");
     let dir = work.join("libnvidia-container-tools");
     let program = dir.join("usr/bin/nvidia-container-cli");
-    fs::create_dir_all(dir.join("usr/bin")).context("cannot make a folder")?;
+    fs::create_dir_all(dir.join("usr/bin")).context("cannot create a directory")?;
     fs::write(
         &program,
         "#!/bin/sh\necho \"nvidia-container-cli: a stand-in of the test bed, only CDI works here\" >&2\nexit 1\n",
     )
-    .context("cannot write a stand-in")?;
+    .context("cannot write a fake package")?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
         .context("cannot set a mode")?;
     stand_in(work, "libnvidia-container-tools", &version, &depends)
@@ -145,13 +144,13 @@ fn stand_in(work: &Path, name: &str, version: &str, depends: &str) -> Result<()>
     let dir = work.join(name);
     let doc = dir.join("usr/share/doc").join(name);
     for folder in [&doc, &dir.join("DEBIAN")] {
-        fs::create_dir_all(folder).context("cannot make a folder")?;
+        fs::create_dir_all(folder).context("cannot create a directory")?;
     }
     fs::write(
         doc.join("README.stand-in"),
         "An empty stand-in of the gpu-bootstrap test bed.\n",
     )
-    .context("cannot write a stand-in")?;
+    .context("cannot write a fake package")?;
     let control = format!(
         "Package: {name}\nVersion: {version}\nArchitecture: amd64\nSection: libs\nPriority: optional\n\
          Maintainer: Test bed <test-bed@example.invalid>\n{depends}\

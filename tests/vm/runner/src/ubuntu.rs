@@ -1,5 +1,5 @@
-//! Root filesystems that stand in for Ubuntu: Debian's programs, real apt and dpkg, and the archive of the
-//! table `ubuntu.toml`. README.md says what of it is real.
+//! Root filesystems that simulate Ubuntu: Debian programs, real apt and dpkg, and the archive of the table
+//! `ubuntu.toml`. README.md lists the real parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ const ROOT: &str = include_str!("../files/ubuntu-root.sh");
 /// The archive in the table of repositories.
 const ARCHIVE: &str = "ubuntu";
 
-/// The file of its key, as in Ubuntu.
+/// The path of its key, as in Ubuntu.
 const KEYRING: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
-/// Installs packages into the root `$1`, in which nothing runs. What is not complete is thrown away.
+/// Installs packages into the offline root `$1`. An incomplete root is discarded.
 const INSTALL: &str = r#"
 cd "$1" && shift
 mkdir run/packages
@@ -32,8 +32,8 @@ LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot . /bin/sh -c 'dpkg --force-
 rm -r run/packages
 "#;
 
-/// Returns the directory with the root filesystem, in its subdirectory `root`: Debian's of the row `spec`, with
-/// what makes it Ubuntu, and without a kernel.
+/// Returns the directory with the root filesystem, in its subdirectory `root`: the Debian root of the entry `spec`,
+/// modified to simulate Ubuntu, and without a kernel.
 pub fn build(bed: &Bed, name: &str, spec: &Root) -> Result<PathBuf> {
     let base = rootfs::build(bed, spec)?;
     let recipe = format!("{} {ROOT}", base.display());
@@ -54,10 +54,9 @@ pub fn build(bed: &Bed, name: &str, spec: &Root) -> Result<PathBuf> {
     })
 }
 
-/// Writes the archive's sources and key into the root of a machine before its first boot, and installs its
-/// kernel.
+/// Writes the archive's sources and key into the root of a machine before its first boot, and installs its kernel.
 pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Result<()> {
-    let (place, _) = (repositories.places.get(ARCHIVE)).context("there is no archive")?;
+    let (place, _) = (repositories.places.get(ARCHIVE)).context("the archive is missing")?;
     let sources = format!(
         "Types: deb\nURIs: http://{}:{PORT}/{}/\nSuites: {}\nComponents: {}\nSigned-By: /{KEYRING}\n",
         place.host,
@@ -84,7 +83,7 @@ pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Resu
     install(root, &packages).with_context(|| format!("cannot install the kernel {kernel}"))
 }
 
-/// The packages of a directory whose names are wanted; none if it does not exist.
+/// The packages of a directory with matching names; none if it does not exist.
 fn debs(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -92,7 +91,7 @@ fn debs(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     };
     let mut found = Vec::new();
     for entry in entries {
-        let path = entry.context("cannot read a folder")?.path();
+        let path = entry.context("cannot read a directory")?.path();
         if wanted(&path.file_name().unwrap_or_default().to_string_lossy()) {
             found.push(path);
         }

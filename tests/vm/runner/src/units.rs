@@ -1,6 +1,6 @@
-//! Steps about a unit of the machine: a script that continues beside the next steps, its end, and
-//! the product's run that resumes after a boot. Each becomes a script of the bed, so that
-//! expectations about the unit's output and exit code work as for any command.
+//! Steps about a unit of the machine: a script that continues in parallel with the next steps, its exit, and the
+//! resumed run of the product. Each is turned into a script, so that expectations about the unit's output and exit code
+//! work as for any command.
 
 use std::borrow::Cow;
 
@@ -14,21 +14,21 @@ status=$(systemctl show -P ExecMainStatus "$unit")
 [ "$(systemctl show -P ExecMainCode "$unit")" = 1 ] || status=$((status + 128))
 "#;
 
-/// Exits with the exit code of the last run in the journal `$journal`. The unit of a run that ends well, or
-/// has gone back to an earlier driver, is gone with its status, so only the run itself can tell.
+/// Exits with the exit code of the last run in the journal `$journal`. If a run succeeds or rolls back to an earlier
+/// driver, its unit is removed with its status, so only the journal contains it.
 const BY_RECORD: &str = r#"ended=$(grep -E '"kind":"run-(started|finished)"' "$journal" | tail -n 1 |
     sed -n 's/.*"kind":"run-finished","exit":\([0-9]*\).*/\1/p')
 [ -n "$ended" ] || { echo "the last run has no end in $journal" >&2; exit 99; }
 exit "$ended"
 "#;
 
-/// The product's unit: after a successful run it removes its own file.
+/// The product's unit, which removes its own file after a successful run.
 const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
 until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.5; done
 until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.5; done
 "#;
 
-/// The script of a step, if it is one.
+/// The script of a step, if it has one.
 pub fn script(step: &Step) -> Option<Cow<'_, str>> {
     if step.resumed {
         return Some(Cow::Owned(format!(
@@ -64,7 +64,7 @@ fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
     );
     match until_said {
         None => start,
-        // The state is read before the log, so that the last output of a unit counts.
+        // The state is read before the log, so that the last output of a unit is included.
         Some(said) => format!(
             "{start}while :; do\n    \
              state=$(systemctl show -P SubState \"$unit\")\n    \
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn only_steps_that_run_something_have_a_script() {
+    fn only_executed_steps_have_a_script() {
         assert_eq!(script(&step("run = 'true'")).unwrap(), "true");
         assert!(script(&step("unchanged = true")).is_none());
     }
 
     #[test]
-    fn a_run_whose_unit_is_gone_ends_as_its_own_record_says() {
+    fn removed_unit_exits_with_journal_status() {
         let record = |kind: &str| format!("{{\"run\":\"1\",\"record\":{{\"kind\":\"{kind}}}}}\n");
         let started = record("run-started\",\"tool\":\"0\"");
         let ended = |exit: u8| record(&format!("run-finished\",\"exit\":{exit},\"summary\":{{}}"));
@@ -101,7 +101,7 @@ mod tests {
         for (text, expected) in [
             (format!("{started}{}", ended(0)), 0),
             (format!("{started}{}{started}{}", ended(8), ended(6)), 6),
-            // It was killed, or has not ended.
+            // It was killed, or has not finished.
             (format!("{started}{}{started}", ended(0)), 99),
             (String::new(), 99),
         ] {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_script_is_valid_for_the_shell() {
+    fn scripts_are_valid_shell() {
         for text in [
             "resumed = true",
             "join = 'first'",

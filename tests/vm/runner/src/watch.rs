@@ -1,6 +1,6 @@
-//! Records which package tools a run starts. While it watches, a small script is mounted over each
-//! tool; it notes its arguments and executes the real one. So it sees every start by any program,
-//! and changes nothing on the machine's disk.
+//! Records the package tools that a run starts. While it is active, a small script is mounted over each tool; it
+//! records its arguments and executes the real one. It therefore sees every start by any program, and does not change
+//! the machine's disk.
 
 use anyhow::{Context, Result};
 
@@ -44,7 +44,7 @@ cat /run/testbed-watch/calls
 rm -r /run/testbed-watch
 "#;
 
-/// Starts to watch.
+/// Starts recording.
 pub fn start(machine: &Machine) -> Result<()> {
     machine
         .ok(&START.replace("PROGRAMS", &PROGRAMS.join(" ")))
@@ -64,7 +64,7 @@ pub fn stop(machine: &Machine) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Whether such a start is only a query and can change nothing.
+/// Whether a start is only a query.
 pub fn is_query(call: &str) -> bool {
     let mut words = call.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -96,7 +96,7 @@ pub fn is_query(call: &str) -> bool {
             "--version",
         ]),
         "dpkg-deb" => has(&["-I", "--info", "-f", "--field", "-c", "--contents"]),
-        // The verb is the first word that is no option; no option here has a word of its own.
+        // The command is the first word that is not an option. None of these options has a separate argument.
         "dnf" => {
             let mut verbs = arguments.iter().filter(|word| !word.starts_with('-'));
             let (verb, next) = (verbs.next().copied(), verbs.next().copied());

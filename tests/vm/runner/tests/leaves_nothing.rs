@@ -1,5 +1,5 @@
-//! A run that has ended leaves nothing on the host: after an error, after a signal at any moment, and after SIGKILL once
-//! `vm clean` has run. The tests look only at what belongs to that run, so others may run at the same time.
+//! A finished run leaves nothing on the host: after an error, after a signal at any moment, and after SIGKILL once `vm
+//! clean` has run. The tests look only at resources of that run, so other runs may be active at the same time.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,16 +22,16 @@ const WRONG: &str = "h100";
 
 const RUN: &str = "/run/gpu-bootstrap-vm";
 
-/// Long enough to build everything that a machine is made of.
+/// Long enough to build all parts of a machine.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// The longest time until a run ends after a signal: removing a disk takes time.
+/// The longest time until a run exits after a signal, because removing a disk takes time.
 const END: Duration = Duration::from_secs(120);
 
-/// The longest time until the kernel has removed what belonged to killed processes.
+/// The longest time until the kernel has removed the resources of killed processes.
 const DYING: Duration = Duration::from_secs(10);
 
-/// A run of the case, and the namespaces that it was seen to have.
+/// A run of the case, and its observed namespaces.
 struct Run {
     child: Child,
     cache: PathBuf,
@@ -42,7 +42,7 @@ struct Run {
 type Moment = (&'static str, fn(&Run) -> bool);
 
 const MOMENTS: [Moment; 6] = [
-    ("the run has a folder", |run| run.folder().exists()),
+    ("the run has a directory", |run| run.folder().exists()),
     ("its disk is being copied", |run| {
         run.inside(&run.disk()).join("root/usr").exists()
     }),
@@ -62,7 +62,7 @@ const ENTERED: Moment = ("a command has entered it", |run| run.has_process("exec
 
 #[test]
 #[ignore = "boots machines, as root: `make test-long` runs it"]
-fn a_signal_leaves_nothing() {
+fn signal_leaves_nothing() {
     let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     for (moment, signal) in MOMENTS.into_iter().zip(signals.into_iter().cycle()) {
         let mut run = Run::start(&[], cache());
@@ -77,7 +77,7 @@ fn a_signal_leaves_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-long` runs it"]
-fn a_case_that_fails_leaves_nothing() {
+fn failed_case_leaves_nothing() {
     let mut run = Run::start(&["--on", WRONG], cache());
     run.wait_for(ENTERED);
     assert_eq!(run.wait(LIMIT).code(), Some(1));
@@ -86,7 +86,7 @@ fn a_case_that_fails_leaves_nothing() {
 
 #[test]
 #[ignore = "builds a root filesystem, as root: `make test-long` runs it"]
-fn a_signal_leaves_nothing_of_a_build() {
+fn signal_during_build_leaves_nothing() {
     let cache = tempfile::tempdir().unwrap();
     let mut run = Run::start(&[], cache.path().to_path_buf());
     let about = "a root filesystem is being configured";
@@ -102,7 +102,7 @@ fn a_signal_leaves_nothing_of_a_build() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-long` runs it"]
-fn after_sigkill_vm_clean_leaves_nothing() {
+fn vm_clean_after_sigkill_leaves_nothing() {
     let mut run = Run::start(&[], cache());
     run.wait_for(ENTERED);
     run.send(Signal::SIGKILL);
@@ -114,7 +114,7 @@ fn after_sigkill_vm_clean_leaves_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-long` runs it"]
-fn after_sigkill_no_process_waits_for_vm_clean() {
+fn no_process_survives_sigkill() {
     let mut run = Run::start(&[], cache());
     run.wait_for(ENTERED);
     run.send(Signal::SIGKILL);
@@ -130,7 +130,7 @@ fn after_sigkill_no_process_waits_for_vm_clean() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-long` runs it"]
-fn vm_clean_does_not_touch_a_run_that_lives() {
+fn vm_clean_keeps_active_run() {
     let mut run = Run::start(&[], cache());
     run.wait_for(ENTERED);
     clean();
@@ -160,7 +160,7 @@ impl Run {
             .args(options)
             .env("TESTBED_CACHE", &cache)
             .current_dir(repository())
-            // As a shell starts it: a terminal signals the whole group.
+            // Like a shell, because a terminal signals the whole group.
             .process_group(0)
             .stdin(Stdio::null())
             .spawn()
@@ -188,13 +188,13 @@ impl Run {
         children.split_whitespace().next()?.parse().ok()
     }
 
-    /// A path as the run sees it.
+    /// A path as seen by the run.
     fn inside(&self, path: &Path) -> PathBuf {
         let root = format!("/proc/{}/root", self.first().unwrap_or_default());
         Path::new(&root).join(path.strip_prefix("/").unwrap())
     }
 
-    /// All control groups of this run, in every hierarchy.
+    /// All cgroups of this run, in every hierarchy.
     fn groups(&self) -> Vec<PathBuf> {
         let name = format!("gpu-bootstrap-run.{}", self.child.id());
         let below = fs::read_dir("/sys/fs/cgroup").unwrap();
@@ -211,7 +211,7 @@ impl Run {
         parts.any(|group| !members(&group).is_empty())
     }
 
-    /// Waits for a moment, and remembers the namespaces of all processes of the run.
+    /// Waits for a moment, and records the namespaces of all processes of the run.
     fn wait_for(&mut self, (about, has_come): Moment) {
         let end = Instant::now() + LIMIT;
         while !has_come(self) {
@@ -235,7 +235,7 @@ impl Run {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < end, "it does not end");
+            assert!(Instant::now() < end, "it does not exit");
             thread::sleep(Duration::from_millis(10));
         }
     }

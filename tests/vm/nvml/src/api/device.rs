@@ -89,7 +89,7 @@ exports! {
         text.put(room, &it.gpu.inforom)
     };
     device nvmlDeviceGetInforomVersion(object: u32, text: Text, room: u32) |it| {
-        // OEM, ECC, power, device; there are no others.
+        // OEM, ECC, power, device; no other values exist.
         if object > 3 {
             return Err(Code::INVALID_ARGUMENT);
         }
@@ -103,7 +103,7 @@ exports! {
         if it.gpu.gsp != Some(true) {
             return Err(Code::NOT_SUPPORTED);
         }
-        // NVML's header promises a buffer of 64 bytes here.
+        // NVML's header requires a buffer of 64 bytes here.
         text.put(64, &it.inventory.driver_version)
     };
     device nvmlDeviceGetGspFirmwareMode(enabled: Out<u32>, default: Out<u32>) |it| {
@@ -149,7 +149,7 @@ pub fn switch(on: u32) -> Answer<bool> {
     }
 }
 
-/// The MIG device that was asked about, if any.
+/// The queried MIG device, if any.
 fn part<'a>(it: &Asked<'a>) -> Option<(usize, &'a crate::gpu::MigDevice)> {
     let position = it.mig?;
     Some((position, it.gpu.mig.devices.get(position)?))
@@ -171,7 +171,7 @@ fn memory_of(it: &Asked<'_>) -> (u64, u64, u64) {
     }
 }
 
-/// `nvmlPciInfo_t` before its third version, as far as all its forms agree.
+/// `nvmlPciInfo_t` before its third version, up to the last field that all forms share.
 #[repr(C)]
 pub struct OldPciInfo {
     bus_id: [std::ffi::c_char; 16],
@@ -208,7 +208,7 @@ fn pci(gpu: &Gpu) -> nvmlPciInfo_st {
     }
 }
 
-/// NVML's convention for lists: the caller states the room, the answer states the needed room.
+/// NVML's convention for lists: the caller passes the capacity, the result is the required capacity.
 fn list_processes<T>(
     gpu: &Gpu,
     kind: ProcessKind,

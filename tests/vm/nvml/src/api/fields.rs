@@ -21,7 +21,7 @@ exports! {
     device nvmlDeviceClearFieldValues(_count: i32, _values: Out<nvmlFieldValue_st>) |_it| Ok(());
 }
 
-/// A reading in the type that NVML gives it.
+/// A reading with its NVML type.
 enum Value {
     Unsigned(u32),
     Long(u64),
@@ -109,7 +109,7 @@ fn value(it: &Asked<'_>, id: u32, scope: u32) -> Answer<Value> {
         174..=178 | 181..=183 => Value::Long(0),
         179 => Value::Long(gpu.pcie.non_fatal_errors),
         180 => Value::Long(gpu.pcie.fatal_errors),
-        // Scope 0 is the whole GPU; memory and module have no reading of their own.
+        // Scope 0 is the whole GPU; memory and module have no separate reading.
         185 | 186 if scope == 0 => Value::Unsigned(gpu.power.usage),
         187 => Value::Unsigned(gpu.power.min_limit),
         188 => Value::Unsigned(gpu.power.max_limit),

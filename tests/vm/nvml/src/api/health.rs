@@ -203,7 +203,7 @@ fn has_ecc(gpu: &Gpu) -> Answer {
     }
 }
 
-/// The counters; they exist while ECC is on.
+/// The counters, which exist only while ECC is on.
 fn counting<'a>(it: &Asked<'a>) -> Answer<&'a crate::gpu::Ecc> {
     has_ecc(it.gpu)?;
     if !it.gpu.ecc.enabled {

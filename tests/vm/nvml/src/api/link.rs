@@ -30,7 +30,7 @@ exports! {
         speed.put(*known.ok_or(Code::NOT_SUPPORTED)?)
     };
     device nvmlDeviceGetPcieLinkMaxSpeed(speed: Out<u32>) |it| {
-        // NVML numbers the speeds as the generations.
+        // NVML uses the generation numbers for speeds.
         speed.put(it.gpu.pcie.max_generation.unwrap_or_default())
     };
     device nvmlDeviceGetNvLinkState(link: u32, active: Out<u32>) |it| {
@@ -108,7 +108,7 @@ exports! {
     };
 }
 
-/// Refuses links that the GPU does not have.
+/// Rejects links that the GPU does not have.
 fn known_link(it: &Asked<'_>, link: u32) -> Answer {
     match it.gpu.nvlink.links.unwrap_or_default() {
         0 => Err(Code::NOT_SUPPORTED),
@@ -117,7 +117,7 @@ fn known_link(it: &Asked<'_>, link: u32) -> Answer {
     }
 }
 
-/// The newest form; GPUs before Hopper have none.
+/// The newest form; GPUs before Hopper do not have it.
 fn fabric(it: &Asked<'_>) -> Answer<nvmlGpuFabricInfo_v3_t> {
     if it.gpu.capability() < (9, 0) {
         return Err(Code::NOT_SUPPORTED);

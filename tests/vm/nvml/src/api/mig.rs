@@ -133,7 +133,7 @@ fn supported(it: &Asked<'_>) -> Answer {
     }
 }
 
-/// The MIG device that was asked about; a whole GPU is an invalid argument.
+/// The queried MIG device. A whole GPU is an invalid argument.
 fn part<'a>(it: &Asked<'a>) -> Answer<(&'a MigDevice, Profile)> {
     let position = it.mig.ok_or(Code::INVALID_ARGUMENT)?;
     let device = it.gpu.mig.devices.get(position);

@@ -1,4 +1,4 @@
-//! Initialisation, shutdown, versions, and GPU handles.
+//! Initialization, shutdown, versions, and GPU handles.
 
 use std::ffi::{CStr, c_char};
 
@@ -21,7 +21,7 @@ pub const BY_HAND: &[&str] = &[
     "nvmlErrorString",
 ];
 
-// SAFETY: no other function of this library has this name; so for all below.
+// SAFETY: no other function of this library has this name. The same applies to all functions below.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> nvmlReturn_t {
     state::init("nvmlInit")
@@ -158,7 +158,7 @@ fn cuda(library: &Library, version: Out<i32>) -> Answer {
     version.put((major * 1000 + minor * 10) as i32)
 }
 
-/// Returns a handle, unless the GPU is absent or lost.
+/// Returns a handle, unless the GPU is missing or lost.
 fn give(library: &Library, gpu: Option<usize>, handle: Out<nvmlDevice_t>) -> Answer {
     let gpu = gpu
         .filter(|gpu| *gpu < visible(library))
@@ -193,7 +193,7 @@ fn by_uuid(library: &Library, uuid: &str, handle: Out<nvmlDevice_t>) -> Answer {
 }
 
 fn by_address(library: &Library, text: &str, handle: Out<nvmlDevice_t>) -> Answer {
-    // The domain may be absent, or have four or eight digits.
+    // The domain may be missing, or have four or eight digits.
     let whole = match text.matches(':').count() {
         1 => format!("0:{text}"),
         _ => String::from(text),

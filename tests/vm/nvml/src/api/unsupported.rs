@@ -1,5 +1,5 @@
-//! The rest of NVML's functions: they exist, and return "not supported". Without them the dynamic
-//! linker would end a Go program that calls one.
+//! The rest of NVML's functions: they exist, and return "not supported". Without them the dynamic linker would abort a
+//! Go program that calls one.
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 

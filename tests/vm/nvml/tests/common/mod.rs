@@ -1,5 +1,5 @@
-//! Runs a part of a test in its own process, because the library may hang, and reads its inventory
-//! from a file that an environment variable names.
+//! Runs a part of a test in its own process, because the library may hang. An environment variable contains the path of
+//! its inventory.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-/// The environment variable that names the part a child runs.
+/// Environment variable with the name of the part that a child runs.
 const PART: &str = "GPU_STANDIN_NVML_PART";
 
-/// The file by which a child proves that its part ran to its end.
+/// A file that a child creates after its part has finished.
 const DONE: &str = "done";
 
 /// The shortest inventory with two GPUs.
@@ -28,7 +28,7 @@ pci-address = "0000:2a:00.0"
 pci-id = "10de:1eb8"
 "#;
 
-/// How a part ended.
+/// The result of a part.
 pub struct Ended {
     /// `None` if it had to be killed.
     pub status: Option<ExitStatus>,
@@ -45,7 +45,7 @@ pub fn library() -> PathBuf {
             return library;
         }
     }
-    panic!("libstandin_nvml.so is not beside the test: build the crate as a cdylib");
+    panic!("libstandin_nvml.so is not next to the test: build the crate as a cdylib");
 }
 
 /// NVML through the wrapper that the product uses.
@@ -61,15 +61,16 @@ pub fn with(inventory: &str, name: &str, part: impl FnOnce()) {
     }
 }
 
-/// Runs `part` in a child and returns how it ended; in the child itself it returns `None`.
+/// Runs `part` in a child and returns its result. In the child itself it returns `None`.
 pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce()) -> Option<Ended> {
     if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
         part();
-        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent named it");
-        std::fs::write(Path::new(&inventory).with_file_name(DONE), "").expect("it is noted");
+        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent sets it");
+        std::fs::write(Path::new(&inventory).with_file_name(DONE), "")
+            .expect("the marker is written");
         return None;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("inventory.toml");
     std::fs::write(
         &file,
@@ -103,8 +104,8 @@ fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
             return Some(status);
         }
         if start.elapsed() > patience {
-            child.kill().expect("the child can be ended");
-            child.wait().expect("the child ends");
+            child.kill().expect("the child can be killed");
+            child.wait().expect("the child exits");
             return None;
         }
         std::thread::sleep(Duration::from_millis(10));

@@ -2,7 +2,7 @@ use super::*;
 use std::collections::BTreeSet;
 
 #[test]
-fn the_table_of_the_repository_is_valid() {
+fn repository_table_is_valid() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let machines = Machines::load(&here.join("machines.toml")).unwrap();
     let cases = load(&here.join("cases")).unwrap();
@@ -29,7 +29,7 @@ fn the_table_of_the_repository_is_valid() {
 }
 
 #[test]
-fn a_case_on_another_machine_takes_its_configuration() {
+fn moved_case_uses_configuration_of_machine() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let machines = Machines::load(&here.join("machines.toml")).unwrap();
     let cases = load(&here.join("cases")).unwrap();
@@ -41,7 +41,7 @@ fn a_case_on_another_machine_takes_its_configuration() {
 }
 
 #[test]
-fn a_case_on_several_machines_is_a_case_on_each() {
+fn case_on_several_machines_is_expanded() {
     let dir = tempfile::tempdir().unwrap();
     let write = |full: &str| {
         let case = format!(
@@ -63,13 +63,13 @@ fn a_case_on_several_machines_is_a_case_on_each() {
         ]
     );
     let error = format!("{:#}", write("p").unwrap_err());
-    assert!(error.contains("`full-on` names `p`"), "{error}");
+    assert!(error.contains("`full-on` contains `p`"), "{error}");
 }
 
-/// `make test` is what people run: it must stay under twenty minutes on two slow processors. A case that comes into
-/// the core takes another one's place.
+/// `make test` runs during development, so it must stay under twenty minutes on two slow CPUs. A new case in the core
+/// replaces another one.
 #[test]
-fn the_core_keeps_to_its_budget() {
+fn core_tier_stays_within_budget() {
     const ROOTS: usize = 3;
     const SECONDS: u64 = 480;
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -86,11 +86,11 @@ fn the_core_keeps_to_its_budget() {
         seconds += case.cpu;
     }
     assert!(roots.len() <= ROOTS, "{roots:?}");
-    assert!(seconds <= SECONDS, "{seconds} s of processor time");
+    assert!(seconds <= SECONDS, "{seconds} s of CPU time");
 }
 
 #[test]
-fn a_case_with_a_control_plane_is_of_a_tier_that_has_one() {
+fn control_plane_requires_suitable_tier() {
     for (tier, fits) in [
         ("core", false),
         ("full", false),
@@ -103,7 +103,7 @@ fn a_case_with_a_control_plane_is_of_a_tier_that_has_one() {
 }
 
 #[test]
-fn a_container_whose_power_is_cut_has_a_disk_of_its_own() {
+fn power_loss_requires_separate_disk() {
     let disk = |text: &str| {
         let head = "name = 'one'\nabout = ''\nmachine = 'm'\n";
         let case: Case = toml::from_str(&format!("{head}{text}")).unwrap();
@@ -115,7 +115,7 @@ fn a_container_whose_power_is_cut_has_a_disk_of_its_own() {
 }
 
 #[test]
-fn a_case_that_is_defined_twice_is_refused() {
+fn duplicate_case_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nrun = []\n";
     for name in ["a.toml", "b.toml"] {
@@ -126,7 +126,7 @@ fn a_case_that_is_defined_twice_is_refused() {
 }
 
 #[test]
-fn a_key_that_its_step_would_ignore_is_refused() {
+fn ignored_step_key_is_rejected() {
     let ignored = |text: &str| {
         let step: Step = toml::from_str(&format!("title = 't'\n{text}")).unwrap();
         step.ignored().join(" ")
@@ -163,7 +163,7 @@ fn a_key_that_its_step_would_ignore_is_refused() {
 }
 
 #[test]
-fn output_that_a_check_needs_is_kept() {
+fn output_needed_by_check_is_kept() {
     let is_read = |text: &str| {
         let step: Step = toml::from_str(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
         step.is_read()
@@ -181,7 +181,7 @@ fn output_that_a_check_needs_is_kept() {
 }
 
 #[test]
-fn templates_are_filled_and_unknown_names_are_refused() {
+fn templates_reject_unknown_names() {
     let values = BTreeMap::from([("url", "http://x".to_string())]);
     assert_eq!(fill("a {{url}} b", &values).unwrap(), "a http://x b");
     assert!(fill("{{other}}", &values).is_err());
@@ -194,7 +194,7 @@ fn checked(text: &str) -> Result<()> {
 }
 
 #[test]
-fn a_plan_or_a_unit_that_no_earlier_step_makes_is_refused() {
+fn undefined_plan_or_unit_is_rejected() {
     let save = "{ title = 's', run = '', save = 'plan' }";
     let did = "{ title = 'd', run = '', did = 'plan' }";
     let start = "{ title = 's', run = '', background = 'unit' }";
@@ -207,7 +207,7 @@ fn a_plan_or_a_unit_that_no_earlier_step_makes_is_refused() {
 }
 
 #[test]
-fn a_line_that_asserts_nothing_is_refused() {
+fn line_without_assertion_is_rejected() {
     for list in ["before", "after", "after-uninstall"] {
         checked(&format!("run = []\n{list} = ['! a']")).unwrap();
         assert!(checked(&format!("run = []\n{list} = [\"! a\\nb\"]")).is_err());

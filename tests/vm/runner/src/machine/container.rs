@@ -14,12 +14,12 @@ use crate::cloud::FIRST;
 use crate::group::Part;
 use crate::sh::daemon;
 
-/// The exit status of nspawn if the machine wants to be started again.
+/// The exit status of nspawn if the machine requests a reboot.
 const REBOOT: i32 = 133;
 
-/// See the module.
+/// See the module documentation.
 pub struct Container {
-    /// Without one its root is a layer over a directory of the host.
+    /// Without a disk its root is a layer over a directory of the host.
     disk: Option<Disk>,
     booted: Option<Booted>,
 }
@@ -57,7 +57,7 @@ impl Body for Container {
         ];
         let first = match frame.root().join(FIRST.trim_start_matches('/')).exists() {
             true => {
-                // dhcpcd, with which cloud-init asks for an address, sets a card up there.
+                // dhcpcd, which cloud-init uses to request an address, configures a card there.
                 full.push("SYSTEMD_NSPAWN_API_VFS_WRITABLE=network".into());
                 FIRST
             }
@@ -92,7 +92,7 @@ impl Body for Container {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        bail!("systemd-nspawn started nothing")
+        bail!("systemd-nspawn started no process")
     }
 
     fn is_on(&self) -> bool {
@@ -115,7 +115,7 @@ impl Body for Container {
     }
 
     fn cut(&mut self, frame: &Frame) -> Result<()> {
-        let disk = self.disk.as_ref().context("it has no disk of its own")?;
+        let disk = self.disk.as_ref().context("it has no separate disk")?;
         disk.cut(frame)?;
         if let Some(mut booted) = self.booted.take() {
             booted.nspawn.wait().context("cannot wait for a machine")?;
@@ -146,7 +146,7 @@ impl Container {
     }
 
     fn way_in(&self) -> Vec<String> {
-        // 0 is not a process: entering a machine that is off fails, as it must.
+        // 0 is not a process, so entering a machine that is off fails, as it should.
         let init = self.booted.as_ref().and_then(|booted| booted.init);
         let init = init.unwrap_or_default().to_string();
         ["nsenter", "--target", &init, "--all", "--"]
@@ -155,12 +155,12 @@ impl Container {
     }
 }
 
-/// The meaning of its exit status; success only for a machine that powered off.
+/// Converts the exit status. Success means that the machine powered off.
 fn how(status: ExitStatus) -> Result<End> {
     match status.code() {
         Some(0) => Ok(End::Off),
         Some(REBOOT) => Ok(End::Reboot),
-        _ => bail!("systemd-nspawn ended with {status}"),
+        _ => bail!("systemd-nspawn exited with {status}"),
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     #[test]
-    fn only_a_machine_that_powered_off_is_off() {
+    fn only_powered_off_machine_is_off() {
         let exit = |code: i32| how(ExitStatus::from_raw(code << 8));
         assert_eq!(exit(0).unwrap(), End::Off);
         assert_eq!(exit(REBOOT).unwrap(), End::Reboot);

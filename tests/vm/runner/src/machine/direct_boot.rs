@@ -1,8 +1,7 @@
-//! The boot source of a machine of the kind `vm`: a disk made from the root directory that the bed
-//! prepared.
+//! The boot source of a machine of the kind `vm`: a disk built from the prepared root directory.
 //!
-//! The bed is its boot loader: at each start it reads the kernel and the initial RAM filesystem
-//! that the links on the disk name, so that a change of them takes effect at the next boot.
+//! The harness is its boot loader: at each start it reads the kernel and the initramfs through the links on the disk,
+//! so that a changed link takes effect at the next boot.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,19 +22,19 @@ use crate::simulation::INSIDE;
 const KERNEL_LINE: &str =
     "root=/dev/vda rw console=ttyS0 loglevel=4 systemd.show_status=yes panic=-1";
 
-/// An emulated processor needs neither a clock device nor mitigations for faults of real
-/// processors, but pays for both. The kernel would count ticks of the timer within a few milliseconds
-/// and panic if none comes, as happens on a host that is busy.
+/// An emulated CPU needs neither a clock device nor mitigations for flaws of real CPUs, but would be slower with both.
+/// The kernel would count timer ticks within a few milliseconds and panic if none arrives, which happens on a busy
+/// host.
 const QUICKER: &str = "tsc=reliable mitigations=off no_timer_check";
 
-/// Size of a disk; only written data takes space.
+/// Size of a disk; only written data uses space.
 const DISK_BYTES: u64 = 16 << 30;
 
-/// cloud-init's vendor data, as in a cloud. It avoids keys and locales that nobody uses: generating
-/// them takes 38 s and more on an emulated machine beside others.
+/// cloud-init's vendor data, as in a cloud. It disables unused keys and locales, because generating them takes 38 s and
+/// more on an emulated machine with others in parallel.
 const VENDOR_DATA: &str = "#cloud-config\nssh_genkeytypes: [ed25519]\nlocale: false\n";
 
-/// The bed's own access: a second sshd, outside `/etc`, that waits for no other unit.
+/// The harness's access: a second sshd, outside `/etc`, that waits for no other unit.
 const SSHD: &str = include_str!("../../files/testbed-sshd.conf");
 
 /// Files below `/usr/lib`: the access; the connection to the repository server in the machine's
@@ -71,7 +70,7 @@ const UNITS: [(&str, &str); 3] = [
     ("sockets.target", "testbed-server.socket"),
 ];
 
-/// See the module.
+/// See the module documentation.
 pub struct DirectBoot;
 
 impl DirectBoot {
@@ -79,11 +78,11 @@ impl DirectBoot {
     pub fn prepare(frame: &Frame) -> Result<DirectBoot> {
         let root = frame.root();
         let here = root.join(INSIDE.trim_start_matches('/'));
-        fs::create_dir_all(&here).context("cannot make a folder")?;
+        fs::create_dir_all(&here).context("cannot create a directory")?;
         keygen(&here.join("hostkey"))?;
         keygen(&frame.dir.join("key"))?;
         fs::copy(frame.dir.join("key.pub"), here.join("authorized_keys"))
-            .context("cannot authorize the bed")?;
+            .context("cannot authorize the harness")?;
         fs::write(here.join("sshd.conf"), SSHD).context("cannot write a configuration")?;
         for (file, text) in FILES {
             fs::write(root.join("usr/lib").join(file), text)
@@ -91,7 +90,7 @@ impl DirectBoot {
         }
         for (target, unit) in UNITS {
             let wants = root.join(format!("usr/lib/systemd/system/{target}.wants"));
-            fs::create_dir_all(&wants).context("cannot make a wants folder")?;
+            fs::create_dir_all(&wants).context("cannot create a wants directory")?;
             symlink(Path::new("..").join(unit), wants.join(unit))
                 .with_context(|| format!("cannot enable {unit}"))?;
         }
@@ -127,7 +126,7 @@ impl Source for DirectBoot {
             "-append",
             &line,
             "-drive",
-            // Data that QEMU has written survives the end of QEMU: the host's cache keeps it.
+            // Data written by QEMU survives its exit, because it is in the host's cache.
             &format!("id=disk,file={DISKS}/disk.img,format=raw,if=none,cache=unsafe,discard=unmap"),
         ]
         .map(String::from)
@@ -135,7 +134,7 @@ impl Source for DirectBoot {
     }
 }
 
-/// The machine's disk, made from its root at the first start.
+/// The machine's disk, built from its root at the first start.
 fn make_disk(frame: &Frame) -> Result<()> {
     let disk = frame.dir.join("disk.img");
     if disk.exists() {
@@ -167,8 +166,8 @@ fn make_disk(frame: &Frame) -> Result<()> {
     }
 }
 
-/// Reads the kernel and the initial RAM filesystem from the disk as a boot loader does: through the
-/// links in its root, and without replaying the journal of the filesystem.
+/// Reads the kernel and the initramfs from the disk as a boot loader does: through the links in its root, and without
+/// replaying the journal of the filesystem.
 fn load(frame: &Frame) -> Result<()> {
     let disk = frame.dir.join("disk.img");
     for (link, file) in [("/vmlinuz", "kernel"), ("/initrd.img", "initrd")] {
@@ -195,8 +194,8 @@ fn link_target(disk: &Path, link: &str) -> Result<String> {
 }
 
 fn debugfs(disk: &Path, request: &str) -> Result<String> {
-    // After a power cut, until the journal is replayed, checksums are wrong and bitmaps do not
-    // match. A boot loader checks neither.
+    // After a power loss, until the journal is replayed, checksums are wrong and bitmaps do not match. A boot loader
+    // checks neither.
     let done = Cmd::new([
         "debugfs",
         "-n",

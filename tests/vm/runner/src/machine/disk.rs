@@ -1,6 +1,6 @@
-//! A container's disk of its own: ext4 in a sparse file, mounted through a loop device. Its power can be cut:
-//! the filesystem is shut down as xfstests does it (`godown`), nothing more reaches the file, and the next
-//! mount replays the journal. It can also be full without the host's disk being full.
+//! A container's separate disk: ext4 in a sparse file, mounted through a loop device. It can simulate a power loss: the
+//! filesystem is shut down as in xfstests (`godown`), no more data reaches the file, and the next mount replays the
+//! journal. It can also be full without filling the host's disk.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -23,15 +23,15 @@ const NO_LOG_FLUSH: u32 = 2;
 // EXT4_IOC_SHUTDOWN there: `_IOR('X', 125, __u32)`.
 nix::ioctl_read!(ext4_shutdown, b'X', 125, u32);
 
-/// See the module.
+/// See the module documentation.
 pub struct Disk {
     image: PathBuf,
     root: PathBuf,
 }
 
 impl Disk {
-    /// Makes a disk of this size with the content of the root filesystem `from`, and mounts it as the machine's
-    /// root, below `dir`.
+    /// Creates a disk of this size with the content of the root filesystem `from`, and mounts it as the machine's root,
+    /// below `dir`.
     pub fn make(group: &Group, from: &Path, dir: &Path, mib: u64) -> Result<Disk> {
         let disk = Disk {
             image: dir.join("layer").join(FILE),
@@ -59,8 +59,7 @@ impl Disk {
             .map(drop)
     }
 
-    /// Writes what the bed has changed while the machine was off: those files are no part of what a power cut may
-    /// take away.
+    /// Syncs the harness's changes that were made while the machine was off, because a power loss must not revert them.
     pub fn sync(&self) -> Result<()> {
         let root = self.open()?;
         nix::unistd::syncfs(&root).context("cannot sync a disk")
@@ -70,18 +69,18 @@ impl Disk {
         File::open(&self.root).with_context(|| format!("cannot open {}", self.root.display()))
     }
 
-    /// Cuts the power of everything that uses the disk, and makes the disk usable for the next boot. The order is
-    /// that of a real cut: after the first step no byte reaches the disk, whatever the processes still do.
+    /// Cuts off all users of the disk, and makes the disk usable for the next boot. As in a real power
+    /// loss, no byte reaches the disk after the first step, whatever the processes still do.
     pub fn cut(&self, frame: &Frame) -> Result<()> {
         let root = self.open()?;
         let mut how = NO_LOG_FLUSH;
-        // SAFETY: the descriptor is open, and the kernel reads one u32 at the address, which is that of `how`.
+        // SAFETY: the descriptor is open, and the kernel reads one u32 at the address of `how`.
         unsafe { ext4_shutdown(root.as_raw_fd(), &raw mut how) }
             .context("cannot shut down a filesystem")?;
         drop(root);
         frame.group.end(&[Part::Machine, Part::Exec])?;
         umount2(&self.root, MntFlags::MNT_DETACH).context("cannot unmount a disk")?;
-        // Also detaches the mount in namespaces that were made from the host's meanwhile: the kernel does this.
+        // This also detaches the mount in namespaces that were cloned from the host's namespace in the meantime.
         fs::remove_dir(&self.root).context("cannot remove a mount point")?;
         fs::create_dir(&self.root).context("cannot make a mount point")?;
         loops::released(&frame.dir)?;

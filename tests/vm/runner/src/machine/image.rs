@@ -1,8 +1,8 @@
-//! The boot source of a machine of the kind `image`: a distribution's cloud image with its own boot
-//! loader. cloud-init installs everything of the bed at the first boot.
+//! The boot source of a machine of the kind `image`: a distribution's cloud image with its own boot loader. cloud-init
+//! installs the harness's files at the first boot.
 //!
-//! The machine's root directory serves as a payload here: the files that other kinds of machines
-//! have in their root from the start are copied from it, before cloud-init applies the user-data.
+//! The machine's root directory is a payload here: the files that other kinds of machines have in their root from the
+//! start are copied from it, before cloud-init applies the user data.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ use crate::seed;
 use crate::sh::Cmd;
 use crate::simulation::INSIDE;
 
-/// Size of the disk. The image grows into it at its first boot; only written data takes space.
+/// Size of the disk. The image grows to it at its first boot; only written data uses space.
 const DISK_SIZE: &str = "16G";
 
 /// The image in the machine's directory; the machine's own disk is a layer over it.
@@ -34,10 +34,10 @@ const VARIABLES: &str = "usr/share/OVMF/OVMF_VARS_4M.fd";
 /// The label of the disk with the payload.
 const LABEL: &str = "testbed-payload";
 
-/// The user-data if the case has none: a small system has no other locale.
+/// User data for cases without any, because a minimal system has no other locale.
 const USER_DATA: &str = "#cloud-config\nlocale: C.UTF-8\n";
 
-/// cloud-init's vendor data; the user-data is left to the case.
+/// cloud-init's vendor data. The user data is left to the case.
 const VENDOR_DATA: &str = include_str!("../../files/image-vendor-data");
 
 /// The units that connect to the repository server, as in machines of the kind `vm`.
@@ -52,28 +52,28 @@ const UNITS: [(&str, &str); 2] = [
     ),
 ];
 
-/// See the module.
+/// See the module documentation.
 pub struct Image {
     qemu: PathBuf,
 }
 
-/// Links the image in `image` into the machine's directory, and makes an empty payload. The kernel
-/// version is not known here.
+/// Links the image in `image` into the machine's directory, and creates an empty payload. The kernel version is unknown
+/// here.
 pub fn payload(image: &Path, dir: &Path) -> Result<String> {
     fs::hard_link(image.join(DISK), dir.join(BASE)).context("cannot link an image")?;
     let etc = dir.join("root/etc");
-    fs::create_dir_all(&etc).context("cannot make a folder")?;
+    fs::create_dir_all(&etc).context("cannot create a directory")?;
     fs::write(etc.join("hosts"), "").context("cannot write a file")?;
     Ok(String::new())
 }
 
 impl Image {
-    /// Makes the ssh key, and adds the connection to the repository server to the payload.
+    /// Creates the ssh key, and adds the connection to the repository server to the payload.
     pub fn prepare(bed: &Bed, frame: &Frame) -> Result<Image> {
         keygen(&frame.dir.join("key"))?;
         let units = frame.root().join("usr/lib/systemd/system");
         let wants = units.join("sockets.target.wants");
-        fs::create_dir_all(&wants).context("cannot make a folder")?;
+        fs::create_dir_all(&wants).context("cannot create a directory")?;
         for (file, text) in UNITS {
             fs::write(units.join(file), text).with_context(|| format!("cannot write {file}"))?;
         }
@@ -122,9 +122,9 @@ impl Image {
 
     fn seal_payload(&self, frame: &Frame) -> Result<()> {
         let root = frame.root();
-        // The image has its own entries in that file: these are appended to them.
+        // The image has its own entries in that file, so these are appended to them.
         let inside = root.join(INSIDE.trim_start_matches('/'));
-        fs::create_dir_all(&inside).context("cannot make a folder")?;
+        fs::create_dir_all(&inside).context("cannot create a directory")?;
         fs::rename(root.join("etc/hosts"), inside.join("hosts")).context("cannot move a file")?;
         let disk = frame.dir.join("payload.img");
         super::sparse(&disk, 1 << 30)?;
@@ -158,7 +158,7 @@ impl Source for Image {
                 "-drive",
                 &format!("if=pflash,format=raw,file={DISKS}/vars.fd"),
                 "-drive",
-                // Data that QEMU has written survives the end of QEMU: the host's cache keeps it.
+                // Data written by QEMU survives its exit, because it is in the host's cache.
                 &format!(
                     "id=disk,file={DISKS}/{OVER},format=qcow2,if=none,cache=unsafe,discard=unmap"
                 ),

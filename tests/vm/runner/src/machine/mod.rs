@@ -1,6 +1,5 @@
-//! A machine. Its disk is a root filesystem under a layer of changes. Its processes, network and
-//! mounts are its own, and all of them are removed when it is dropped. Its [`Body`] defines how it
-//! runs.
+//! A machine. Its disk is a root filesystem under a layer of changes. It has its own processes, network and mounts,
+//! which are all removed when it is dropped. Its [`Body`] defines how it runs.
 
 mod container;
 mod direct_boot;
@@ -34,14 +33,14 @@ use crate::{out, simulation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Where the changes of a machine lie: with `$2` in memory, in a tmpfs with these options.
+/// The directory of a machine's changes. With `$2` it is a tmpfs with these options.
 const PLACE: &str = r#"
 mkdir "$1/layer" "$1/root"
 [ -z "$2" ] || mount -t tmpfs -o "$2" testbed "$1/layer"
 "#;
 
-/// A machine's changes lie in their own layer over its root filesystem, so nothing is copied.
-/// `/var/lib` is the exception, because the layers of containers cannot lie on such a filesystem.
+/// A machine's changes are in a separate layer over its root filesystem, which avoids a copy. `/var/lib` is the
+/// exception, because container layers cannot be on such a filesystem.
 const LAYERS: &str = r#"
 mkdir "$2/layer/changes" "$2/layer/work"
 cp -a --reflink=auto -- "$1/root/var/lib" "$2/layer/lib"
@@ -49,15 +48,13 @@ mount -t overlay -o "lowerdir=$1/root,upperdir=$2/layer/changes,workdir=$2/layer
 mount --bind "$2/layer/lib" "$2/root/var/lib"
 "#;
 
-/// The available memory that a container needs so that its changes lie in memory, and the limit of
-/// their size, in bytes. A driver, a compiler and Docker need one or two gigabytes, so four
-/// machines at the same time fit, even if one of them is emulated. A runaway machine fills its disk
-/// before the host runs out of memory. dpkg creates, syncs and removes tens of thousands of files,
-/// which costs a fifth less in memory.
+/// Available memory, in bytes, that a container needs to keep its changes in memory, and their size limit. A driver, a
+/// compiler and Docker need one or two gigabytes, so four machines fit at the same time, even if one of them is
+/// emulated. A runaway machine fills its disk before the host runs out of memory. dpkg creates, syncs and removes tens
+/// of thousands of files, which takes a fifth less time in memory.
 const MEMORY: u64 = 10 << 30;
 
-/// The longest time for a start or a shutdown; an emulated machine takes several times as long as
-/// one at native speed.
+/// Time limit for a start or a shutdown. An emulated machine is several times slower than one at native speed.
 const TURN: Duration = Duration::from_secs(600);
 
 /// One machine.
@@ -68,12 +65,12 @@ pub struct Machine {
     _claim: Claim,
 }
 
-/// What every machine has, whatever runs it.
+/// The parts that every machine has.
 pub struct Frame {
     name: String,
     /// The directory of its disk and its logs.
     dir: PathBuf,
-    /// The directory of its sockets, whose path is short enough for them.
+    /// The directory of its sockets. Its path is short because of the socket path limit.
     run: PathBuf,
     kernel: String,
     in_memory: bool,
@@ -81,47 +78,46 @@ pub struct Frame {
     net: Net,
 }
 
-/// What runs a machine.
+/// The implementation of a kind of machine.
 trait Body {
     /// Turns it on without waiting for the boot.
     fn power_on(&mut self, frame: &Frame) -> Result<()>;
     /// Waits until commands can enter.
     fn wait_for_entry(&mut self, frame: &Frame) -> Result<()>;
     fn is_on(&self) -> bool;
-    /// How it ended, if it has; after that it is off.
+    /// How it stopped, if it did; after that it is off.
     fn ended(&mut self, frame: &Frame) -> Result<Option<End>>;
     /// Cuts the power.
     fn cut(&mut self, frame: &Frame) -> Result<()>;
-    /// The host's command that runs a script inside, with this environment only.
+    /// The host command that runs a script inside, only with this environment.
     fn enter(&self, frame: &Frame, environment: &[String], script: &str) -> Vec<String>;
-    /// The command by which a person enters it from the host, while it is on.
+    /// The command to enter it from the host while it is on.
     fn entry(&self, frame: &Frame) -> Option<String>;
 }
 
-/// How a machine ended.
+/// How a machine stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It powered off.
     Off,
-    /// It wants to be started again.
+    /// It requested a reboot.
     Reboot,
 }
 
-/// It ended before anybody could enter it.
+/// The machine stopped before a command could enter it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended(pub End);
 
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "it ended before anybody could enter ({:?})", self.0)
+        write!(f, "it stopped before a command could enter ({:?})", self.0)
     }
 }
 
 impl std::error::Error for Ended {}
 
 impl Frame {
-    /// Its root directory on the host: the disk of a container; for a VM the directory from which
-    /// its disk is made.
+    /// Its root directory on the host: the disk of a container, or the directory from which a VM's disk is built.
     fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
@@ -136,19 +132,19 @@ impl Frame {
     }
 }
 
-/// What a machine has used since it was made.
+/// Resources that a machine has used since it was created.
 #[derive(Clone, Copy, Debug)]
 pub struct Used {
-    /// The time of processors.
+    /// CPU time.
     pub processor: Duration,
-    /// The bytes that its network cards have received, from outside and from its own servers.
+    /// Bytes that its network cards have received, from outside and from its own servers.
     pub received: u64,
-    /// The processes and threads that were started on the host, by whomever. A machine's own numbers begin again at each boot.
+    /// Processes and threads started on the whole host, because a machine's own counters restart at each boot.
     pub started: u64,
 }
 
 impl Used {
-    /// What came after an earlier look.
+    /// The difference to an earlier sample.
     pub fn since(self, earlier: Used) -> Used {
         Used {
             processor: self.processor.saturating_sub(earlier.processor),
@@ -157,7 +153,7 @@ impl Used {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn and(self, other: Used) -> Used {
         Used {
             processor: self.processor + other.processor,
@@ -167,7 +163,7 @@ impl Used {
     }
 }
 
-/// The number of processes and threads since the host's boot, in the words of proc_stat(5).
+/// The number of processes and threads since the host's boot (`processes` in proc_stat(5)).
 fn started(stat: &str) -> Result<u64> {
     let number = stat
         .lines()
@@ -177,14 +173,14 @@ fn started(stat: &str) -> Result<u64> {
 }
 
 impl Machine {
-    /// Its processor time since it was made.
+    /// Its CPU time since it was created.
     pub fn processor(&self) -> Option<Duration> {
         self.frame.group.processor()
     }
 
-    /// What it has used so far.
+    /// The resources used so far.
     pub fn used(&self) -> Result<Used> {
-        let uncounted = "the host's kernel does not count the processor time of groups";
+        let uncounted = "the host's kernel does not account CPU time of cgroups";
         Ok(Used {
             processor: self.processor().context(uncounted)?,
             received: self.frame.net.received()?,
@@ -192,13 +188,13 @@ impl Machine {
         })
     }
 
-    /// Looks from now on at the memory of its programs.
+    /// Starts sampling the memory of its programs.
     pub fn peak(&self) -> Peak {
         Peak::start(&self.frame.group)
     }
 
-    /// Makes a machine from the root filesystem that `rootfs` built in `root`, which is not
-    /// changed. A container gets a disk of its own of this size in mebibytes, if it says one.
+    /// Creates a machine from the root filesystem that `rootfs` built in `root`, which is not changed. A container gets
+    /// its own disk of the given size in mebibytes, if one is given.
     pub fn create(
         bed: &Bed,
         name: &str,
@@ -208,7 +204,7 @@ impl Machine {
     ) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
-        // An emulated machine needs its root directory only until its disk is made.
+        // An emulated machine needs its root directory only until its disk is built.
         let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
         let mut disk = None;
         let kernel = match spec.kind {
@@ -251,8 +247,8 @@ impl Machine {
         })
     }
 
-    /// Its root directory on the host. A VM's disk is made from it at the first boot; files that
-    /// are added later do not appear in the machine.
+    /// Its root directory on the host. A VM's disk is built from it at the first boot; files that are added later do
+    /// not appear in the machine.
     pub fn root(&self) -> PathBuf {
         self.frame.root()
     }
@@ -266,21 +262,21 @@ impl Machine {
         &self.spec
     }
 
-    /// The place of its changes, for a person who wonders about its speed.
+    /// The location of its changes, which explains its speed.
     pub fn place_of_changes(&self) -> &'static str {
         match self.frame.in_memory {
-            true => "its changes lie in memory",
-            false => "its changes lie on the disk",
+            true => "its changes are in memory",
+            false => "its changes are on the disk",
         }
     }
 
-    /// The version of the kernel that its disk holds.
+    /// The kernel version on its disk.
     pub fn kernel(&self) -> &str {
         &self.frame.kernel
     }
 
-    /// Chooses the kernel of the next boot, as a boot loader does. Only for a container: an emulated
-    /// machine has a boot loader.
+    /// Selects the kernel of the next boot, as a boot loader does. Only for containers, because an emulated machine has
+    /// a boot loader.
     pub fn choose_kernel(&mut self) -> Result<()> {
         let root = self.root();
         if self.spec.kind == Kind::Container
@@ -300,7 +296,7 @@ impl Machine {
     /// Turns it on without waiting for the boot.
     pub fn power_on(&mut self) -> Result<()> {
         if self.body.is_on() {
-            bail!("machine {} is on already", self.frame.name);
+            bail!("machine {} is already on", self.frame.name);
         }
         self.body.power_on(&self.frame)
     }
@@ -320,7 +316,7 @@ impl Machine {
             }
             if let Some(how) = self.ended()? {
                 bail!(
-                    "machine {} ended while it came up ({how:?})",
+                    "machine {} stopped during its boot ({how:?})",
                     self.frame.name
                 );
             }
@@ -337,7 +333,7 @@ impl Machine {
     pub fn wait_for_entry(&mut self) -> Result<()> {
         self.body
             .wait_for_entry(&self.frame)
-            .with_context(|| format!("nobody can enter machine {}", self.frame.name))
+            .with_context(|| format!("cannot enter machine {}", self.frame.name))
             .with_context(|| self.console_tail())
     }
 
@@ -356,22 +352,22 @@ impl Machine {
         }
     }
 
-    /// The command by which a person enters it from the host, while it is up.
+    /// The command to enter it from the host while it is up.
     pub fn entry(&self) -> Option<String> {
         self.body.entry(&self.frame)
     }
 
-    /// A command that runs inside as root, in its own shell. Without `-e`: a script that must stop
-    /// at the first failure sets it.
+    /// A command that runs inside as root, in its own shell. Without `-e`, so a script that must stop at the first
+    /// failure sets it.
     pub fn exec(&self, script: &str) -> Cmd {
-        // If a person watches, progress bars are drawn for their terminal.
+        // In a terminal, progress bars are drawn for its type.
         let terminal = std::env::var("TERM").unwrap_or_else(|_| "dumb".into());
         let environment = [
             PATH.to_string(),
             "HOME=/root".into(),
             "LC_ALL=C.UTF-8".into(),
             format!("TERM={terminal}"),
-            // An emulated systemd may need more than the usual 25 seconds for its list of units.
+            // An emulated systemd may need more than the usual 25 seconds to list its units.
             "SYSTEMD_BUS_TIMEOUT=5min".into(),
         ];
         let argv = self.body.enter(&self.frame, &environment, script);
@@ -385,17 +381,17 @@ impl Machine {
             .with_context(|| format!("in machine {}", self.frame.name))
     }
 
-    /// Shuts it down regularly.
+    /// Shuts it down cleanly.
     pub fn power_off(&mut self) -> Result<()> {
         if !self.body.is_on() {
             return Ok(());
         }
-        // The connection may end before the answer, so only the end of the machine counts.
+        // The connection may close before the response, so only the stop of the machine counts.
         let _ = self.exec("systemctl poweroff").deadline(TURN).run();
         self.wait_for_end(TURN).map(drop)
     }
 
-    /// How it ended, if it has.
+    /// How it stopped, if it did.
     pub fn ended(&mut self) -> Result<Option<End>> {
         if !self.body.is_on() {
             return Ok(Some(End::Off));
@@ -405,7 +401,7 @@ impl Machine {
             .with_context(|| self.console_tail())
     }
 
-    /// Waits for a machine that powers off or reboots; a reboot ends it here, too.
+    /// Waits for a machine to power off or reboot. A reboot also stops it here.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<End> {
         let start = Instant::now();
         while start.elapsed() < limit {
@@ -415,7 +411,7 @@ impl Machine {
             thread::sleep(Duration::from_millis(20));
         }
         bail!(
-            "machine {} does not go down: {}",
+            "machine {} does not stop: {}",
             self.frame.name,
             self.console_tail()
         )
@@ -425,7 +421,7 @@ impl Machine {
     pub fn cut(&mut self) -> Result<()> {
         self.body
             .cut(&self.frame)
-            .with_context(|| format!("cannot cut the power of {}", self.frame.name))
+            .with_context(|| format!("cannot power off {}", self.frame.name))
     }
 
     /// Its console output since it was turned on.
@@ -438,8 +434,7 @@ impl Machine {
         }
     }
 
-    /// Starts a program of the host in the machine's network. It lives until the machine is
-    /// dropped, also across reboots.
+    /// Starts a host program in the machine's network. It runs until the machine is dropped, even across reboots.
     pub fn serve(&self, argv: &[&str], log: &Path) -> Result<Child> {
         let inside = self.frame.net.inside(argv.iter().copied());
         daemon(&self.frame.group.inside(Part::Support, &inside), log)
@@ -451,7 +446,7 @@ impl Machine {
         daemon(&self.frame.group.inside(Part::Support, &argv), log)
     }
 
-    /// A command of the host that serves the machine, in the host's network.
+    /// A host command that serves the machine, in the host's network.
     pub fn aside(&self, argv: &[String]) -> Cmd {
         Cmd::new(self.frame.group.inside(Part::Support, argv))
     }
@@ -461,7 +456,7 @@ impl Machine {
         &self.frame.run
     }
 
-    /// The path of a log of something beside the machine.
+    /// The log path of a program that serves the machine.
     pub fn log(&self, name: &str) -> PathBuf {
         self.frame.dir.join(name)
     }
@@ -476,7 +471,7 @@ impl Machine {
         self.frame.net.mac()
     }
 
-    /// Makes an address one of its own network, for a service beside it.
+    /// Adds an address to its network, for a service next to it.
     pub fn has_address(&self, address: &str) -> Result<()> {
         let address = format!("{address}/32");
         let argv = ["ip", "addr", "add", &address, "dev", "lo"];
@@ -488,7 +483,7 @@ impl Machine {
         self.frame.net.switch(state)
     }
 
-    /// Gives it a link of this rate, in the words of tc(8).
+    /// Limits its link to this rate, in tc(8) syntax.
     pub fn link(&self, rate: &str) -> Result<()> {
         self.frame.net.link(rate)
     }
@@ -512,8 +507,8 @@ impl Machine {
     }
 }
 
-/// Makes a machine's root directory from the root filesystem in `root`, under its own name: on a disk of its own
-/// of this size, or as a layer.
+/// Creates a machine's root directory from the root filesystem in `root`, under its own name: on a separate disk of
+/// this size, or as a layer.
 fn lay(
     name: &str,
     group: &Group,
@@ -531,7 +526,7 @@ fn lay(
         Cmd::new(group.inside(Part::Support, &argv.map(String::from))).ok()
     };
     let [from, to] = [root, dir].map(|path| path.to_string_lossy());
-    shell(PLACE, [&to, &options]).context("cannot make the place of a machine's changes")?;
+    shell(PLACE, [&to, &options]).context("cannot create the directory of a machine's changes")?;
     let disk = match mib {
         Some(mib) => Some(Disk::make(group, &root.join("root"), dir, mib)?),
         None => {
@@ -544,16 +539,16 @@ fn lay(
     Ok(disk)
 }
 
-/// The memory in bytes that programs can use without swapping, within the limit of a container
-/// (cgroup v2) that the bed itself runs in.
+/// The memory in bytes that programs can use without swapping, within the cgroup limit if the harness itself runs in a
+/// container (cgroup v2).
 fn available_memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let mut lines = text.lines();
     let kibibytes: u64 = lines
         .find_map(|line| line.strip_prefix("MemAvailable:")?.strip_suffix("kB"))
         .and_then(|count| count.trim().parse().ok())
-        .context("/proc/meminfo does not say what is available")?;
-    // Neither file exists in the root group, and the limit may be the word `max`.
+        .context("/proc/meminfo contains no available memory")?;
+    // Both files are missing in the root cgroup, and the limit may be the word `max`.
     let of_group = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name));
         text.ok()?.trim().parse().ok()

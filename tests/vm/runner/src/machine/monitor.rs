@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP): it tells why a machine ended, and cuts its power.
+//! QEMU's monitor (QMP): reports why a machine stopped, and powers it off.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Connects, once `qemu` has opened `socket`.
+    /// Connects as soon as `qemu` has opened `socket`.
     pub fn connect(socket: &Path, qemu: &mut Child) -> Result<Monitor> {
         let end = Instant::now() + OPENING;
         let stream = loop {
@@ -54,32 +54,32 @@ impl Monitor {
             reason,
             listener,
         };
-        // The monitor answers no other command before this one.
+        // The monitor accepts no other command before this one.
         monitor.say("qmp_capabilities")?;
         Ok(monitor)
     }
 
-    /// Cuts the power: data that the guest has not written is lost.
+    /// Simulates a power loss: data that the guest has not written is lost.
     pub fn quit(&mut self) -> Result<()> {
         self.say("quit")
     }
 
-    /// Why QEMU ended, once it has.
+    /// The reason QEMU exited, after it has exited.
     pub fn reason(self) -> Result<String> {
         let end = Instant::now() + OPENING;
         while !self.listener.is_finished() {
             if Instant::now() > end {
-                bail!("the monitor of an ended QEMU stays open");
+                bail!("the monitor stays open although QEMU has exited");
             }
             thread::sleep(Duration::from_millis(10));
         }
         let reason = self.reason.lock().ok().and_then(|mut reason| reason.take());
-        reason.context("QEMU ended without saying why")
+        reason.context("QEMU exited without a reason")
     }
 
     fn say(&mut self, command: &str) -> Result<()> {
         writeln!(self.stream, "{{\"execute\":\"{command}\"}}")
-            .with_context(|| format!("cannot say `{command}` to QEMU"))
+            .with_context(|| format!("cannot send `{command}` to QEMU"))
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
     use super::shutdown_reason;
 
     #[test]
-    fn the_reason_of_a_shutdown_is_read() {
+    fn shutdown_reason_is_parsed() {
         let event = r#"{"timestamp": {"seconds": 1}, "event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#;
         assert_eq!(shutdown_reason(event).as_deref(), Some("guest-reset"));
         assert_eq!(shutdown_reason(r#"{"event": "RESET"}"#), None);

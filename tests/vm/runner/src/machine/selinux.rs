@@ -1,5 +1,5 @@
-//! SELinux in an emulated machine: its policy is enforced from the first boot, and the files of its disk are labelled before
-//! the disk is made, at the host's speed.
+//! SELinux in an emulated machine: its policy is enforced from the first boot, and the files of its disk are labeled
+//! before the disk is built, at the host's speed.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,14 @@ use super::Frame;
 use crate::group::Part;
 use crate::sh::Cmd;
 
-/// What `selinux-activate` tells the boot loader; Debian's kernel starts AppArmor otherwise.
+/// The boot options that `selinux-activate` adds. Without them Debian's kernel starts AppArmor.
 pub const KERNEL_OPTIONS: &str = "security=selinux enforcing=1";
 
-/// What the policy must allow the bed, which no other machine has: its sshd on another port, and its socket.
+/// Policy rules for the harness: its sshd on another port, and its socket.
 const MODULE: &str = include_str!("../../files/testbed-selinux.cil");
 
-/// Installs the bed's module into the policy, and labels the files; no process is confined meanwhile. `/var/lib` is a mount.
+/// Installs the harness's module into the policy, and labels the files; no process is confined yet. `/var/lib` is a
+/// mount.
 const LABEL: &str = "semodule --noreload --install=/root/testbed.cil && rm /root/testbed.cil && \
     setfiles -F /etc/selinux/default/contexts/files/file_contexts / /var/lib";
 
@@ -25,7 +26,7 @@ pub fn is_wanted(root: &Path) -> bool {
     root.join("etc/selinux/default").is_dir()
 }
 
-/// Labels a machine's root directory by its own policy.
+/// Labels a machine's root directory with its own policy.
 pub fn label(frame: &Frame) -> Result<()> {
     let root = frame.root();
     fs::write(root.join("root/testbed.cil"), MODULE).context("cannot write a policy module")?;

@@ -1,5 +1,4 @@
-//! A machine that QEMU runs, with its own kernel and its own bus. Its [`Source`] defines what it
-//! boots from.
+//! A machine run by QEMU, with its own kernel and its own bus. Its [`Source`] defines the boot method.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,16 +28,15 @@ const SSH_PORT: &str = "2222";
 /// Different from the network of slirp4netns, which is the next hop to the outside.
 const NETWORK: &str = "10.0.3.0/24";
 
-/// What a machine boots from.
+/// The boot source of a machine.
 pub trait Source {
     /// The port of the machine's sshd.
     fn port(&self) -> &'static str;
-    /// Makes what is missing, and returns QEMU's arguments: the processor, the boot method, and the
-    /// drive `disk`.
+    /// Creates missing files, and returns QEMU's arguments: the CPU, the boot method, and the drive `disk`.
     fn ready(&self, frame: &Frame) -> Result<Vec<String>>;
 }
 
-/// See the module.
+/// See the module documentation.
 pub struct Vm {
     qemu: PathBuf,
     source: Box<dyn Source + Send>,
@@ -69,7 +67,7 @@ impl Vm {
         })
     }
 
-    /// Serves the functions of its bus for as long as the machine lives.
+    /// Serves the functions of its bus while the machine exists.
     fn serve_bus(&self, frame: &Frame) -> Result<()> {
         let log = frame.dir.join("pci.log");
         if self.functions.is_empty() || log.exists() {
@@ -90,11 +88,11 @@ impl Vm {
                 return Ok(());
             }
             if let Some(status) = server.try_wait().context("cannot wait for the bus")? {
-                bail!("the server of the bus ended with {status}: {said}");
+                bail!("the bus server exited with {status}: {said}");
             }
             thread::sleep(Duration::from_millis(10));
         }
-        bail!("the server of the bus is not ready")
+        bail!("the bus server is not ready")
     }
 
     fn arguments(&self, source: Vec<String>) -> Result<Vec<String>> {
@@ -186,7 +184,7 @@ impl Body for Vm {
             sparse(&seed, 1 << 20)?;
         }
         self.serve_bus(frame)?;
-        // Files of an earlier start would be used in place of the new ones.
+        // Files of an earlier start would be mistaken for the new ones.
         for old in [frame.run.join("qmp.sock"), frame.console()] {
             remove_file(&old)?;
         }
@@ -199,7 +197,7 @@ impl Body for Vm {
         );
         let log = frame.dir.join("qemu.log");
         let mut qemu = daemon(&argv, &log)?;
-        // If this fails, dropping the machine's group ends QEMU.
+        // If this fails, dropping the machine's group kills QEMU.
         let monitor = Monitor::connect(&frame.run.join("qmp.sock"), &mut qemu)
             .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
         self.running = Some(Running {
@@ -215,7 +213,7 @@ impl Body for Vm {
         let log = frame.dir.join("ssh.log");
         let argv = self.ssh(frame, &["-M", "-N"]);
         let argv = frame.group.inside(Part::Exec, &argv);
-        // A machine that boots, or whose driver is busy with its GPU, may not answer at once.
+        // A machine that boots, or whose driver is busy with its GPU, may not respond at once.
         while Instant::now() < end {
             let mut master = daemon(&argv, &log)?;
             while Instant::now() < end {
@@ -253,19 +251,19 @@ impl Body for Vm {
             return Ok(Some(End::Off));
         };
         if let Some(mut master) = running.master.take() {
-            // ssh would notice by itself, but late.
+            // ssh would notice it only after a timeout.
             drop(master.kill());
             drop(master.wait());
         }
         remove_file(&frame.run.join("ssh"))?;
         let reason = running.monitor.reason().with_context(|| {
             let said = fs::read_to_string(frame.dir.join("qemu.log")).unwrap_or_default();
-            format!("QEMU ended with {status}: {said}")
+            format!("QEMU exited with {status}: {said}")
         })?;
         match reason.as_str() {
             "guest-reset" => Ok(Some(End::Reboot)),
             "guest-shutdown" | "host-qmp-quit" => Ok(Some(End::Off)),
-            other => bail!("QEMU ended because of `{other}`"),
+            other => bail!("QEMU stopped because of `{other}`"),
         }
     }
 
@@ -298,15 +296,15 @@ impl Body for Vm {
     }
 }
 
-/// The port of a function: on the root bus, or on a bus of its own with the number in the table,
-/// which QEMU's `pxb-pcie` makes.
+/// The port of a function: on the root bus, or on a separate bus with the number in the table, which QEMU's `pxb-pcie`
+/// creates.
 fn device<'a>(
     address: &Address,
     mut others: impl Iterator<Item = &'a Address>,
     buses: &mut Vec<u8>,
 ) -> Result<Vec<String>> {
     let (bus, slot) = place(address.as_str())
-        .with_context(|| format!("`{address}` is no place that QEMU can give a function"))?;
+        .with_context(|| format!("QEMU cannot place a function at `{address}`"))?;
     let slot_of = |address: &Address| {
         address
             .as_str()
@@ -371,7 +369,7 @@ mod tests {
     use crate::sh::Cmd;
 
     #[test]
-    fn a_function_is_where_the_table_says() {
+    fn function_has_configured_address() {
         assert_eq!(place("0000:18:00.0"), Some((0x18, "00.0".into())));
         assert_eq!(place("0001:18:00.0"), None);
         let address = Address::try_from("0000:18:00.0".to_string()).unwrap();
@@ -389,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_reaches_the_other_shell_as_it_is() {
+    fn script_is_quoted_for_remote_shell() {
         let done = Cmd::new([
             "/bin/sh",
             "-c",

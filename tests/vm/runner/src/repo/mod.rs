@@ -1,6 +1,5 @@
-//! Signed repositories with the layout of their vendors' and with keys made for them: for apt here,
-//! for dnf in `rpm`. They hold the container toolkit from its real source, and the stand-in packages
-//! of `packages.toml` and of the folder `rpms`.
+//! Signed repositories with the vendors' layout and with generated keys: for apt here, for dnf in `rpm`. They contain
+//! the container toolkit from its real source, and the fake packages of `packages.toml` and of the directory `rpms`.
 
 pub mod rpm;
 mod stand_in;
@@ -21,17 +20,17 @@ use crate::sh::Cmd;
 
 /// The repository whose packages `toolkit.rs` builds.
 const TOOLKIT: &str = "toolkit";
-/// The directory of packages that no repository has, in one of each kernel.
+/// The directory of packages that are in no repository, one for each kernel.
 const GONE: &str = "gone";
-/// Where the server listens, in the network of each machine.
+/// The server's port in the network of each machine.
 pub const PORT: u16 = 8077;
-/// A part of the recipe: a change of these files may change the result.
+/// A part of the recipe, because a change of these files may change the result.
 const SOURCE: [&str; 3] = [
     include_str!("mod.rs"),
     include_str!("stand_in.rs"),
     include_str!("table.rs"),
 ];
-/// The release of Debian whose binaries are packaged under Docker's names.
+/// The Debian release whose binaries are packaged under Docker's names.
 const SUITE: &str = "bookworm";
 const BINARIES: &str = "docker.io,containerd,runc,tini";
 const SIGN: &str = include_str!("sign.sh");
@@ -41,14 +40,14 @@ const SIGN: &str = include_str!("sign.sh");
 pub struct Repositories {
     /// The directory that the server serves.
     pub root: PathBuf,
-    /// What it serves instead during a fault, in a directory for each kind.
+    /// The directories that it serves during a fault, one for each kind.
     pub faults: PathBuf,
-    /// The row of each repository, and the fingerprint of its signing key.
+    /// The entry of each repository, and the fingerprint of its signing key.
     pub places: BTreeMap<String, (Place, String)>,
 }
 
 impl Repositories {
-    /// Values for templates: address, key and fingerprint of each repository.
+    /// Template values: URL, key and fingerprint of each repository.
     pub fn values(&self) -> BTreeMap<String, String> {
         let mut values = addresses(self.places.iter().map(|(name, (place, _))| (name, place)));
         for (name, (_, fingerprint)) in &self.places {
@@ -57,12 +56,12 @@ impl Repositories {
         values
     }
 
-    /// The public key of a repository without armour.
+    /// The binary public key of a repository.
     pub fn key(&self, name: &str) -> PathBuf {
         self.root.with_file_name("keys").join(name)
     }
 
-    /// The directory of packages of a kernel that no repository has any more.
+    /// The directory of packages of a kernel that were removed from all repositories.
     pub fn gone(&self, kernel: &str) -> PathBuf {
         self.root.with_file_name(GONE).join(kernel)
     }
@@ -90,8 +89,8 @@ fn addresses<'a>(
     values
 }
 
-/// Builds the repositories of the table; `toolkit` holds the packages of the container toolkit,
-/// `programs` what the table takes from compiled programs, if it does.
+/// Builds the repositories of the table. `toolkit` contains the packages of the container toolkit, `programs` the
+/// compiled programs that the table refers to, if any.
 pub fn build(
     bed: &Bed,
     table: &Packages,
@@ -124,7 +123,7 @@ pub fn build(
     })
 }
 
-/// The files of Debian's packages that the stand-ins contain.
+/// The files of Debian packages that the fakes contain.
 fn binaries<'a>(
     bed: &Bed,
     paths: impl Iterator<Item = &'a String>,
@@ -152,7 +151,7 @@ fn binaries<'a>(
         .context("cannot unpack Debian's container packages")?;
         for path in paths {
             let to = dir.join(path);
-            fs::create_dir_all(to.parent().unwrap_or(dir)).context("cannot make a folder")?;
+            fs::create_dir_all(to.parent().unwrap_or(dir)).context("cannot create a directory")?;
             fs::rename(tree.join(path), to).with_context(|| format!("cannot keep {path}"))?;
         }
         crate::bed::remove_tree(&tree)
@@ -172,7 +171,7 @@ fn make(
     let keys = keys(dir, &gpg, files)?;
     for (name, place) in &table.repositories {
         for pool in place.pools() {
-            fs::create_dir_all(join(&www, place, &pool)).context("cannot make a folder")?;
+            fs::create_dir_all(join(&www, place, &pool)).context("cannot create a directory")?;
         }
         if name == TOOLKIT {
             let pool = join(&www, place, ".");
@@ -197,16 +196,16 @@ fn make(
             Some(kernel) => dir.join(GONE).join(kernel),
             None => join(&www, place, &place.pool(package)),
         };
-        fs::create_dir_all(&pool).context("cannot make a folder")?;
+        fs::create_dir_all(&pool).context("cannot create a directory")?;
         for version in &package.versions {
-            fs::create_dir_all(&work).context("cannot make a folder")?;
+            fs::create_dir_all(&work).context("cannot create a directory")?;
             stand_in::build(package, version, &source, &work, &pool)
                 .with_context(|| format!("cannot build {} {version}", package.name))?;
             crate::bed::remove_tree(&work)?;
         }
     }
     for (name, place) in &table.repositories {
-        fs::create_dir_all(&work).context("cannot make a folder")?;
+        fs::create_dir_all(&work).context("cannot create a directory")?;
         sign(dir, &gpg, &work, name, place)
             .with_context(|| format!("cannot sign the repository {name}"))?;
         crate::bed::remove_tree(&work)?;
@@ -214,11 +213,11 @@ fn make(
     Ok(())
 }
 
-/// The GnuPG home in which packages are signed. Its path is short, because socket paths have a
-/// length limit; the gpg-agent ends with the claim.
+/// The GnuPG home in which packages are signed. Its path is short, because socket paths have a length limit. The
+/// gpg-agent exits with the claim.
 struct Gpg(Claim);
 
-/// GnuPG prefers a user's directory for its sockets, if there is one, and leaves it behind.
+/// GnuPG prefers the user's runtime directory for its sockets, if it exists, and leaves them behind.
 const PRIVATE: &str = r#"
 if [ -d /run/user ]; then mount -t tmpfs tmpfs /run/user; fi
 exec /bin/bash -c "$1"
@@ -253,8 +252,8 @@ fn owner(name: &str) -> String {
     format!("{name}@test-bed.example.invalid")
 }
 
-/// Makes a key for each repository, given by its name and the path of its public key on the server,
-/// and one that belongs to none. Returns the public keys.
+/// Creates a key for each repository, given by its name and the path of its public key on the server, and one that
+/// belongs to none. Returns the public keys.
 fn keys<'a>(
     dir: &Path,
     gpg: &Gpg,
@@ -298,7 +297,7 @@ const STRANGER: &str = "stranger";
 fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result<()> {
     let faults = |kind: &str| dir.join("faults").join(kind).join(&place.path);
     for kind in [WRONG_KEY, HALF_SYNCED] {
-        fs::create_dir_all(faults(kind)).context("cannot make a folder")?;
+        fs::create_dir_all(faults(kind)).context("cannot create a directory")?;
     }
     gpg.bash(SIGN)
         .env("ROOT", dir.join("www").join(&place.path).to_string_lossy())
@@ -315,9 +314,9 @@ fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result
     Ok(())
 }
 
-/// The directory of what is served with another key's signature.
+/// The directory with files signed by another key.
 pub const WRONG_KEY: &str = "wrong-key";
-/// The directory of what is served while the vendor's mirror is being synced.
+/// The directory with files of a mirror that is being synced.
 pub const HALF_SYNCED: &str = "half-synced";
-/// The directory of what is served while packages are not signed.
+/// The directory with unsigned packages.
 pub const UNSIGNED: &str = "unsigned";

@@ -1,26 +1,26 @@
 set -eu
-# Indexes and signs one repository, and prepares what its faults serve instead.
+# Indexes and signs one repository, and prepares the replacements that are served during faults.
 #   ROOT      directory of the repository       SUITES, COMPONENTS    both are empty if it is flat
 #   NAME      user id of its key                STRANGER              user id of another key
-#   WRONG_KEY, HALF_SYNCED                      directories of what these faults serve
-release() { # folder, suite
+#   WRONG_KEY, HALF_SYNCED                      directories that are served during these faults
+release() { # directory, suite
     apt-ftparchive -o "APT::FTPArchive::Release::Origin=$ORIGIN" -o "APT::FTPArchive::Release::Label=$LABEL" \
         -o "APT::FTPArchive::Release::Suite=$2" -o "APT::FTPArchive::Release::Codename=${2%%-*}" \
         -o "APT::FTPArchive::Release::Components=$COMPONENTS" \
         -o "APT::FTPArchive::Release::Architectures=amd64" release "$1"
 }
-sign() { # key, folder of the Release file, folder of the signatures
+sign() { # key, directory of the Release file, directory of the signatures
     mkdir -p "$3"
     gpg --batch --quiet --local-user "$1" --clearsign --output "$3/InRelease" "$2/Release"
     gpg --batch --quiet --local-user "$1" --armor --detach-sign --output "$3/Release.gpg" "$2/Release"
 }
-lists() { # pool, folder of the lists
+lists() { # pool, directory of the lists
     mkdir -p "$2" "$1"
     apt-ftparchive packages "$1" >"$WORK/Packages"
     mv "$WORK/Packages" "$2/Packages"
     gzip --keep "$2/Packages"
 }
-finish() { # suite, its folder, a folder of lists below it
+finish() { # suite, its directory, a directory of lists below it
     release "$2" "$1" >"$WORK/Release"
     mv "$WORK/Release" "$2/Release"
     sign "$NAME" "$2" "$2"

@@ -1,4 +1,4 @@
-//! Stand-in packages, built from the table by dpkg-deb.
+//! Fake packages, built from the table by dpkg-deb.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -58,7 +58,7 @@ remove | upgrade | deconfigure)
 esac
 "#;
 
-/// A module that can be compiled, inspected and loaded, and does nothing.
+/// A module that can be compiled, inspected and loaded, but does nothing.
 const MODULE: &str = r#"#include <linux/module.h>
 
 static int __init stand_in_init(void)
@@ -78,19 +78,19 @@ MODULE_VERSION("{{upstream}}");
 MODULE_DESCRIPTION("stand-in of the gpu-bootstrap test bed");
 "#;
 
-/// What ends a signed module (Linux, `include/linux/module_signature.h`). Before it is the description of
-/// a signature, here of an empty one.
+/// The trailer of a signed module (Linux, `include/linux/module_signature.h`). Before it is the description of a
+/// signature, here of an empty one.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
 
-/// The sources of stand-ins beside their row in the table.
+/// Sources of fake packages in addition to their table entry.
 pub struct Source<'a> {
-    /// Public keys without armour, by repository.
+    /// Binary public keys, by repository.
     pub keys: &'a BTreeMap<String, PathBuf>,
-    /// Unpacked packages of Debian.
+    /// Unpacked Debian packages.
     pub debian: &'a Path,
-    /// Programs that the bed has compiled, if it did.
+    /// Programs that the harness has compiled, if any.
     pub programs: Option<&'a Path>,
-    /// Addresses of repositories, for templates.
+    /// URLs of repositories, for templates.
     pub values: &'a BTreeMap<String, String>,
 }
 
@@ -168,7 +168,7 @@ pub(super) struct Tree<'a> {
     pub values: &'a BTreeMap<&'a str, String>,
     /// The directory of libraries.
     pub libraries: &'a str,
-    /// The directory of DKMS' modules, below that of the kernel.
+    /// The directory of DKMS modules, below the kernel's directory.
     pub modules: &'a str,
 }
 
@@ -201,7 +201,8 @@ impl Tree<'_> {
     }
 
     fn mode(&self, at: &Path, mode: &str) -> Result<()> {
-        let mode = u32::from_str_radix(mode, 8).with_context(|| format!("`{mode}` is no mode"))?;
+        let mode =
+            u32::from_str_radix(mode, 8).with_context(|| format!("`{mode}` is not a mode"))?;
         fs::set_permissions(at, fs::Permissions::from_mode(mode)).context("cannot set a mode")
     }
 
@@ -277,7 +278,7 @@ impl Tree<'_> {
         self.put(&format!("{source}/Makefile"), "644", &makefile)
     }
 
-    /// Object files that `depmod` and `modinfo` read as modules. Each but the first uses the first.
+    /// Object files that `depmod` and `modinfo` read as modules. All but the first depend on the first.
     pub(super) fn modules(&self, modules: &Modules) -> Result<()> {
         let (at, licence) = (self.fill(&modules.at)?, self.fill(&modules.licence)?);
         let version = self.fill(&modules.version)?;
@@ -377,7 +378,7 @@ mod tests {
     use crate::repo::table::Packages;
 
     #[test]
-    fn a_package_with_a_module_is_marked_as_a_stand_in() {
+    fn package_with_module_is_marked_as_fake() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
         let table = Packages::load(&[path]).unwrap();
         let package = table

@@ -1,4 +1,4 @@
-//! `packages.toml`: the repositories that the bed serves, and the stand-in packages in them.
+//! `packages.toml`: the repositories that the harness serves, and the fake packages in them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,18 +12,18 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct Packages {
     pub repositories: BTreeMap<String, Place>,
-    /// After [`Packages::load`] there are no packages `of` kernels, but those of each kernel.
+    /// After [`Packages::load`], packages `of` kernels are expanded to packages of each kernel.
     #[serde(rename = "package")]
     pub packages: Vec<Package>,
     #[serde(rename = "kernel", default)]
     kernels: Vec<Kernel>,
 }
 
-/// A repository: its address and its layout.
+/// A repository: its URL and its layout.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
-    /// The name in its address.
+    /// The host name in its URL.
     pub host: String,
     /// Its path on the server.
     pub path: String,
@@ -36,24 +36,24 @@ pub struct Place {
     pub components: Vec<String>,
     pub origin: String,
     pub label: String,
-    /// Where these facts come from, for the reader of the table.
+    /// Source of these facts, for readers of the table.
     #[serde(rename = "source")]
     pub _source: String,
 }
 
-/// A stand-in package, in one or more versions.
+/// A fake package, in one or more versions.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Package {
     pub repository: String,
-    /// Its suite and component; the first ones of the repository if it does not say so.
+    /// Its suite and component [default: the first ones of the repository].
     pub suite: Option<String>,
     pub component: Option<String>,
     /// May contain `{{branch}}` and `{{upstream}}`.
     pub name: String,
     #[serde(default)]
     pub versions: Vec<String>,
-    /// It stands for a package of each kernel.
+    /// If set, it expands to a package of each kernel.
     pub of: Option<Of>,
     #[serde(default = "amd64")]
     pub architecture: String,
@@ -71,18 +71,18 @@ pub struct Package {
     pub breaks: Vec<String>,
     #[serde(default)]
     pub replaces: Vec<String>,
-    /// Files of `files` that dpkg treats as configuration of the administrator.
+    /// Files of `files` that are conffiles.
     #[serde(default)]
     pub conffiles: Vec<String>,
-    /// Names of libraries: each becomes an empty shared object with the driver's version.
+    /// Names of libraries: each becomes an empty shared object with the driver version.
     #[serde(default)]
     pub libraries: Vec<String>,
-    /// Units that the scripts enable and start, as those of debhelper do.
+    /// Units that the scripts enable and start, like the debhelper scripts.
     #[serde(default)]
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
-    /// Modules that it brings.
+    /// Modules that it contains.
     pub modules: Option<Modules>,
     /// Additional actions of the maintainer scripts.
     #[serde(default)]
@@ -90,27 +90,27 @@ pub struct Package {
     /// Files by their path.
     #[serde(default)]
     pub files: BTreeMap<String, File>,
-    /// Real files of Debian's packages: path here = path there.
+    /// Real files of Debian packages: path here = path there.
     #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
-    /// Programs that the bed compiles from their Go modules: path here = name there.
+    /// Programs that the harness compiles from their Go modules: path here = name there.
     #[serde(default)]
     pub from_programs: BTreeMap<String, String>,
     /// Links: path = target.
     #[serde(default)]
     pub links: BTreeMap<String, String>,
-    /// Where these facts come from, for the reader of the table.
+    /// Source of these facts, for readers of the table.
     #[serde(rename = "source")]
     pub _source: String,
-    /// The kernel of an older image, if it is a package of one: no repository has it any more.
+    /// The kernel of an older image, for its packages: they were removed from all repositories.
     #[serde(skip)]
     pub gone: Option<String>,
-    /// What its texts may contain because of its kernel.
+    /// Template values of its kernel.
     #[serde(skip)]
     pub values: BTreeMap<&'static str, String>,
 }
 
-/// Of what in an archive's kernel a package is.
+/// The part of an archive kernel that a package contains.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Of {
@@ -120,15 +120,15 @@ pub enum Of {
     Headers,
     /// The driver's modules for it.
     Driver,
-    /// What is the same for all of the driver's modules for it.
+    /// Files that are shared by all driver modules for it.
     Signatures,
-    /// The metapackages of a series that it is the newest kernel of.
+    /// The metapackages of each series whose newest kernel it is.
     Series,
-    /// The same of the driver's modules.
+    /// The metapackages for the driver modules.
     DriverSeries,
 }
 
-/// A kernel of an archive, which stands for its packages.
+/// A kernel of an archive, which expands to its packages.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Kernel {
@@ -136,15 +136,15 @@ struct Kernel {
     release: String,
     /// Of all its packages.
     version: String,
-    /// Without a suite the archive has none of its packages: it is the kernel of an older image.
+    /// Without a suite the archive has no package of it, as for the kernel of an older image.
     suite: Option<String>,
-    /// What the archive does not have of it, or no longer.
+    /// Its packages that are missing in the archive, or were removed.
     #[serde(default)]
     without: Vec<Of>,
     /// The driver's modules: `580-server-open` = the driver's version.
     #[serde(default)]
     drivers: BTreeMap<String, String>,
-    /// The series of which it is the newest kernel, or was when the image was made: `aws-6.8`.
+    /// The series whose newest kernel it is, or was when the image was built: `aws-6.8`.
     #[serde(default)]
     newest_of: Vec<String>,
 }
@@ -185,7 +185,7 @@ pub struct Scripts {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct File {
     pub text: Option<String>,
-    /// The public key of this repository, without armour.
+    /// The binary public key of this repository.
     pub key_of: Option<String>,
     #[serde(default = "plain")]
     pub mode: String,
@@ -200,7 +200,7 @@ fn plain() -> String {
 }
 
 impl Packages {
-    /// Reads and checks the table, which may have several files.
+    /// Reads and checks the table, which may consist of several files.
     pub fn load(files: &[PathBuf]) -> Result<Packages> {
         let mut text = String::new();
         for path in files {
@@ -245,7 +245,7 @@ impl Package {
             .chain([&self.repository]);
         for name in repositories {
             if !table.repositories.contains_key(name) {
-                bail!("there is no repository `{name}`");
+                bail!("repository `{name}` does not exist");
             }
         }
         for file in self.files.values() {
@@ -272,12 +272,12 @@ impl Package {
 }
 
 impl Kernel {
-    /// What a package is for this kernel: none, one, or one for each driver or series.
+    /// The packages of a template for this kernel: none, one, or one for each driver or series.
     fn package(&self, template: &Package) -> Result<Vec<Package>> {
         let Some(of) = template.of.filter(|of| !self.without.contains(of)) else {
             return Ok(Vec::new());
         };
-        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavour")?;
+        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavor")?;
         let drivers: Vec<_> = self.drivers.iter().map(Some).collect();
         let series: Vec<_> = self.newest_of.iter().map(Some).collect();
         let (drivers, series) = match of {
@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_repository_is_valid() {
+    fn repository_table_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
         let table = Packages::load(&[path]).unwrap();
         // The newest branch must be in the repository, so that a pin has an effect.
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_ubuntu_stands_for_its_packages() {
+    fn ubuntu_kernel_expands_to_packages() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let files = ["ubuntu.toml", "ubuntu-nvidia.toml"].map(|name| here.join(name));
         let table = Packages::load(&files).unwrap();
@@ -396,7 +396,7 @@ mod tests {
         ] {
             assert!(newest.iter().any(|one| one == name), "{name}: {newest:?}");
         }
-        // The kernel of an old image: no repository has it.
+        // The kernel of an old image: it is in no repository.
         let gone = |kernel: &str| {
             (table.packages.iter()).all(|one| {
                 one.values.get("kernel").is_none_or(|of| of != kernel) || one.gone.is_some()
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_have_parts() {
+    fn upstream_version_is_extracted() {
         assert_eq!(upstream("5:20.10.24-1~debian.12~bookworm"), "20.10.24");
         assert_eq!(upstream("580.178.04-1"), "580.178.04");
     }

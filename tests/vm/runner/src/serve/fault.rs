@@ -1,11 +1,11 @@
-//! The faults of a server, made on purpose.
+//! Injected faults of a server.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// How the server of a machine behaves, as written in a step of a case.
+/// The behavior of a machine's server, as written in a step of a case.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Serving {
@@ -19,10 +19,10 @@ pub struct Serving {
     pub bytes_per_second: Option<u32>,
     /// For `cut`: how often; always if absent.
     pub times: Option<u32>,
-    /// The repositories can be reached only through a proxy.
+    /// The repositories are reachable only through a proxy.
     #[serde(default)]
     pub proxy: bool,
-    /// The login that the proxy requires: `user:password`.
+    /// The credentials that the proxy requires: `user:password`.
     pub login: Option<String>,
 }
 
@@ -30,11 +30,11 @@ pub struct Serving {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// The lists are signed by another key than the published one.
+    /// The lists are signed with another key than the published one.
     WrongKey,
     /// The signed index is newer than the files.
     HalfSynced,
-    /// The lists are signed, the packages are not: for dnf only, because apt's packages never are.
+    /// The lists are signed, the packages are not. Only for dnf, because apt packages are never signed.
     Unsigned,
     /// A package has other bytes of the same length.
     Tampered,
@@ -42,11 +42,11 @@ pub enum Fault {
     Missing,
     /// Packages are sent slowly.
     Slow,
-    /// The connection ends in the middle of a package.
+    /// The connection closes in the middle of a package.
     Cut,
     /// The server refuses connections.
     Down,
-    /// The server answers 503 to each request.
+    /// The server returns 503 for each request.
     Unavailable,
 }
 
@@ -54,24 +54,24 @@ impl Serving {
     /// Fails if keys do not match each other.
     pub fn check(&self) -> Result<()> {
         if (self.fault == Some(Fault::Slow)) != self.bytes_per_second.is_some() {
-            bail!("`slow` and `bytes-per-second` belong together");
+            bail!("`slow` and `bytes-per-second` must be used together");
         }
         if self.times.is_some() && self.fault != Some(Fault::Cut) {
-            bail!("`times` is for `cut`");
+            bail!("`times` is only for `cut`");
         }
         if self.login.is_some() && !self.proxy {
-            bail!("`login` is for `proxy`");
+            bail!("`login` is only for `proxy`");
         }
         if self.fault.is_none() && (self.of.is_some() || self.package.is_some()) {
-            bail!("`of` and `package` say where a fault is, but there is no fault");
+            bail!("`of` and `package` need a `fault`");
         }
         Ok(())
     }
 
-    /// A description for people.
+    /// A human-readable description.
     pub fn tell(&self) -> String {
         let mut text = match self.fault {
-            None => "the repositories are as they should be".to_string(),
+            None => "the repositories have no fault".to_string(),
             Some(fault) => format!("the server's fault: {fault:?}"),
         };
         if let Some(of) = &self.of {
@@ -81,7 +81,7 @@ impl Serving {
             text.push_str(&format!(", package {package}"));
         }
         if self.proxy {
-            text.push_str("; they can be reached only through a proxy");
+            text.push_str("; only reachable through a proxy");
         }
         text
     }
@@ -92,7 +92,7 @@ impl Serving {
 pub struct Count(AtomicU32);
 
 impl Count {
-    /// Whether it must happen once more.
+    /// Whether it must happen again.
     pub fn again(&self, times: Option<u32>) -> bool {
         let before = self.0.fetch_add(1, Ordering::SeqCst);
         times.is_none_or(|times| before < times)

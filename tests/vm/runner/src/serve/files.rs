@@ -13,19 +13,19 @@ use super::request::Request;
 use super::{FAULT, Next, empty};
 use crate::{out, repo};
 
-/// Where a machine can download the product, on each host.
+/// Download path of the product, on each host.
 pub const PROGRAM: &str = "gpu-bootstrap";
 
-/// What is served.
+/// Served files.
 #[derive(Debug)]
 pub struct Site {
     pub root: PathBuf,
-    /// What is served instead during a fault, in a directory for each kind.
+    /// The directories that are served during a fault, one for each kind.
     pub faults: PathBuf,
     pub serving: Serving,
-    /// The fault holds below this path.
+    /// The fault applies below this path.
     pub below: String,
-    /// The product, which [`PROGRAM`] names.
+    /// The product, served as [`PROGRAM`].
     pub program: PathBuf,
     /// `host:port` of the repositories, for a proxy.
     pub hosts: Vec<String>,
@@ -93,7 +93,7 @@ impl Site {
         Ok((status, next))
     }
 
-    /// The fault at this address.
+    /// The fault at this path.
     fn fault_at(&self, target: &str) -> Option<Fault> {
         let fault = self.serving.fault?;
         let path = plain(target)?;
@@ -120,7 +120,7 @@ impl Site {
         hit.then_some(fault)
     }
 
-    /// The file that a target names, if it is a file below the root.
+    /// The file of a target, if it is a file below the root.
     fn locate(&self, target: &str, fault: Option<Fault>) -> Option<PathBuf> {
         let path = plain(target)?;
         let overlay = match fault {
@@ -149,7 +149,7 @@ impl Site {
         match fault {
             Some(Fault::Cut) if self.cuts.again(self.serving.times) => {
                 happened(Fault::Cut);
-                // Resuming never gets past the middle.
+                // A resumed download never gets past the middle.
                 let count = (body.size / 2).saturating_sub(body.start);
                 std::io::copy(&mut body.file.take(count), writer)?;
                 return Ok(Next::Close);
@@ -180,8 +180,7 @@ impl Site {
     }
 }
 
-/// The name of the package in a file of that package: `NAME_VERSION_ARCHITECTURE.deb` or
-/// `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`.
+/// The package name in a file name: `NAME_VERSION_ARCHITECTURE.deb` or `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`.
 fn package(file: &str) -> Option<&str> {
     match file.strip_suffix(".rpm") {
         Some(rest) => rest.rsplitn(3, '-').nth(2),
@@ -211,7 +210,7 @@ fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<(
     }
 }
 
-/// A target as a path that cannot leave the directory it is joined to.
+/// A target as a path that cannot leave the directory that it is joined to.
 fn plain(target: &str) -> Option<PathBuf> {
     let path = decoded(target.split(['?', '#']).next()?)?;
     let path = Path::new(path.trim_start_matches('/'));

@@ -1,6 +1,6 @@
-//! A small HTTP server for repositories: static files, ranges, keep-alive, and faults on purpose.
-//! It listens inside the namespace of one machine, so other machines and the host cannot see it. As
-//! a proxy it reaches the outside through the host's network, for a machine that cannot.
+//! A small HTTP server for repositories: static files, ranges, keep-alive, and injected faults. It listens inside the
+//! namespace of one machine, so other machines and the host cannot see it. As a proxy it uses the host's network to
+//! reach the outside, for a machine that cannot.
 
 mod fault;
 mod files;
@@ -30,7 +30,7 @@ pub const READY: &str = "listening on";
 /// The log contains this each time the fault happens.
 pub const FAULT: &str = "the fault happened:";
 
-/// The address that a server listens at.
+/// The address that a server listens on.
 #[derive(Clone, Debug)]
 pub struct Listener {
     pub address: String,
@@ -38,13 +38,13 @@ pub struct Listener {
     pub netns: Option<PathBuf>,
 }
 
-/// Serves until the process ends.
+/// Serves until the process exits.
 pub fn run(at: &Listener, site: Site) -> Result<()> {
     let listener = match &at.netns {
         Some(file) => bind_inside(file, &at.address)?,
         None => bind(&at.address)?,
     };
-    // Whoever started it waits for this line. If it cannot be written, nobody would ever know.
+    // The parent waits for this line, so a failed write must not be ignored.
     writeln!(std::io::stdout(), "{READY} {}", at.address).context("cannot write the log")?;
     serve(listener, site)
 }
@@ -53,8 +53,8 @@ fn bind(address: &str) -> Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))
 }
 
-/// A socket belongs to the namespace that it was made in. The thread that makes it enters that
-/// namespace and ends; the rest of the process stays in its own.
+/// A socket belongs to the namespace that it was created in. The thread that creates it enters that namespace and
+/// exits; the rest of the process stays in its own.
 fn bind_inside(netns: &Path, address: &str) -> Result<TcpListener> {
     let file = File::open(netns).with_context(|| format!("cannot open {}", netns.display()))?;
     let address = address.to_string();
@@ -74,21 +74,21 @@ fn serve(listener: TcpListener, site: Site) -> Result<()> {
         let site = Arc::clone(&site);
         thread::spawn(move || {
             if let Err(error) = talk(&stream, &site) {
-                out::say(format!("connection ended: {error:#}"));
+                out::say(format!("connection closed: {error:#}"));
             }
         });
     }
     Ok(())
 }
 
-/// Whether a connection continues after an answer.
+/// Whether a connection continues after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Keep,
     Close,
 }
 
-/// Answers the requests of one connection, one after the other.
+/// Handles the requests of one connection, one after the other.
 fn talk(stream: &TcpStream, site: &Site) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut reader = BufReader::new(stream);

@@ -15,7 +15,7 @@ const CONNECT: Duration = Duration::from_secs(20);
 /// Longer than the pauses of a healthy server.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Headers for the proxy only.
+/// Hop-by-hop headers, which are not forwarded.
 const OURS: [&str; 4] = [
     "proxy-authorization",
     "proxy-connection",
@@ -23,7 +23,7 @@ const OURS: [&str; 4] = [
     "keep-alive",
 ];
 
-/// Whether a request has the right login.
+/// Whether a request has valid credentials.
 pub fn admits(request: &Request, login: &str) -> bool {
     request
         .headers
@@ -32,7 +32,7 @@ pub fn admits(request: &Request, login: &str) -> bool {
         .is_some_and(|given| given == base64(login.as_bytes()))
 }
 
-/// Asks for a login.
+/// Requests credentials.
 pub fn ask(writer: &mut impl Write) -> Result<u16> {
     write!(
         writer,
@@ -43,7 +43,7 @@ pub fn ask(writer: &mut impl Write) -> Result<u16> {
     Ok(407)
 }
 
-/// Fetches an address for the client, over a new connection that ends with the answer.
+/// Fetches a URL for the client, over a new connection that closes with the response.
 pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str) -> Result<u16> {
     let mut server = match connect(host) {
         Ok(server) => server,
@@ -59,7 +59,7 @@ pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str
         }
     }
     server.write_all(format!("{text}\r\n").as_bytes())?;
-    std::io::copy(&mut server, &mut client).context("cannot pass an answer on")?;
+    std::io::copy(&mut server, &mut client).context("cannot forward a response")?;
     Ok(200)
 }
 
@@ -80,7 +80,7 @@ pub fn tunnel(client: &TcpStream, request: &Request) -> Result<u16> {
     Ok(200)
 }
 
-/// Either side may end a tunnel at any time; this is not an error.
+/// Either side may close a tunnel at any time; this is not an error.
 fn pass(mut from: impl Read, mut to: TcpStream) {
     let ended = std::io::copy(&mut from, &mut to);
     let shut = to.shutdown(Shutdown::Write);
@@ -92,7 +92,7 @@ fn pass(mut from: impl Read, mut to: TcpStream) {
 fn connect(host: &str) -> Result<TcpStream> {
     let addresses = host
         .to_socket_addrs()
-        .with_context(|| format!("cannot find {host}"))?;
+        .with_context(|| format!("cannot resolve {host}"))?;
     let mut last = None;
     for address in addresses {
         match TcpStream::connect_timeout(&address, CONNECT) {
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_as_in_the_standard() {
+    fn base64_matches_rfc_examples() {
         for (plain, coded) in [
             ("", ""),
             ("f", "Zg=="),

@@ -1,4 +1,4 @@
-//! The requests of clients.
+//! Client requests.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -15,7 +15,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether the client wants the connection closed after the answer.
+    /// Whether the client requests to close the connection after the response.
     pub fn closes(&self) -> bool {
         self.headers
             .get("connection")

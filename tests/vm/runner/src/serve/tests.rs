@@ -60,7 +60,7 @@ fn ask(request: &str) -> String {
 }
 
 #[test]
-fn the_product_is_on_each_host() {
+fn product_is_served_on_each_host() {
     let answer = ask("GET /gpu-bootstrap HTTP/1.1\r\nHost: 127.0.0.1");
     assert!(answer.ends_with("\r\n\r\nthe product"), "{answer}");
 }
@@ -73,7 +73,7 @@ fn with(fault: Fault) -> Serving {
 }
 
 #[test]
-fn a_file_and_a_part_of_it() {
+fn ranges_are_served() {
     let whole = ask("GET /./d/file HTTP/1.1");
     assert!(
         whole.starts_with("HTTP/1.1 200") && whole.ends_with("0123456789"),
@@ -89,7 +89,7 @@ fn a_file_and_a_part_of_it() {
 }
 
 #[test]
-fn no_file_outside_the_root_and_no_other_method() {
+fn outside_paths_and_other_methods_are_rejected() {
     assert!(ask("GET /../../etc/passwd HTTP/1.1").contains("404"));
     assert!(ask("GET /d HTTP/1.1").contains("404"));
     assert!(ask("GET /d/f%69le HTTP/1.1").contains("200"));
@@ -105,7 +105,7 @@ fn no_file_outside_the_root_and_no_other_method() {
 }
 
 #[test]
-fn a_fault_holds_for_its_repository_and_package_only() {
+fn fault_applies_only_to_its_repository_and_package() {
     let get = |fault, path: &str| ask_at(&server(with(fault)), &format!("GET /{path} HTTP/1.1"));
     assert!(get(Fault::Missing, DEB).contains("404"));
     assert!(get(Fault::Missing, "other/one_1.0_amd64.deb").contains("200"));
@@ -122,7 +122,7 @@ fn a_fault_holds_for_its_repository_and_package_only() {
 }
 
 #[test]
-fn a_connection_is_cut_the_given_number_of_times() {
+fn connection_closes_given_number_of_times() {
     let mut once = with(Fault::Cut);
     once.times = Some(1);
     let server_once = server(once);
@@ -142,7 +142,7 @@ fn a_connection_is_cut_the_given_number_of_times() {
 }
 
 #[test]
-fn a_slow_download_is_slow_and_complete() {
+fn slow_download_is_complete() {
     let mut slow = with(Fault::Slow);
     slow.bytes_per_second = Some(20);
     let begin = std::time::Instant::now();
@@ -152,7 +152,7 @@ fn a_slow_download_is_slow_and_complete() {
 }
 
 #[test]
-fn a_proxy_asks_for_a_login_and_forwards() {
+fn proxy_requires_credentials_and_forwards() {
     let upstream = server(Serving::default());
     let proxy = Serving {
         proxy: true,
@@ -186,7 +186,7 @@ fn a_proxy_asks_for_a_login_and_forwards() {
 }
 
 #[test]
-fn keys_of_a_fault_must_match() {
+fn fault_keys_must_match() {
     let read = |text: &str| toml::from_str::<Serving>(text).unwrap().check();
     assert!(read("").is_ok());
     assert!(read("fault = 'cut'\ntimes = 1").is_ok());

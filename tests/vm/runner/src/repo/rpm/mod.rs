@@ -1,5 +1,5 @@
-//! Repositories for dnf, of one release of AlmaLinux or Amazon Linux: packages built by rpmbuild and signed by
-//! rpmsign, metadata by createrepo_c and signed by gpg.
+//! dnf repositories for one release of AlmaLinux or Amazon Linux: packages built by rpmbuild and signed by rpmsign,
+//! metadata by createrepo_c and signed by gpg.
 
 mod spec;
 pub mod table;
@@ -25,7 +25,7 @@ use crate::claim::Claim;
 use crate::rootfs::Mirror;
 use crate::sh::Cmd;
 
-/// A part of the recipe: a change of these files may change the result.
+/// A part of the recipe, because a change of these files may change the result.
 const SOURCE: [&str; 4] = [
     include_str!("mod.rs"),
     include_str!("spec.rs"),
@@ -34,11 +34,10 @@ const SOURCE: [&str; 4] = [
 ];
 const SIGN: &str = include_str!("sign.sh");
 
-/// The directory, below that of the repositories, with the packages that machines have from the
-/// start.
+/// The directory, below that of the repositories, with the packages that are installed on machines from the start.
 const INSTALLED: &str = "installed";
 
-/// The options by which a package is what its spec file says and nothing more.
+/// Options that limit a package to the contents of its spec file.
 const BUILD: [&str; 7] = [
     "__os_install_post %{nil}",
     "debug_package %{nil}",
@@ -49,18 +48,17 @@ const BUILD: [&str; 7] = [
     "_unpackaged_files_terminate_build 1",
 ];
 
-/// What machines of a release are made from.
+/// The parts of machines of a release.
 #[derive(Clone, Debug)]
 pub struct Served {
     pub repositories: Repositories,
-    /// Packages that machines have from the start.
+    /// Packages that are installed on machines from the start.
     pub installed: PathBuf,
-    /// The files of `/etc/yum.repos.d` and `/etc/pki/rpm-gpg` that machines have from the start:
-    /// their text by their path.
+    /// The initial files of `/etc/yum.repos.d` and `/etc/pki/rpm-gpg`: their text by their path.
     pub files: BTreeMap<String, String>,
 }
 
-/// Builds the repositories of a release; `toolkit` holds the packages of the container toolkit.
+/// Builds the repositories of a release; `toolkit` contains the packages of the container toolkit.
 pub fn build(
     bed: &Bed,
     table: &Rpms,
@@ -92,7 +90,7 @@ pub fn build(
     })
 }
 
-/// Adds the repository of Kubernetes to those of a release: `programs` are what its packages contain.
+/// Adds the Kubernetes repository to a release. `programs` are the contents of its packages.
 pub fn with_kubernetes(
     bed: &Bed,
     (kubernetes, number): (&Rpms, &str),
@@ -112,7 +110,7 @@ pub fn with_kubernetes(
                 .ok()
                 .context("cannot link the repositories")?;
         }
-        // None of its packages has files of Debian.
+        // None of its packages contains Debian files.
         let sources = (toolkit, Path::new("/dev/null"), Some(programs));
         make(bed, dir, kubernetes, number, sources)
     })?;
@@ -196,7 +194,7 @@ fn make(
         &gpg,
         owners.map(|(name, place)| (name.as_str(), &*place.key)),
     )?;
-    // rpm reads keys with armour only.
+    // rpm only reads armored keys.
     let armoured: BTreeMap<String, PathBuf> = (places.iter())
         .map(|(name, place)| (name.clone(), dir.join("www").join(&place.key)))
         .collect();
@@ -212,7 +210,7 @@ fn make(
         let pool = dir.join("www").join(&place.path);
         let trees = work.join("trees");
         for path in [&pool, &trees, &dir.join(INSTALLED)] {
-            fs::create_dir_all(path).context("cannot make a folder")?;
+            fs::create_dir_all(path).context("cannot create a directory")?;
         }
         let mut specs = Vec::new();
         let mut installed = Vec::new();
@@ -304,7 +302,7 @@ fn modules(table: &Rpms, number: &str, repository: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The packages of a stream, as `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
+/// The packages of a stream, in the form `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
 fn artifacts(table: &Rpms, number: &str, stream: &Stream) -> Result<Vec<String>> {
     let release = table.release(number)?;
     let mut artifacts = Vec::new();
@@ -346,7 +344,7 @@ fn sign(dir: &Path, gpg: &Gpg, work: &Path, signer: &str, path: &str) -> Result<
         ("UNSIGNED", UNSIGNED),
     ] {
         let fault = dir.join("faults").join(kind).join(path);
-        fs::create_dir_all(&fault).context("cannot make a folder")?;
+        fs::create_dir_all(&fault).context("cannot create a directory")?;
         cmd = cmd.env(variable, fault.to_string_lossy());
     }
     cmd.ok()?;
@@ -358,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_has_the_packages_of_its_branch_only() {
+    fn stream_contains_only_packages_of_its_branch() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         let text = modules(&table, "9", "nvidia").unwrap();

@@ -1,4 +1,4 @@
-//! A stand-in package as a file tree and a spec file, from which rpmbuild makes it.
+//! A fake package as a file tree and a spec file, from which rpmbuild builds it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,8 +12,8 @@ use crate::repo::stand_in::{Source, Tree};
 use crate::repo::table::upstream;
 use crate::sh::Cmd;
 
-/// What systemd's macros `%systemd_post`, `%systemd_preun` and `%systemd_postun` add: a unit gets the
-/// state that the presets say, and is stopped when it is removed. None is started.
+/// The scripts of the systemd macros `%systemd_post`, `%systemd_preun` and `%systemd_postun`: a unit gets its preset
+/// state, and is stopped when it is removed. It is never started.
 const UNIT_POST: &str = "\
 if [ $1 -eq 1 ] && [ -x /usr/bin/systemctl ]; then
     systemctl --no-reload preset {{unit}} >/dev/null 2>&1 || :
@@ -24,10 +24,10 @@ if [ $1 -eq 0 ] && [ -x /usr/bin/systemctl ]; then
     systemctl --no-reload disable --now {{unit}} >/dev/null 2>&1 || :
 fi
 ";
-/// rpm's own file triggers of systemd do this on AlmaLinux.
+/// On AlmaLinux the file triggers of systemd do this.
 const UNIT_POSTUN: &str = "systemctl daemon-reload >/dev/null 2>&1 || :\n";
 
-/// The scripts of NVIDIA's packages for DKMS: a failed build is no failure of the package.
+/// The DKMS scripts of NVIDIA's packages: a failed build does not fail the package.
 const DKMS_POST: &str = "\
 dkms add -m {{dkms}} -v {{upstream}} -q || :
 dkms build -m {{dkms}} -v {{upstream}} -q || :
@@ -35,7 +35,7 @@ dkms install -m {{dkms}} -v {{upstream}} -q --force || :
 ";
 const DKMS_PREUN: &str = "dkms remove -m {{dkms}} -v {{upstream}} -q --all || :\n";
 
-/// Directories that belong to the system: a package that has files in them does not own them.
+/// System directories: a package with files in them does not own them.
 const OF_THE_SYSTEM: [&str; 16] = [
     "",
     "boot",
@@ -55,7 +55,7 @@ const OF_THE_SYSTEM: [&str; 16] = [
     "var/lib",
 ];
 
-/// Where the parts of a package lie while it is built.
+/// The directories of a package during its build.
 pub struct Work<'a> {
     pub dir: &'a Path,
     /// The packages of NVIDIA's container toolkit.
@@ -72,7 +72,7 @@ pub fn write(
 ) -> Result<PathBuf> {
     let name = format!("{}-{}", package.name, version.replace(':', "_"));
     let root = work.dir.join(&name);
-    fs::create_dir_all(&root).context("cannot make a folder")?;
+    fs::create_dir_all(&root).context("cannot create a directory")?;
     let upstream = upstream(version);
     let mut values: BTreeMap<&str, String> = release.values(number);
     values.extend((source.values.iter()).map(|(key, value)| (key.as_str(), value.clone())));
@@ -122,7 +122,7 @@ pub fn write(
     Ok(path)
 }
 
-/// Epoch and version without release: what packages of one driver require of each other.
+/// Epoch and version without release, for dependencies between packages of one driver.
 fn evr(version: &str) -> &str {
     version.rsplit_once('-').map_or(version, |(left, _)| left)
 }
@@ -146,17 +146,19 @@ fn unpack(toolkit: &Path, name: &str, to: &Path) -> Result<()> {
         &to.to_string_lossy(),
     ])
     .ok()?;
-    // Where `/lib` is a link, a package must not contain it as a directory.
+    // If `/lib` is a link, a package must not contain it as a directory.
     let (old, new) = (to.join("lib"), to.join("usr/lib"));
     if old.is_dir() {
-        fs::create_dir_all(&new).context("cannot make a folder")?;
+        fs::create_dir_all(&new).context("cannot create a directory")?;
         let merge = [
             "cp",
             "-a",
             &format!("{}/.", old.display()),
             &new.to_string_lossy(),
         ];
-        Cmd::new(merge).ok().context("cannot merge two folders")?;
+        Cmd::new(merge)
+            .ok()
+            .context("cannot merge two directories")?;
         crate::bed::remove_tree(&old)?;
     }
     Ok(())
@@ -251,7 +253,7 @@ fn scripts(package: &Package, tree: &Tree<'_>) -> Result<BTreeMap<&'static str, 
     Ok(scripts)
 }
 
-/// Lists what a package owns, below `path` of its tree.
+/// Lists the paths that a package owns, below `path` of its tree.
 fn list(root: &Path, path: &str, config: &[String], text: &mut String) -> Result<()> {
     let dir = root.join(path);
     let mut names: Vec<String> = fs::read_dir(&dir)
@@ -285,7 +287,7 @@ mod tests {
     use crate::repo::rpm::table::Rpms;
 
     #[test]
-    fn a_spec_has_epoch_dependencies_and_the_scripts_of_its_units() {
+    fn spec_has_epoch_dependencies_and_unit_scripts() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         let dir = tempfile::tempdir().unwrap();

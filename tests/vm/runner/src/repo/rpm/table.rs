@@ -1,5 +1,5 @@
-//! The folder `rpms`: the releases of AlmaLinux that machines stand in for, the repositories that the bed
-//! serves them, and the stand-in packages in these.
+//! The directory `rpms`: the simulated AlmaLinux releases, the repositories that the harness serves to them, and the
+//! fake packages in these.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,23 +11,22 @@ use serde::Deserialize;
 use crate::cases::fill;
 use crate::repo::table::{Dkms, File, Modules, Place};
 
-/// In the name of a package of a kernel: the kernel's series.
+/// Placeholder for the kernel series in the name of a kernel package.
 const SERIES: &str = "{{series}}";
 
-/// The series of Amazon Linux 2023 whose packages are called as elsewhere.
+/// The series of Amazon Linux 2023 whose packages have the usual names.
 const FIRST: &str = "6.1";
 
 /// The whole table.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rpms {
-    /// By the number of the release.
+    /// By release number.
     #[serde(default)]
     pub releases: BTreeMap<String, Release>,
     #[serde(default)]
     pub repositories: BTreeMap<String, Repository>,
-    /// Names of packages that each machine has from the start and that own nothing: what is behind
-    /// these names is Debian's.
+    /// Names of packages that each machine has from the start, without files, because Debian provides the programs.
     #[serde(default)]
     pub system: Vec<Named>,
     #[serde(default, rename = "package")]
@@ -43,32 +42,32 @@ pub struct Release {
     /// With its minor number.
     pub version: String,
     pub codename: String,
-    /// What its packages have at the end of their version.
+    /// Suffix of the package versions.
     pub dist: String,
     /// Version and release of its kernels, from the oldest; machines have the first.
     #[serde(default)]
     pub kernels: Vec<String>,
-    /// The same by series, where packages of a kernel have the series in their names.
+    /// The same by series, if kernel packages have the series in their names.
     #[serde(default)]
     pub series: BTreeMap<String, Vec<String>>,
-    /// The directory of rpm's database.
+    /// The directory of the rpm database.
     pub database: String,
-    /// The id of the repository that AlmaLinux 9 calls CRB.
+    /// The ID of the repository called CRB on AlmaLinux 9.
     #[serde(default)]
     pub crb: String,
-    /// The repository of its base system.
+    /// The repository of the base system.
     pub base: String,
-    /// Its platform, which module streams are for.
+    /// The platform of module streams.
     pub platform: String,
-    /// Its name in the addresses of NVIDIA's repositories.
+    /// Release name in the URLs of NVIDIA's repositories.
     pub cuda: String,
-    /// The file of its own key below `/etc/pki/rpm-gpg`.
+    /// The file of the distribution's key below `/etc/pki/rpm-gpg`.
     pub key: String,
     /// The file of the key that signs NVIDIA's repository.
     pub cuda_key: String,
     /// Whether its repositories have module streams.
     pub streams: bool,
-    /// Where these facts come from, for the reader of the table.
+    /// Source of these facts, for readers of the table.
     #[serde(rename = "source")]
     _source: String,
 }
@@ -77,30 +76,30 @@ pub struct Release {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Repository {
-    /// The name in its address.
+    /// The host name in its URL.
     pub host: String,
     /// Its path on the server.
     pub path: String,
     /// The path of its public key on the server.
     pub key: Option<String>,
-    /// The repository with whose key it is signed, if not with its own.
+    /// The repository whose key signs it, if not its own.
     pub key_of: Option<String>,
-    /// The releases that have it; all if absent.
+    /// The releases that have it; all if empty.
     #[serde(default)]
     pub releases: Vec<String>,
-    /// Its id in the machine's `/etc/yum.repos.d`, if it is there from the start.
+    /// Its ID in the machine's `/etc/yum.repos.d`, if it is configured from the start.
     pub id: Option<String>,
     /// Whether it is enabled there.
     #[serde(default = "yes")]
     pub enabled: bool,
-    /// The tags of its packages.
+    /// Vendor tag of its packages.
     pub vendor: String,
     pub packager: String,
     #[serde(rename = "source")]
     _source: String,
 }
 
-/// A package that is only a name.
+/// A package without files.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Named {
@@ -111,7 +110,7 @@ pub struct Named {
     pub provides: Vec<String>,
 }
 
-/// A stand-in package, in one or more versions.
+/// A fake package, in one or more versions.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Package {
@@ -120,21 +119,21 @@ pub struct Package {
     /// `EPOCH:VERSION-RELEASE`, the epoch if there is one.
     #[serde(default)]
     pub versions: Vec<String>,
-    /// Its versions end without the release's `dist`.
+    /// Its versions do not have the release's `dist` suffix.
     #[serde(default)]
     pub without_dist: bool,
-    /// Its versions are those of the kernels.
+    /// Its versions are the kernel versions.
     #[serde(default)]
     pub of_kernel: bool,
-    /// Of which series, set by [`Rpms::load`] for a name with `{{series}}`.
+    /// Its kernel series, set by [`Rpms::load`] for a name with `{{series}}`.
     #[serde(skip)]
     pub series: Option<String>,
-    /// The releases that have it; all if absent.
+    /// The releases that have it; all if empty.
     #[serde(default)]
     pub releases: Vec<String>,
     #[serde(default)]
     pub noarch: bool,
-    /// Machines have it from the start.
+    /// Installed on machines from the start.
     #[serde(default)]
     pub installed: bool,
     #[serde(default)]
@@ -147,20 +146,20 @@ pub struct Package {
     pub conflicts: Vec<String>,
     #[serde(default)]
     pub obsoletes: Vec<String>,
-    /// Files of `files` that rpm treats as configuration of the administrator.
+    /// Files of `files` that are marked as configuration.
     #[serde(default)]
     pub config: Vec<String>,
-    /// Names of libraries: each becomes an empty shared object with the driver's version.
+    /// Names of libraries: each becomes an empty shared object with the driver version.
     #[serde(default)]
     pub libraries: Vec<String>,
-    /// Units for which the scripts follow the presets, as those of systemd's macros do.
+    /// Units for which the scripts follow the presets, like the systemd macros.
     #[serde(default)]
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
-    /// Modules that it brings.
+    /// Modules that it contains.
     pub modules: Option<Modules>,
-    /// Additional actions of the scripts, by their names in a spec file.
+    /// Additional script actions, by their names in a spec file.
     #[serde(default)]
     pub scripts: BTreeMap<String, String>,
     /// Files by their path.
@@ -175,9 +174,9 @@ pub struct Package {
     /// Compiled programs: path here = name there.
     #[serde(default)]
     pub from_programs: BTreeMap<String, String>,
-    /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it has.
+    /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it contains.
     pub from_toolkit: Option<String>,
-    /// Where these facts come from, for the reader of the table.
+    /// Source of these facts, for readers of the table.
     #[serde(rename = "source")]
     _source: String,
 }
@@ -191,15 +190,15 @@ pub struct Stream {
     pub stream: String,
     /// The driver branch of its packages.
     pub branch: String,
-    /// Packages of which it has all versions of the branch.
+    /// Packages that it contains in all versions of the branch.
     pub packages: Vec<String>,
-    /// Packages of which it has the newest version only.
+    /// Packages that it contains only in the newest version.
     pub newest: Vec<String>,
     #[serde(rename = "source")]
     _source: String,
 }
 
-/// A series as names of packages have it: those of the first series have none.
+/// A series as it appears in package names: empty for the first one.
 fn in_names(series: &str) -> &str {
     match series {
         FIRST => "",
@@ -207,7 +206,7 @@ fn in_names(series: &str) -> &str {
     }
 }
 
-/// Whether a list of releases has this one; an empty list has all.
+/// Whether a list of releases contains this one; an empty list contains all.
 fn includes(releases: &[String], number: &str) -> bool {
     releases.is_empty() || releases.iter().any(|one| one == number)
 }
@@ -221,7 +220,7 @@ fn zero() -> String {
 }
 
 impl Rpms {
-    /// Reads and checks the table, of which each file of the folder has a part.
+    /// Reads and checks the table. Each file of the directory contains a part.
     pub fn load(folder: &Path) -> Result<Rpms> {
         let mut table = Rpms::default();
         for name in [
@@ -264,7 +263,7 @@ impl Rpms {
         Ok(table)
     }
 
-    /// The table of Kubernetes' packages, for the releases of this one.
+    /// The table of the Kubernetes packages, for the releases of this one.
     pub fn of_kubernetes(&self, folder: &Path) -> Result<Rpms> {
         let path = folder.join("kubernetes.toml");
         let text =
@@ -283,10 +282,10 @@ impl Rpms {
     pub fn release(&self, number: &str) -> Result<&Release> {
         self.releases
             .get(number)
-            .with_context(|| format!("the folder rpms has no release `{number}`"))
+            .with_context(|| format!("the directory rpms has no release `{number}`"))
     }
 
-    /// All that decides what the repositories of a release contain, as a text.
+    /// Text that changes whenever the contents of a release's repositories change.
     pub fn told_of(&self, number: &str) -> Result<String> {
         let repositories: Vec<_> = (self.repositories.iter())
             .filter(|(_, one)| includes(&one.releases, number))
@@ -307,7 +306,7 @@ impl Rpms {
         })
     }
 
-    /// The repositories of a release, with their texts filled.
+    /// The repositories of a release, with their templates filled.
     pub fn places(&self, number: &str) -> Result<BTreeMap<String, Place>> {
         let values = self.release(number)?.values(number);
         let filled = |(name, repository): (&String, &Repository)| {
@@ -365,7 +364,7 @@ impl Named {
 }
 
 impl Package {
-    /// Itself, or a package for each series of kernels, if its name has one.
+    /// Itself, or one package for each kernel series if its name contains the placeholder.
     fn of_each_series(&self, releases: &BTreeMap<String, Release>) -> Vec<Package> {
         if !self.name.contains(SERIES) {
             return vec![self.clone()];
@@ -384,7 +383,7 @@ impl Package {
         let named = self.files.values().filter_map(|file| file.key_of.as_ref());
         for name in named.chain([&self.repository]) {
             if !table.repositories.contains_key(name) {
-                bail!("there is no repository `{name}`");
+                bail!("repository `{name}` does not exist");
             }
         }
         for file in self.files.values() {
@@ -397,7 +396,7 @@ impl Package {
         }
         if let Some(number) = (self.releases.iter()).find(|one| !table.releases.contains_key(*one))
         {
-            bail!("there is no release `{number}`");
+            bail!("release `{number}` does not exist");
         }
         Ok(())
     }
@@ -428,11 +427,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_repository_is_valid() {
+    fn repository_table_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         for (number, release) in &table.releases {
-            // A newer kernel must be in the repository, so that staying on one has an effect.
+            // A newer kernel must be in the repository, so that keeping the old one has an effect.
             let kernels = (table.packages_of(number))
                 .filter(|one| one.of_kernel && one.installed && one.repository == release.base);
             for kernel in kernels {
@@ -450,9 +449,9 @@ mod tests {
             }
         }
     }
-    /// As awslabs/amazon-eks-ami names them.
+    /// With the names from awslabs/amazon-eks-ami.
     #[test]
-    fn packages_of_a_kernel_have_its_series_in_their_names() {
+    fn kernel_package_names_contain_series() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         let release = table.release("2023").unwrap();

@@ -21,6 +21,6 @@ oom_score = -999
 EOF
 chmod 644 /etc/containerd/config.toml
 systemctl restart containerd
-# What the case asks: whether containerd knows the runtime from this start on.
+# For the case: whether containerd has the runtime from this start on.
 date +%s.%N >>/root/starts
 containerd config dump | grep -c 'runtimes.nvidia' >>/root/starts || true
