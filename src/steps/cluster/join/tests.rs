@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    config::desired::{Discovery, JoinMethod},
+    config::desired::JoinMethod,
     host::fake,
     joins::{agents, kubeadm, nodeadm},
     steps::fixtures::{self as machine, desired, unit},
