@@ -20,6 +20,9 @@ pub mod host;
 
 pub mod tools;
 
+pub mod dkms;
+pub mod fabric;
+pub mod mig;
 pub mod runtimes;
 
 pub mod facts;

@@ -12,8 +12,9 @@ use std::{
 use gpu_bootstrap::{
     config::desired::{ClusterWish, JoinMethod},
     error::Report as _,
+    joins::nodeadm,
     state::labels,
-    tools::kubernetes::{kubectl, nodeadm},
+    tools::kubernetes::kubectl,
 };
 use nix::{
     sys::signal::{Signal, kill},

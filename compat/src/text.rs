@@ -43,10 +43,12 @@ pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     }
 });
 
-/// Implements serde and the schema as a string for a type with `FromStr` and `Display`. The last argument is the pattern for the
-/// schema.
-macro_rules! as_text {
-    ($type:ident, $what:literal, $pattern:literal) => {
+/// Implements serde, as a string, for a type with `FromStr` and `Display`, so that files and messages use the same form.
+/// For the crates of this workspace. The caller must depend on serde.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! serde_as_text {
+    ($type:ident, $what:expr) => {
         impl serde::Serialize for $type {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.collect_str(self)
@@ -72,8 +74,15 @@ macro_rules! as_text {
                 from.deserialize_str(Text)
             }
         }
+    };
+}
 
-        #[cfg(feature = "schema")]
+/// Implements the schema of such a type. A separate macro, because `cfg(feature)` in an exported macro is evaluated in the
+/// crate that uses it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! schema_as_text {
+    ($type:ident, $what:expr, $pattern:expr) => {
         impl schemars::JsonSchema for $type {
             fn schema_name() -> std::borrow::Cow<'static, str> {
                 stringify!($type).into()
@@ -87,6 +96,15 @@ macro_rules! as_text {
                 })
             }
         }
+    };
+}
+
+/// Implements serde and the schema. The last argument is the pattern for the schema.
+macro_rules! as_text {
+    ($type:ident, $what:literal, $pattern:literal) => {
+        $crate::serde_as_text!($type, $what);
+        #[cfg(feature = "schema")]
+        $crate::schema_as_text!($type, $what, $pattern);
     };
 }
 

@@ -17,6 +17,7 @@ use std::{
 use camino::Utf8Path;
 use gpu_bootstrap::{
     cli::{self, Console, Env},
+    dkms,
     exit::Exit,
     facts,
     host::{
@@ -25,6 +26,7 @@ use gpu_bootstrap::{
         fake::{self, FakeFiles},
         files::Room,
     },
+    joins::kubeadm,
     journal,
     model::{
         document::{Document, Format, check_toml},
@@ -40,10 +42,10 @@ use gpu_bootstrap::{
         crictl, crio, docker,
     },
     tools::{
-        accounts, container_view, dkms, faults, initramfs, kernel_log, kmod, kubelet,
-        kubernetes::{kubeadm, kubeconfig, kubectl},
+        accounts, container_view, faults, initramfs, kernel_log, kmod, kubelet,
+        kubernetes::{kubeconfig, kubectl, token},
         lspci, module_file, mounts, openpgp,
-        packages::Manager,
+        packages::{Fault, Manager},
         prebuilt, sysctl, systemctl, toolkit,
     },
 };
@@ -548,7 +550,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = initramfs::has_file(text, Utf8Path::new("/etc/modprobe.d/nvidia.conf"));
     let _ = dkms::version_in(text, "nvidia");
     let _ = dkms::parse_status(text);
-    let _ = dkms::log_named_in(text);
+    let _ = Fault::Build.log_named_in(text);
     let _ = dkms::telling_line(text);
     let _ = dkms::program_of_override(text);
     let _ = (
@@ -583,8 +585,8 @@ pub fn texts(bytes: &[u8]) {
     let _ = kubeconfig::node_of(bytes);
     let _ = kubeconfig::pin_of(text);
     let _ = kubectl::server_version(text);
-    let _ = faults::of_kubeadm(text, true);
-    let _ = kubeadm::is_token(text);
+    let _ = kubeadm::fault(text, true);
+    let _ = token::is_bootstrap(text);
 }
 
 /// What an archive of modules is asked for.

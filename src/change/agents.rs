@@ -2,11 +2,9 @@
 
 use super::{Applier, Problem, Reverted, Sink};
 use crate::{
+    joins::agents::{self, Agent},
     runtimes::OWNERS,
-    tools::{
-        kubernetes::agents::{self, Agent},
-        systemctl, toolkit,
-    },
+    tools::{systemctl, toolkit},
 };
 
 /// Returns the agent of a unit.

@@ -352,7 +352,7 @@ impl Verbs for Applier {
             }
             Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,
             Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
-            Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
+            Change::JoinCluster { join } => join.method.way().join(self, join, sink).await?,
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
             // The engine finishes its run before a reboot.
             Change::Reboot { .. } => return Err(Problem::bug("reboot in the middle of a run")),
@@ -390,7 +390,7 @@ impl Verbs for Applier {
             return self.reconcile_stream(undo, sink).await;
         }
         if let Undo::LeaveCluster(undo) = undo {
-            self.clear_interrupted_join(&undo.way, sink).await?;
+            undo.way.way().clear(self, sink).await?;
         }
         self.restore_emptied_files(undo)?;
         self.refine(self.without_unwritten_files(undo)?).await

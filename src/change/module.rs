@@ -6,9 +6,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, kernel_parameters::needed_by};
 use crate::{
+    dkms,
     error::one_line,
     host::{Cmd, ExecError, FileKind, FilesError},
-    tools::{dkms, faults, initramfs, kmod, packages::Fault, prebuilt},
+    tools::{faults, initramfs, kmod, packages::Fault, prebuilt},
 };
 
 /// The polling interval while another DKMS is running.

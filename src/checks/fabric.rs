@@ -8,6 +8,7 @@ use super::words;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{Fabric, Matrix},
+    fabric,
     facts::{
         Facts,
         switches::{Evidence, switches},
@@ -19,7 +20,7 @@ use crate::{
     },
     state::owner,
     step::StepError,
-    tools::{fabric, kmod, packages::Manager, systemctl::UnitState},
+    tools::{kmod, packages::Manager, systemctl::UnitState},
 };
 
 const UNIT: Id = Id::new("nvl.fm.unit");

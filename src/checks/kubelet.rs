@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    config::desired::{Desired, JoinMethod},
+    config::desired::Desired,
     model::id::Id,
     runtimes::{
         Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
@@ -92,14 +92,14 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             }
         };
     }
-    // nodeadm writes containerd's configuration, with `nvidia` as the default runtime, and `runtime.use` may not name it.
-    let by_nodeadm = |desired: &Desired| {
-        (desired.cluster.as_ref()).is_some_and(|wish| matches!(wish.method, JoinMethod::Eks))
+    // `runtime.use` must not contain a runtime that the join method configures.
+    let by_method = |desired: &Desired| {
+        (desired.cluster.as_ref()).and_then(|wish| wish.method.way().configures())
     };
     let wanted = |kind| {
         desired.is_none_or(|desired| {
             desired.runtimes.iter().any(|wish| wish.kind == kind)
-                || (kind == RuntimeKind::Containerd && by_nodeadm(desired))
+                || by_method(desired) == Some(kind)
         })
     };
     match RuntimeKind::of_socket(socket) {

@@ -10,13 +10,14 @@ use super::{
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    dkms,
     facts::{Facts, GpuFact, Os, PciFact},
     host::ReadFiles,
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress, version::Branch},
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
-    tools::{dkms, kmod},
+    tools::kmod,
 };
 
 const PRESENT: Id = Id::new("pci.gpu.present");

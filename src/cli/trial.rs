@@ -628,7 +628,7 @@ impl<'r> TrialDriver<'r> {
             let templates: Vec<PackageWish> =
                 way.packages.iter().chain(&way.headers).cloned().collect();
             TrialWay {
-                compiled: way.dkms.is_some(),
+                compiled: way.is_compiled(),
                 packages: match kernels {
                     [] => templates.iter().map(kernel::for_any_kernel).collect(),
                     kernels => wish.packages(&templates, kernels),

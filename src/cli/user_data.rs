@@ -20,8 +20,7 @@ use crate::{
     },
     exit::Exit,
     host::Host,
-    model::cluster::JoinMethod,
-    tools::kubernetes::wrong_token,
+    joins::JoinMethod,
 };
 
 /// Where the token is written on the machine, in each form that has one.
@@ -401,7 +400,7 @@ fn with_token(
             "write the token into it and nothing else",
         ));
     }
-    if let Some(why) = method.and_then(|method| wrong_token(method, token)) {
+    if let Some(why) = method.and_then(|method| method.way().wrong_token(token)) {
         return Err(usage(
             &format!("read `{path}`: {why}"),
             "the form's comments name the command that makes the right one",

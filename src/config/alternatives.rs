@@ -3,7 +3,7 @@
 
 use crate::{
     compat::pick::{Pick, Wish, pick},
-    config::{desired::OtherSource, driver::DriverInputs, profile::DriverRow, values::Build},
+    config::{desired::OtherSource, driver::DriverInputs, profile::DriverRow},
 };
 
 impl DriverInputs<'_> {
@@ -57,7 +57,7 @@ impl DriverInputs<'_> {
         })?;
         Some(OtherSource {
             source: other.source.clone(),
-            compiled: other.build == Build::Dkms,
+            compiled: other.build.is_compiled(),
         })
     }
 }

@@ -9,30 +9,23 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        desired::{
-            ClusterWish, Discovery, JoinKind, JoinMethod, Manager, NodeWish, PackageWish,
-            RuntimeKind,
-        },
+        desired::{ClusterWish, JoinKind, Manager, NodeWish, PackageWish, RuntimeKind},
         error::ResolveError,
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint, TimeLimit},
+        values::{AbsolutePath, Fingerprint, TimeLimit, Word},
     },
+    joins::{Given, NodeRule, WayRow, Wrongs},
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
         packages::Signed,
         text::built_in,
-        token::TokenSource,
     },
-    tools::kubernetes::skew,
 };
 
 /// The name of the Kubernetes package repository.
 pub(super) const REPOSITORY: &str = "kubernetes";
-
-/// The default port of an API server.
-const API_PORT: u16 = 6443;
 
 /// The default taint of a GPU node, which keeps pods without GPU requests away. GKE adds it to each GPU node. Source:
 /// GKE, "About GPUs".
@@ -76,7 +69,7 @@ pub(super) fn repository(
     manager: Manager,
     release: &str,
 ) -> Option<RepositoryRow> {
-    let version = kubeadm_version(config)?;
+    let version = version_of_packages(config)?;
     let row = KUBERNETES.repository.get(&manager)?;
     let fill = |text: &str| text.replace("{series}", &version.series());
     Some(RepositoryRow {
@@ -95,11 +88,10 @@ pub(super) fn repository(
     })
 }
 
-fn kubeadm_version(config: &ClusterConfig) -> Option<&KubernetesVersion> {
-    config
-        .version
-        .as_ref()
-        .filter(|_| config.join == Some(JoinKind::Kubeadm))
+/// The version of the packages, if the join method uses them.
+fn version_of_packages(config: &ClusterConfig) -> Option<&KubernetesVersion> {
+    let row = config.join.and_then(JoinKind::row);
+    (config.version.as_ref()).filter(|_| row.is_some_and(|row| row.has_packages))
 }
 
 /// Returns the packages of a Kubernetes version.
@@ -137,12 +129,9 @@ impl ClusterInputs<'_> {
     /// # Errors
     /// All missing or contradictory settings.
     pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
-        let kind = self.config.join.unwrap_or_default();
-        self.only_what_counts(kind);
-        let wish = match kind {
-            JoinKind::None => None,
-            kind => self.wish(kind),
-        };
+        let row = self.config.join.unwrap_or_default().row();
+        self.only_what_counts(row);
+        let wish = row.and_then(|row| self.wish(row));
         let wrong = self.wrong.take();
         if wrong.is_empty() {
             return Ok(wish);
@@ -151,34 +140,39 @@ impl ClusterInputs<'_> {
     }
 
     /// Returns the cluster settings. `None` if there are errors.
-    fn wish(&self, kind: JoinKind) -> Option<ClusterWish> {
+    fn wish(&self, row: &WayRow) -> Option<ClusterWish> {
         let config = self.config;
-        let method = match kind {
-            JoinKind::None => None,
-            JoinKind::Kubeadm => self.kubeadm(),
-            JoinKind::K3s => {
-                self.agent("k3s", API_PORT)
-                    .map(|(server, token_source)| JoinMethod::K3s {
-                        server,
-                        token_source,
-                    })
-            }
-            JoinKind::Rke2 => {
-                self.agent("rke2", 9345)
-                    .map(|(server, token_source)| JoinMethod::Rke2 {
-                        server,
-                        token_source,
-                    })
-            }
-            JoinKind::Eks => self.eks(),
-            JoinKind::Command => self.command(),
-            JoinKind::Managed => Some(JoinMethod::Managed),
+        let given = Given {
+            version: config.version.as_ref(),
+            server: config.server.as_ref().map(Word::as_str),
+            token: config.token.as_ref(),
+            ca_cert_hashes: (config.ca_cert_hashes.as_ref()).map(|hashes| texts(hashes)),
+            discovery_file: config.discovery_file.as_ref().map(AbsolutePath::as_path),
+            ignored: texts(
+                config
+                    .ignore_preflight_errors
+                    .as_deref()
+                    .unwrap_or_default(),
+            ),
+            command: config.command.as_deref(),
+            environment_file: config.environment_file.as_ref().map(AbsolutePath::as_path),
+            joined_file: config.joined_file.as_ref().map(AbsolutePath::as_path),
+            leave_command: config.leave_command.as_deref(),
+            runtimes: self.runtimes,
+            kernel: self.kernel.as_deref(),
+            cgroup_v1: self.cgroup_v1,
+            oldest: KUBERNETES.oldest,
         };
-        let packages = match kubeadm_version(config) {
+        let mut wrongs = Wrongs::default();
+        let method = (row.read)(&given, &mut wrongs);
+        for (key, why, hint) in wrongs.0 {
+            self.wrong::<()>(&key, &why, &hint);
+        }
+        let packages = match version_of_packages(config) {
             Some(version) => packages(version),
             None => Vec::new(),
         };
-        let node = self.node(kind);
+        let node = self.node(&row.node);
         Some(ClusterWish {
             method: method?,
             node: node?,
@@ -189,38 +183,25 @@ impl ClusterInputs<'_> {
     }
 
     /// A setting of a different join method is reported as a mistake.
-    fn only_what_counts(&self, kind: JoinKind) {
-        use JoinKind::{Command, K3s, Kubeadm, Rke2};
+    fn only_what_counts(&self, row: Option<&WayRow>) {
         let config = self.config;
-        let of = |kinds: &'static [JoinKind], is_set: bool| is_set && !kinds.contains(&kind);
-        for (key, strange) in [
-            ("version", of(&[Kubeadm], config.version.is_some())),
-            ("server", of(&[Kubeadm, K3s, Rke2], config.server.is_some())),
-            ("token", of(&[Kubeadm, K3s, Rke2], config.token.is_some())),
-            (
-                "ca-cert-hashes",
-                of(&[Kubeadm], config.ca_cert_hashes.is_some()),
-            ),
-            (
-                "discovery-file",
-                of(&[Kubeadm], config.discovery_file.is_some()),
-            ),
+        let keys = row.map_or(&[][..], |row| row.keys);
+        for (key, is_set) in [
+            ("version", config.version.is_some()),
+            ("server", config.server.is_some()),
+            ("token", config.token.is_some()),
+            ("ca-cert-hashes", config.ca_cert_hashes.is_some()),
+            ("discovery-file", config.discovery_file.is_some()),
             (
                 "ignore-preflight-errors",
-                of(&[Kubeadm], config.ignore_preflight_errors.is_some()),
+                config.ignore_preflight_errors.is_some(),
             ),
-            ("command", of(&[Command], config.command.is_some())),
-            (
-                "environment-file",
-                of(&[Command], config.environment_file.is_some()),
-            ),
-            ("joined-file", of(&[Command], config.joined_file.is_some())),
-            (
-                "leave-command",
-                of(&[Command], config.leave_command.is_some()),
-            ),
+            ("command", config.command.is_some()),
+            ("environment-file", config.environment_file.is_some()),
+            ("joined-file", config.joined_file.is_some()),
+            ("leave-command", config.leave_command.is_some()),
         ] {
-            if strange {
+            if is_set && !keys.contains(&key) {
                 self.wrong::<()>(
                     &format!("cluster.{key}"),
                     "this join method does not use it",
@@ -237,229 +218,7 @@ impl ClusterInputs<'_> {
         None
     }
 
-    fn needed<'v, T>(&self, key: &str, value: &'v Option<T>, hint: &str) -> Option<&'v T> {
-        match value {
-            Some(value) => Some(value),
-            // A missing key has no location.
-            None => self.wrong(
-                "cluster.join",
-                &format!("`cluster.{key}` is also required"),
-                hint,
-            ),
-        }
-    }
-
-    fn kubeadm(&self) -> Option<JoinMethod> {
-        let config = self.config;
-        let version = self.needed(
-            "version",
-            &config.version,
-            "set it to the Kubernetes version of the cluster, such as \"1.36\" (see `kubectl version`)",
-        );
-        let oldest = KUBERNETES.oldest;
-        if (config.version.as_ref()).is_some_and(|version| version.minor < oldest) {
-            self.wrong::<()>(
-                "cluster.version",
-                &format!(
-                    "1.{oldest} is the oldest version of Kubernetes that is installed; older ones are end-of-life, and their \
-                     repositories may keep an expired key"
-                ),
-                &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
-            );
-        }
-        let mut wanted = RuntimeKind::ALL
-            .into_iter()
-            .filter(|kind| self.runtimes.contains(kind));
-        let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
-            Some(socket) => Some(socket),
-            None => self.wrong(
-                "runtime.use",
-                "the kubelet needs containerd or CRI-O",
-                "add \"containerd\" to `runtime.use`",
-            ),
-        };
-        let discovery = self.discovery();
-        let version = version?.to_string();
-        let ignored = config
-            .ignore_preflight_errors
-            .as_deref()
-            .unwrap_or_default();
-        let ignores_kernel = (ignored.iter().map(ToString::to_string)).any(|check| {
-            check.eq_ignore_ascii_case("SystemVerification") || check.eq_ignore_ascii_case("all")
-        });
-        let kernel = self.kernel.as_deref();
-        let reasons = [
-            kernel.and_then(|kernel| skew::with_kernel(&version, kernel)),
-            (self.cgroup_v1.then(|| skew::with_cgroup_v1(&version))).flatten(),
-        ];
-        let reasons: Vec<String> = reasons.into_iter().flatten().collect();
-        if !ignores_kernel && !reasons.is_empty() {
-            return self.wrong(
-                "cluster.version",
-                &reasons.join("; "),
-                "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
-                 to join with a kernel that Kubernetes does not support",
-            );
-        }
-        Some(JoinMethod::Kubeadm {
-            discovery: discovery?,
-            socket: format!("unix://{}", socket?),
-            ignore_preflight_errors: ignored.iter().map(ToString::to_string).collect(),
-        })
-    }
-
-    fn discovery(&self) -> Option<Discovery> {
-        let config = self.config;
-        if let Some(file) = &config.discovery_file {
-            if config.server.is_some() || config.ca_cert_hashes.is_some() {
-                return self.wrong(
-                    "cluster.discovery-file",
-                    "the file contains the API server and its CA, and so do `cluster.server` and \
-                     `cluster.ca-cert-hashes`",
-                    "use only one of them",
-                );
-            }
-            return Some(Discovery::File {
-                path: file.clone().into_inner(),
-                token_source: config.token.clone(),
-            });
-        }
-        let server = self.needed(
-            "server",
-            &config.server,
-            "set it to `HOST:PORT` of the API server, or set `cluster.discovery-file`",
-        );
-        let server = server.map(|server| server.as_str()).and_then(|server| {
-            let has_port = (server.rsplit_once(':'))
-                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-            if server.contains("://") || server.contains('/') || !has_port {
-                return self.wrong(
-                    "cluster.server",
-                    "kubeadm requires `HOST:PORT` of the API server",
-                    "set it without `https://`, such as \"10.0.0.1:6443\"",
-                );
-            }
-            Some(server)
-        });
-        let token_source = self.needed(
-            "token",
-            &config.token,
-            "set it to the location of the token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
-                 `kubeadm token create`)",
-        );
-        let hashes = self.needed(
-            "ca-cert-hashes",
-            &config.ca_cert_hashes,
-            "without it, any server could impersonate the cluster; `kubeadm token create \
-             --print-join-command` prints the digest",
-        );
-        if hashes.is_some_and(Vec::is_empty) {
-            return self.wrong(
-                "cluster.ca-cert-hashes",
-                "without a digest, any server could impersonate the cluster",
-                "run `kubeadm token create --print-join-command` to print the digest",
-            );
-        }
-        Some(Discovery::Token {
-            server: server?.to_owned(),
-            token_source: token_source?.clone(),
-            ca_cert_hashes: hashes?.iter().map(ToString::to_string).collect(),
-        })
-    }
-
-    fn agent(&self, name: &str, port: u16) -> Option<(String, TokenSource)> {
-        let server = self.server(name, port);
-        let source = self.needed(
-            "token",
-            &self.config.token,
-            "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\": the output of \
-                `k3s token create --ttl 30m`, or the file `agent-token` of a server started with `--agent-token`",
-        );
-        Some((server?, source?.clone()))
-    }
-
-    /// Returns the server URL of an agent.
-    fn server(&self, name: &str, port: u16) -> Option<String> {
-        let example = format!("set it to \"https://HOST:{port}\"");
-        let server = self.needed("server", &self.config.server, &example)?;
-        if !server.as_str().starts_with("https://") {
-            let why = format!("{name} requires the full URL of the server");
-            return self.wrong("cluster.server", &why, &example);
-        }
-        // Source: RKE2, "Quick Start": a server registers nodes at port 9345 and serves the API at 6443. k3s uses
-        // 6443 for both.
-        if port != API_PORT
-            && server
-                .as_str()
-                .trim_end_matches('/')
-                .ends_with(&format!(":{API_PORT}"))
-        {
-            let why =
-                format!("port {API_PORT} is the API server, but {name} registers nodes at {port}");
-            return self.wrong("cluster.server", &why, &example);
-        }
-        // The files for `cloud-init` use `@` for placeholders.
-        if server.as_str().contains('@') {
-            return self.wrong(
-                "cluster.server",
-                "a server URL must not contain `@`",
-                &example,
-            );
-        }
-        Some(server.to_string())
-    }
-
-    /// nodeadm rewrites the containerd configuration at each boot.
-    fn eks(&self) -> Option<JoinMethod> {
-        if self.runtimes.contains(&RuntimeKind::Containerd) {
-            return self.wrong(
-                "cluster.join",
-                "nodeadm (EKS) rewrites the containerd configuration at each boot",
-                "set `runtime.use` to a list without \"containerd\", such as `[]`. If the container toolkit is \
-                 installed, nodeadm makes `nvidia` the default runtime",
-            );
-        }
-        Some(JoinMethod::Eks)
-    }
-
-    fn command(&self) -> Option<JoinMethod> {
-        let config = self.config;
-        let command = self.needed(
-            "command",
-            &config.command,
-            "set it to a list of program and arguments",
-        );
-        for (key, command, example) in [
-            ("cluster.command", command, "join"),
-            (
-                "cluster.leave-command",
-                config.leave_command.as_ref(),
-                "leave",
-            ),
-        ] {
-            let program = command.map(|command| command.first().map(String::as_str));
-            if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
-                self.wrong::<()>(
-                    key,
-                    "must start with an absolute path",
-                    &format!("set it to a list of program and arguments, such as `[\"/usr/local/sbin/{example}\"]`"),
-                );
-            }
-        }
-        let joined = self.needed(
-            "joined-file",
-            &config.joined_file,
-            "set it to a file that exists after the machine has joined, such as the kubeconfig of the kubelet",
-        );
-        Some(JoinMethod::Command {
-            command: command?.clone(),
-            environment_file: path(&config.environment_file),
-            joined_file: joined?.clone().into_inner(),
-            leave_command: config.leave_command.clone().unwrap_or_default(),
-        })
-    }
-
-    fn node(&self, kind: JoinKind) -> Option<NodeWish> {
+    fn node(&self, rule: &NodeRule) -> Option<NodeWish> {
         let config = self.config;
         let name = config.node_name.as_ref();
         let name = name.map(|name| name.as_str().parse::<NodeName>());
@@ -470,7 +229,7 @@ impl ClusterInputs<'_> {
                 "use lower-case letters, digits, `-` and `.`",
             )
         });
-        if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
+        if name.is_some() && rule.is_named_by_provider {
             self.wrong::<()>(
                 "cluster.node-name",
                 "the provider sets the name of this node",
@@ -479,24 +238,9 @@ impl ClusterInputs<'_> {
         }
         let labels = config.labels.as_deref().unwrap_or_default();
         // The pool determines the taints of a node that the provider joins.
-        let refused = match kind {
-            JoinKind::Managed => Some((
-                "a node registers with its taints, and this one has already joined",
-                "set these taints in the node pool",
-            )),
-            JoinKind::Eks => Some((
-                "they would replace the taints of Karpenter and of the node group, and Karpenter deletes a node without \
-                 its taints",
-                "set them in the NodePool or the node group, or in the NodeConfig of the user data \
-                 (`spec.kubelet.config.registerWithTaints`)",
-            )),
-            _ => None,
-        };
-        if let (Some((why, hint)), Some(_)) = (refused, &config.taints) {
+        if let (Some((why, hint)), Some(_)) = (rule.no_taints, &config.taints) {
             self.wrong::<()>("cluster.taints", why, hint);
         }
-        // A custom command may register the node in any way.
-        let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         let startup = match &config.startup_taints {
             Some(own) => own.clone(),
@@ -526,12 +270,16 @@ impl ClusterInputs<'_> {
             mig_strategy: config.mig_strategy.unwrap_or_default(),
             taints: match &config.taints {
                 Some(own) => own.clone(),
-                None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
+                None if self.has_gpu && rule.has_default_taint => vec![taint(GPU_TAINT)],
                 None => Vec::new(),
             },
             startup_taints: startup,
         })
     }
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
 }
 
 fn path(file: &Option<AbsolutePath>) -> Option<Utf8PathBuf> {

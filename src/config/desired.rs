@@ -17,7 +17,7 @@ use crate::tools::prebuilt::Trust;
 pub use crate::{
     config::choices::{ConditionMeaning, Existing, Restart},
     config::kernel::{KernelWish, ModuleWay},
-    model::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
+    joins::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     model::packages::{PackageWish, Pin, Repository},
     runtimes::{Daemon, RuntimeKind},
     tools::packages::Manager,
@@ -320,6 +320,20 @@ pub struct ModuleOption {
     pub value: String,
     /// Its effect.
     pub why: String,
+}
+
+impl DriverWish {
+    /// Whether the module is compiled on the machine.
+    #[must_use]
+    pub const fn is_compiled(&self) -> bool {
+        self.dkms.is_some()
+    }
+
+    /// Sets the module method.
+    pub fn take_module(&mut self, way: &ModuleWay) {
+        self.dkms.clone_from(&way.dkms);
+        self.module.clone_from(&way.module);
+    }
 }
 
 /// Companion software of the driver for GPUs that are connected by switches.

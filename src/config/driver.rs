@@ -18,7 +18,7 @@ use crate::{
         layers::Layers,
         profile::{At, DriverRow, FabricRow, Profile, Release},
         template::Placeholders,
-        values::{Build, Moment},
+        values::Moment,
     },
     facts::{Facts, Os, switches::switches},
     model::{
@@ -107,10 +107,7 @@ impl<'a> DriverInputs<'a> {
         reasons.push(format!(
             "packages from `{}`, module {}",
             row.source,
-            match row.build {
-                Build::Precompiled => "packaged for the kernel",
-                Build::Dkms => "compiled on the machine by DKMS",
-            }
+            row.build.meaning()
         ));
         if !other_branches.is_empty() {
             let others: Vec<String> = (other_branches.iter())
@@ -207,9 +204,9 @@ impl<'a> DriverInputs<'a> {
         });
         ModuleWay {
             packages: packages.collect(),
-            headers: match row.build {
-                Build::Dkms => self.placeholders.kernel_templates(&self.release.headers),
-                Build::Precompiled => Vec::new(),
+            headers: match row.build.is_compiled() {
+                true => self.placeholders.kernel_templates(&self.release.headers),
+                false => Vec::new(),
             },
             follow: follow.collect(),
             dkms: row.dkms.clone(),

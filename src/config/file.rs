@@ -16,8 +16,8 @@ use crate::{
             TimeLimit, Url, VersionPattern, Word,
         },
     },
+    joins::JoinKind,
     model::{
-        cluster::JoinKind,
         gpu::Flavour,
         kubernetes::{KubernetesVersion, MigStrategy, OwnLabel, Taint},
         token::TokenSource,

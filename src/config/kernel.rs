@@ -104,6 +104,14 @@ pub struct ModuleWay {
     pub beside: Vec<String>,
 }
 
+impl ModuleWay {
+    /// Whether the module is compiled on the machine.
+    #[must_use]
+    pub const fn is_compiled(&self) -> bool {
+        self.dkms.is_some()
+    }
+}
+
 impl KernelWish {
     /// Returns the packages for these kernels. Packages without placeholders are included once.
     #[must_use]

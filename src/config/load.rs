@@ -16,8 +16,8 @@ use crate::{
     },
     facts::Facts,
     host::{Files, ReadFiles, trusted::Trusted},
+    joins::SecretKind,
     model::{
-        cluster::SecretKind,
         environment,
         secret::{Secret, Secrets},
         token::TokenSource,

@@ -11,7 +11,7 @@ use crate::{
         desired::Manager,
         error::ConfigError,
         kernel::KernelRow,
-        values::{Build, Fingerprint, TimeLimit},
+        values::{Fingerprint, TimeLimit},
     },
     facts::Os,
     host::ReadFiles,
@@ -447,15 +447,9 @@ impl Profile {
                     row.source, row.flavour
                 ));
             }
-            if row.build == Build::Dkms && row.is_rolling() {
+            if let Some(why) = row.contradiction() {
                 return Err(format!(
-                    "driver set `{}` {}: `at = \"kernel\"` requires `build = \"precompiled\"`",
-                    row.source, row.flavour
-                ));
-            }
-            if (row.build == Build::Dkms) != row.dkms.is_some() {
-                return Err(format!(
-                    "driver set `{}` {}: `dkms` requires `build = \"dkms\"`",
+                    "driver set `{}` {}: {why}",
                     row.source, row.flavour
                 ));
             }

@@ -10,8 +10,8 @@ use crate::{
     config::{
         cluster::{self, ClusterInputs},
         desired::{
-            Cdi, Desired, Guard, Hold, JoinMethod, KernelWish, ModuleWay, PackagePolicy,
-            PackageWish, Persistence, Purpose, ReportsWish, RuntimeKind, RuntimeWish, ToolkitWish,
+            Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
+            Persistence, Purpose, ReportsWish, RuntimeKind, RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
@@ -109,7 +109,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             };
             let mut present = inputs.present.clone();
             present.installed.retain(is_served);
-            let (kinds, why) = choice::choose(join, &present);
+            let (kinds, why) = choice::choose(join.runtimes(), &present);
             (kinds, Some(why))
         }
     };
@@ -216,9 +216,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .unwrap_or_default();
     // Podman does not need these modules, and kernels on EKS and provider nodes include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
-        || cluster.as_ref().is_some_and(|cluster| {
-            !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
-        });
+        || (cluster.as_ref()).is_some_and(|cluster| !cluster.method.way().has_kernel_of_provider());
     let container_modules = match runs_containers {
         true => placeholders.kernel_templates(&release.container_modules),
         false => Vec::new(),

@@ -87,6 +87,15 @@ pub struct DriverRow {
 }
 
 impl DriverRow {
+    /// Returns the contradiction between `build` and the other keys.
+    pub(super) fn contradiction(&self) -> Option<&'static str> {
+        if self.build.is_compiled() && self.is_rolling() {
+            return Some("`at = \"kernel\"` requires `build = \"precompiled\"`");
+        }
+        (self.build.is_compiled() != self.dkms.is_some())
+            .then_some("`dkms` requires `build = \"dkms\"`")
+    }
+
     /// Returns whether there is one build for each kernel, so that the branches for a kernel are only known from the
     /// package lists.
     #[must_use]

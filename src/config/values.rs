@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use bytesize::ByteSize;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use jiff::SignedDuration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -372,6 +372,12 @@ impl AbsolutePath {
     pub fn into_inner(self) -> Utf8PathBuf {
         self.0
     }
+
+    /// A reference to the path.
+    #[must_use]
+    pub fn as_path(&self) -> &Utf8Path {
+        &self.0
+    }
 }
 
 impl FromStr for AbsolutePath {
@@ -519,6 +525,35 @@ pub enum Build {
     Precompiled,
     /// Compiled on the machine.
     Dkms,
+}
+
+impl Build {
+    /// The setting that compiles the module, for hints.
+    pub const COMPILE: &str = "set `driver.build = \"dkms\"`";
+
+    /// Returns `Dkms` for a module that is compiled on the machine.
+    #[must_use]
+    pub const fn of(is_compiled: bool) -> Self {
+        match is_compiled {
+            true => Self::Dkms,
+            false => Self::Precompiled,
+        }
+    }
+
+    /// Whether the module is compiled on the machine.
+    #[must_use]
+    pub const fn is_compiled(self) -> bool {
+        matches!(self, Self::Dkms)
+    }
+
+    /// A human-readable description.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Precompiled => "packaged for the kernel",
+            Self::Dkms => "compiled on the machine by DKMS",
+        }
+    }
 }
 
 impl fmt::Display for Build {

@@ -22,11 +22,12 @@ use super::{
 };
 use crate::{
     change::{Change, Problem, Reverted},
+    dkms,
     host::{Files, FilesError, Host},
     journal::{JournalError, Receipt, Record, Request, Standing},
     model::id::StepId,
     steps,
-    tools::{dkms, packages::HEADER},
+    tools::packages::HEADER,
 };
 
 /// The maximum number of consecutive boots without progress.

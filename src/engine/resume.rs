@@ -9,7 +9,7 @@ use super::{
     EngineError, Tools, lasting,
     ledger::Ledger,
     retry::UNATTENDED_DEADLINE,
-    units::{self, quoted},
+    units::{self, AFTER_MODULES, quoted},
 };
 use crate::{
     change::{Change, Problem, Reverted},
@@ -53,7 +53,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          Description=Finish the GPU set-up that gpu-bootstrap began\n\
          Wants=network-online.target\n\
          After=network-online.target\n\
-         After=nvidia-kmod-load.service dkms.service\n\
+         {AFTER_MODULES}\n\
          Before=nvidia-persistenced.service\n\
          RequiresMountsFor={STATE}\n\
          StartLimitIntervalSec=1h\n\

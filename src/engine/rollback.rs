@@ -120,12 +120,9 @@ fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<
     let ways: Vec<&ModuleWay> = (desired.kernel.iter())
         .flat_map(|kernel| &kernel.ways)
         .collect();
-    let compiled = |is: bool| ways.iter().any(|way| way.dkms.is_some() == is);
-    let build = match (compiled(true), compiled(false)) {
-        (true, false) => Some(Build::Dkms),
-        (false, true) => Some(Build::Precompiled),
-        _ => None,
-    };
+    let compiled = |is: bool| ways.iter().any(|way| way.is_compiled() == is);
+    // If both methods are possible, the setting is not fixed.
+    let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
     // If the package lists decide the branch, the setting has no fixed branch.
     let is_open = ways.iter().any(|way| way.branch.is_some());
     let branch = version(exact).filter(|_| is_open);

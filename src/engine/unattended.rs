@@ -3,6 +3,7 @@
 
 use super::{
     resume,
+    units::AFTER_MODULES,
     wait::{self, OF_USER_DATA},
 };
 use crate::{
@@ -15,12 +16,9 @@ use crate::{
 /// At shutdown, systemd sends SIGTERM only to the main process, and waits as long as a package
 /// manager may need to finish. The unit is restarted after a crash, but not after an exit status
 /// that means that transient failures were already retried. The output goes to the journal and the
-/// console. In Amazon's accelerated EKS image, a unit unpacks the module at the first boot, and
-/// cloud-init does not wait for it (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS
-/// compiles modules for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS
-/// runs corrupt each other's results.
+/// console.
 const PROPERTIES: [&str; 11] = [
-    "After=nvidia-kmod-load.service dkms.service",
+    AFTER_MODULES,
     "KillMode=mixed",
     "TimeoutStopSec=30min",
     "Restart=on-failure",

@@ -67,6 +67,11 @@ pub(super) fn release(
     Ok(removed)
 }
 
+/// Units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a unit unpacks the module at the
+/// first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles modules
+/// for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS runs corrupt each other's results.
+pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
+
 /// Directories with files that are recognized as ours by their name.
 const FOLDERS: [&str; 7] = [
     "/etc/dkms/framework.conf.d",

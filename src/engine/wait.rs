@@ -10,10 +10,10 @@ use crate::{
     engine::{RunState, RunStatus},
     exit::Exit,
     host::{ExecError, FilesError, Host},
+    joins::joins_after_cloud_init,
     steps,
     tools::{
         cloud_init,
-        kubernetes::nodeadm,
         systemctl::{self, Once},
     },
 };
@@ -79,7 +79,7 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
     let status = status(host, boot_id)?;
     // The file is not sufficient evidence, because it is not removed after the join.
     let joins_after_cloud_init = joins(&status)
-        && (host.files.exists(nodeadm::MAY_JOIN.into())).map_err(unreadable)?
+        && (joins_after_cloud_init(&*host.files)).map_err(unreadable)?
         && cloud_init::is_running(&*host.files).map_err(unreadable)?;
     Ok(Seen {
         status,

@@ -5,17 +5,183 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-use super::{Join, bad_secret};
-use crate::work::{Hands, Problem, Reverted, Sink};
+use async_trait::async_trait;
+
+use super::{
+    Found, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool, bad_secret,
+    nodeadm,
+};
 use crate::{
     error::one_line,
     host::{Cmd, ExecError, trusted::refuse_foreign},
     model::{environment, secret::Secret},
+    runtimes::choice::Cluster,
+    tools::kubernetes::membership::Membership,
+    work::{Hands, Problem, Reverted, Sink},
 };
 
 /// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
 /// the file that indicates the membership, but not the rest.
 const LEAVING: &str = "leaving";
+
+pub(super) const ROW: WayRow = WayRow {
+    keys: &[
+        "command",
+        "environment-file",
+        "joined-file",
+        "leave-command",
+    ],
+    runtimes: Cluster::OfMachine,
+    node: NodeRule {
+        // A custom command may register the node in any way.
+        has_default_taint: false,
+        ..NodeRule::OURS
+    },
+    has_packages: false,
+    read: |given, wrong| {
+        let command = wrong.needed(
+            "command",
+            given.command,
+            "set it to a list of program and arguments",
+        );
+        for (key, command, example) in [
+            ("command", command, "join"),
+            ("leave-command", given.leave_command, "leave"),
+        ] {
+            let program = command.map(|command| command.first().map(String::as_str));
+            if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
+                wrong.add::<()>(
+                    key,
+                    "must start with an absolute path",
+                    &format!("set it to a list of program and arguments, such as `[\"/usr/local/sbin/{example}\"]`"),
+                );
+            }
+        }
+        let joined = wrong.needed(
+            "joined-file",
+            given.joined_file,
+            "set it to a file that exists after the machine has joined, such as the kubeconfig of the kubelet",
+        );
+        Some(JoinMethod::Command {
+            command: command?.to_vec(),
+            environment_file: given.environment_file.map(Utf8Path::to_owned),
+            joined_file: joined?.to_owned(),
+            leave_command: given.leave_command.unwrap_or_default().to_vec(),
+        })
+    },
+};
+
+/// Joins with a command.
+pub(super) struct ByCommand<'a> {
+    pub command: &'a [String],
+    pub environment_file: Option<&'a Utf8Path>,
+    pub joined_file: &'a Utf8Path,
+    pub leave_command: &'a [String],
+}
+
+#[async_trait]
+impl Way for ByCommand<'_> {
+    fn tool(&self) -> WayTool<'_> {
+        WayTool {
+            program: self.command.first().map(String::as_str),
+            ..WayTool::default()
+        }
+    }
+
+    fn missing(&self, found: &Found) -> Option<Lack> {
+        let program = self.command.first().filter(|_| !found.has_program)?;
+        Some(Lack {
+            why: format!("`{program}` does not exist"),
+            hint: "install the program there, or correct `cluster.command`",
+        })
+    }
+
+    fn joined_file(&self) -> Option<&Utf8Path> {
+        Some(self.joined_file)
+    }
+
+    /// EKS hybrid nodes are started by a command.
+    fn kubelets_of(&self, kubeconfig: &Utf8Path) -> &'static [&'static str] {
+        nodeadm::kubelets_of(kubeconfig)
+    }
+
+    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, Problem> {
+        Ok(match self.leave_command.is_empty() {
+            true => Leave::Never {
+                method: join.method.name().to_owned(),
+            },
+            false => Leave::Command {
+                command: self.leave_command.to_vec(),
+                environment_file: self.environment_file.map(Utf8Path::to_owned),
+                joined_file: self.joined_file.to_owned(),
+                timeout_seconds: join.timeout_seconds,
+            },
+        })
+    }
+
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        let files = (self.environment_file, self.joined_file);
+        (hands.join_by_command(join, self.command, files, sink)).await
+    }
+}
+
+/// Leaves with a command.
+pub(super) struct LeaveByCommand<'a> {
+    pub command: &'a [String],
+    pub environment_file: Option<&'a Utf8Path>,
+    pub joined_file: &'a Utf8Path,
+    pub timeout: Duration,
+}
+
+#[async_trait]
+impl Leaving for LeaveByCommand<'_> {
+    /// The effect of the join command is unknown.
+    fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
+        Ok(true)
+    }
+
+    fn is_early(&self, _: &Hands, found: Option<&Membership>) -> Result<bool, Problem> {
+        Ok(found.is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG))
+    }
+
+    /// Its kubelet may have stopped in the meantime.
+    fn counts_without_kubelet(&self) -> bool {
+        true
+    }
+
+    fn stays(
+        &self,
+        hands: &Hands,
+        is_member: bool,
+        clone: Option<&str>,
+    ) -> Result<Option<String>, Problem> {
+        if let Some(why) = clone {
+            return Ok(Some(why.to_owned()));
+        }
+        if hands.has_left_by_command(self.joined_file, is_member)? {
+            return Ok(None);
+        }
+        let runs = hands.with_environment(self.command, self.environment_file, self.timeout);
+        Ok(match runs {
+            Ok(cmd) if !hands.host.files.exists(Utf8Path::new(&cmd.program))? => Some(format!(
+                "`{}` from `cluster.leave-command` does not exist",
+                cmd.program
+            )),
+            Ok(_) => None,
+            Err(error) => Some(one_line(&error)),
+        })
+    }
+
+    async fn leave(
+        &self,
+        hands: &Hands,
+        is_member: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, Problem> {
+        let files = (self.environment_file, self.joined_file);
+        (hands.leave_by_command((self.command, self.timeout), files, is_member, sink)).await
+    }
+}
 
 impl Hands {
     pub(crate) async fn join_by_command(

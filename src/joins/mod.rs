@@ -1,31 +1,38 @@
-//! The methods to join a cluster, one file each.
+//! The methods to join a cluster, one module each.
 
-mod agent;
+pub mod agents;
 mod command;
-mod eks;
-mod kubeadm;
+pub mod kubeadm;
+mod managed;
+mod method;
+pub mod nodeadm;
 mod token;
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+pub use method::{ClusterWish, Discovery, JoinKind, JoinMethod, Leave, NodeWish, SecretKind};
+
 use crate::{
-    host::trusted::unusable_secret,
+    host::{FilesError, ReadFiles, trusted::unusable_secret},
     model::{
-        cluster::JoinMethod,
-        kubernetes::{Labels, NodeName, Taint},
+        kubernetes::{KubernetesVersion, Labels, NodeName, Taint},
         paths,
         secret::Secret,
+        token::TokenSource,
     },
-    tools::kubernetes::{
-        agents,
-        kubeadm::UNIT as KUBELET,
-        membership::{self, Membership, MembershipError},
-        nodeadm,
+    runtimes::{RuntimeKind, choice::Cluster},
+    tools::{
+        kubelet,
+        kubernetes::{
+            kubeconfig,
+            membership::{self, Membership, MembershipError},
+        },
     },
-    work::{Hands, Problem, Sink},
+    work::{Hands, Problem, Reverted, Sink},
 };
 
 /// The cluster to join, and the registration of the node.
@@ -46,39 +53,273 @@ pub struct Join {
     pub timeout_seconds: u64,
 }
 
-/// How a machine leaves a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
-pub enum Leave {
-    /// `kubeadm reset`.
-    Kubeadm {
-        /// The URL of the container runtime socket.
-        socket: String,
-        /// Directories that did not exist before. They are removed if they are empty.
-        created_folders: Vec<Utf8PathBuf>,
-    },
-    /// Stop the k3s agent.
-    K3s,
-    /// Stop the RKE2 agent.
-    Rke2,
-    /// Prevent `nodeadm` of EKS from joining, and stop its kubelet.
-    Nodeadm,
-    /// Run a command of the administrator.
-    Command {
-        /// Program and arguments.
-        command: Vec<String>,
-        /// The file with its environment.
-        environment_file: Option<Utf8PathBuf>,
-        /// The file that exists while the machine is a node.
-        joined_file: Utf8PathBuf,
-        /// Time limit of the command, in seconds.
-        timeout_seconds: u64,
-    },
-    /// This join method cannot be undone.
-    Never {
-        /// Its name in the settings.
-        method: String,
-    },
+/// The default port of an API server.
+const API_PORT: u16 = 6443;
+
+/// A join method with its settings. The settings, the step, the checks and the change use it through this trait. The only
+/// list of all methods is in [`JoinMethod::way`].
+#[async_trait]
+pub trait Way: Send + Sync {
+    /// Returns the tool that joins the machine, and its configuration files.
+    fn tool(&self) -> WayTool<'_> {
+        WayTool::default()
+    }
+
+    /// Returns the error of a token, based on its format.
+    fn wrong_token(&self, _token: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns a requirement of the join that the machine lacks.
+    fn missing(&self, _found: &Found) -> Option<Lack> {
+        None
+    }
+
+    /// Returns the path and content of our configuration file.
+    fn our_file(
+        &self,
+        _node: &NodeName,
+        _labels: &Labels,
+        _taints: &[Taint],
+    ) -> Option<(&'static str, String)> {
+        None
+    }
+
+    /// Whether the node registers with the configured taints.
+    fn registers_taints(&self) -> bool {
+        true
+    }
+
+    /// Whether an agent of the provider joins the machine.
+    fn is_joined_by_provider(&self) -> bool {
+        false
+    }
+
+    /// The file that exists after the machine has joined, if there may be no kubeconfig.
+    fn joined_file(&self) -> Option<&Utf8Path> {
+        None
+    }
+
+    /// The kubeconfig for discovery of the cluster.
+    fn discovery_file(&self) -> Option<&Utf8Path> {
+        None
+    }
+
+    /// Kubelet units, one of which must be running before this kubeconfig counts as a membership. If empty, the file is
+    /// sufficient.
+    fn kubelets_of(&self, _kubeconfig: &Utf8Path) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Returns the reason if the machine is a node of a cluster that is not the configured one. `config` is the content of our
+    /// configuration file, `wanted` the cluster in [`discovery_file`](Self::discovery_file).
+    fn another(
+        &self,
+        _membership: &Membership,
+        _config: Option<&str>,
+        _wanted: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        None
+    }
+
+    /// The agent that runs the kubelet and its own container runtime.
+    fn agent(&self) -> Option<&'static agents::Agent> {
+        None
+    }
+
+    /// Whether the method starts the kubelet of the machine, so that gpu-bootstrap prepares the kernel and the runtime.
+    fn starts_kubelet(&self) -> bool {
+        false
+    }
+
+    /// Whether errors of a preflight check are treated as warnings.
+    fn ignores(&self, _check: &str) -> bool {
+        false
+    }
+
+    /// The container runtime whose configuration the method writes.
+    fn configures(&self) -> Option<RuntimeKind> {
+        None
+    }
+
+    /// Whether the provider supplies the kernel with all modules that containers need.
+    fn has_kernel_of_provider(&self) -> bool {
+        false
+    }
+
+    /// Returns the undo. Called before the join.
+    fn leaving(&self, hands: &Hands, join: &Join) -> Result<Leave, Problem>;
+
+    /// Joins the cluster.
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem>;
+}
+
+/// The undo of a join, as stored in the journal.
+#[async_trait]
+pub trait Leaving: Send + Sync {
+    /// Returns the reason if the join cannot be undone.
+    fn never(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether a join has started without a resulting membership.
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem>;
+
+    /// Whether the kubeconfig may be older than the join. It then only counts while the kubelet is running.
+    fn is_early(&self, _hands: &Hands, _found: Option<&Membership>) -> Result<bool, Problem> {
+        Ok(false)
+    }
+
+    /// Whether a membership that was found before also counts without a running kubelet.
+    fn counts_without_kubelet(&self) -> bool {
+        false
+    }
+
+    /// Cleans up after an interrupted attempt.
+    async fn clear(&self, _hands: &Hands, _sink: &dyn Sink) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    /// Returns the reason if the machine cannot leave, so that its node must not be deleted. `clone` is the reason that it is
+    /// not the machine that joined.
+    fn stays(
+        &self,
+        _hands: &Hands,
+        _is_member: bool,
+        _clone: Option<&str>,
+    ) -> Result<Option<String>, Problem> {
+        Ok(None)
+    }
+
+    /// Leaves the cluster.
+    async fn leave(
+        &self,
+        hands: &Hands,
+        is_member: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, Problem>;
+}
+
+/// The tool that joins a machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WayTool<'a> {
+    /// Its unit, which gpu-bootstrap enables after the join.
+    pub unit: Option<&'static str>,
+    /// The path of its executable.
+    pub program: Option<&'a str>,
+    /// A directory that it requires.
+    pub folder: Option<&'static str>,
+    /// Our configuration file.
+    pub config: Option<&'static str>,
+    /// Another unit. While it is enabled, the unit may not start.
+    pub conflict: Option<&'static str>,
+}
+
+/// The parts of a [`WayTool`] that exist on the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    /// The unit exists, or systemd could not be queried.
+    pub has_unit: bool,
+    /// The executable and its directory exist.
+    pub has_program: bool,
+    /// The unit does not start because of the conflict.
+    pub conflicts: bool,
+}
+
+/// A requirement of the join that the machine lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lack {
+    pub why: String,
+    pub hint: &'static str,
+}
+
+/// The properties of a join method that do not depend on its settings.
+pub struct WayRow {
+    /// The keys of `[cluster]` that it uses, in addition to the common keys.
+    pub keys: &'static [&'static str],
+    /// The container runtime that its kubelet uses.
+    pub runtimes: Cluster,
+    pub node: NodeRule,
+    /// Whether the packages of the Kubernetes community are installed.
+    pub has_packages: bool,
+    /// Parses its settings. `None` if there are errors.
+    pub read: fn(&Given<'_>, &mut Wrongs) -> Option<JoinMethod>,
+}
+
+/// The node settings that a join method allows.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeRule {
+    pub is_named_by_provider: bool,
+    /// Whether a node with GPUs has a taint by default.
+    pub has_default_taint: bool,
+    /// If taints must not be configured: the reason and the hint.
+    pub no_taints: Option<(&'static str, &'static str)>,
+}
+
+impl NodeRule {
+    /// A node that gpu-bootstrap registers.
+    pub const OURS: Self = Self {
+        is_named_by_provider: false,
+        has_default_taint: true,
+        no_taints: None,
+    };
+}
+
+/// The settings of `[cluster]` that join methods read.
+pub struct Given<'a> {
+    pub version: Option<&'a KubernetesVersion>,
+    pub server: Option<&'a str>,
+    pub token: Option<&'a TokenSource>,
+    pub ca_cert_hashes: Option<Vec<String>>,
+    pub discovery_file: Option<&'a Utf8Path>,
+    /// Preflight checks whose errors are treated as warnings.
+    pub ignored: Vec<String>,
+    pub command: Option<&'a [String]>,
+    pub environment_file: Option<&'a Utf8Path>,
+    pub joined_file: Option<&'a Utf8Path>,
+    pub leave_command: Option<&'a [String]>,
+    /// The configured container runtimes.
+    pub runtimes: &'a [RuntimeKind],
+    /// The default boot kernel, or the kernel series of the release if it is unknown.
+    pub kernel: Option<&'a str>,
+    /// The machine boots with cgroup v1.
+    pub cgroup_v1: bool,
+    /// The oldest minor version of Kubernetes whose packages are installed.
+    pub oldest: u32,
+}
+
+/// The errors in settings: the key, the reason and the hint.
+#[derive(Debug, Default)]
+pub struct Wrongs(pub Vec<(String, String, String)>);
+
+impl Wrongs {
+    /// Records an error of a key in `[cluster]`, so it has no value.
+    pub fn add<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
+        self.at(&format!("cluster.{key}"), why, hint)
+    }
+
+    /// Records an error of any key.
+    pub fn at<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
+        self.0
+            .push((key.to_owned(), why.to_owned(), hint.to_owned()));
+        None
+    }
+
+    /// Returns the value of a required key. A missing key has no location, so its error is reported at `cluster.join`.
+    pub fn needed<T>(&mut self, key: &str, value: Option<T>, hint: &str) -> Option<T> {
+        match value {
+            Some(value) => Some(value),
+            None => self.add("join", &format!("`cluster.{key}` is also required"), hint),
+        }
+    }
+}
+
+/// Whether the machine is validated, and joins after cloud-init has finished.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn joins_after_cloud_init(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    nodeadm::may_join(files)
 }
 
 impl Join {
@@ -97,23 +338,12 @@ impl Join {
 }
 
 impl Hands {
-    /// Returns `true` if an agent has our configuration. It then joins whenever it starts.
-    pub(crate) fn may_join(&self, agent: &agents::Agent) -> Result<bool, Problem> {
-        Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
-    }
-
-    /// The cluster that the machine is, or is about to be, a node of. `nodeadm` writes the kubeconfig at each boot, before it
-    /// is allowed to join. So does `nodeadm` of hybrid nodes, which is started by a command.
+    /// The cluster that the machine is, or is about to be, a node of. Some methods write the kubeconfig before the machine is
+    /// allowed to join.
     pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
-        let is_early = match way {
-            Leave::Nodeadm => !self.host.files.exists(nodeadm::MAY_JOIN.into())?,
-            Leave::Command { .. } => {
-                (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
-            }
-            _ => false,
-        };
-        if is_early && !self.unit_state(KUBELET).await?.is_active() {
+        let is_early = way.way().is_early(self, found.as_ref())?;
+        if is_early && !self.unit_state(kubelet::UNIT).await?.is_active() {
             return Ok(None);
         }
         Ok(found)
@@ -127,73 +357,6 @@ impl Hands {
                 Problem::unreadable(format!("read `{path}`"), why)
             }
         })
-    }
-
-    /// Cleans up after an interrupted attempt: removes the token file and, if the machine has joined, the marker file. Stops
-    /// `nodeadm`, which would otherwise join at the next boot without a validation.
-    pub(crate) async fn clear_interrupted_join(
-        &self,
-        way: &Leave,
-        sink: &dyn Sink,
-    ) -> Result<(), Problem> {
-        let files = &self.host.files;
-        if *way == Leave::Nodeadm
-            && files.exists(nodeadm::MAY_JOIN.into())?
-            && !self.unit_state(KUBELET).await?.is_active()
-        {
-            self.hold_nodeadm_back(sink).await?;
-        }
-        let configuration = Utf8Path::new(paths::RUN).join(kubeadm::CONFIGURATION);
-        if files.exists(&configuration)? {
-            files.remove(&configuration)?;
-        }
-        let mark = self.state.join(kubeadm::JOINING);
-        let has_joined = self.joined_cluster()?.is_some();
-        if has_joined && files.exists(&mark)? {
-            files.remove(&mark)?;
-        }
-        // An agent that has joined reads its own token at each start.
-        if !has_joined {
-            match way {
-                Leave::K3s => self.hold_agent_back(&agents::K3S, sink).await?,
-                Leave::Rke2 => self.hold_agent_back(&agents::RKE2, sink).await?,
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) async fn join_cluster(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
-        match &join.method {
-            JoinMethod::Kubeadm {
-                discovery,
-                socket,
-                ignore_preflight_errors,
-            } => {
-                self.join_by_kubeadm(join, (discovery, socket, ignore_preflight_errors), sink)
-                    .await
-            }
-            JoinMethod::K3s { token_source, .. } => {
-                self.join_by_agent(&agents::K3S, token_source, join, sink)
-                    .await
-            }
-            JoinMethod::Rke2 { token_source, .. } => {
-                self.join_by_agent(&agents::RKE2, token_source, join, sink)
-                    .await
-            }
-            JoinMethod::Eks => self.join_by_nodeadm(join, sink).await,
-            JoinMethod::Command {
-                command,
-                environment_file,
-                joined_file,
-                leave_command: _,
-            } => {
-                let files = (environment_file.as_deref(), joined_file.as_path());
-                self.join_by_command(join, command, files, sink).await
-            }
-            // The step never requests this.
-            JoinMethod::Managed => Ok(()),
-        }
     }
 
     /// Reads a secret from a file. It is checked again, because it may have changed since the step checked it.

@@ -1,6 +1,5 @@
 //! Shared types: versions, PCI IDs, names, secrets. No I/O.
 pub mod clouds;
-pub mod cluster;
 pub mod document;
 pub mod environment;
 pub mod findings;

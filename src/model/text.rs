@@ -173,45 +173,8 @@ pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
 /// use the same form. The last argument is the pattern for the schema.
 macro_rules! as_text {
     ($type:ident, $what:expr, $pattern:expr) => {
-        impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                to.collect_str(self)
-            }
-        }
-
-        impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                struct Text;
-
-                impl serde::de::Visitor<'_> for Text {
-                    type Value = $type;
-
-                    fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        write!(to, "text in quotes: {}", $what)
-                    }
-
-                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {
-                        text.parse().map_err(E::custom)
-                    }
-                }
-
-                from.deserialize_str(Text)
-            }
-        }
-
-        impl schemars::JsonSchema for $type {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                stringify!($type).into()
-            }
-
-            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                schemars::json_schema!({
-                    "type": "string",
-                    "description": $what,
-                    "pattern": $pattern,
-                })
-            }
-        }
+        gpu_compat::serde_as_text!($type, $what);
+        gpu_compat::schema_as_text!($type, $what, $pattern);
     };
 }
 
@@ -223,7 +186,7 @@ macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {
         proptest::proptest! {
             #[test]
-            fn any_text_is_read_without_panic($text in $pieces) {
+            fn any_text_is_parsed_without_panic($text in $pieces) {
                 $(let _ = $read;)+
             }
         }

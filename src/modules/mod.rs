@@ -12,6 +12,7 @@ pub(crate) use registry::Registry;
 
 use crate::{
     config::desired::{DriverWish, Prebuilt, Publish},
+    dkms,
     error::one_line,
     facts::Facts,
     host::{
@@ -24,7 +25,7 @@ use crate::{
     },
     state::loaded_driver,
     tools::{
-        dkms, kmod,
+        kmod,
         module_file::{flavour_of_license, modinfo},
         oci::{self, Address},
         prebuilt::{self, BuildTarget, LIMIT, Modules, PrivateKey, SIGNATURE, TOOK, Trust, Unfit},

@@ -1,10 +1,18 @@
 //! Selects the container runtimes if they are not configured.
 
 use super::{Daemon, OWNERS, RuntimeKind};
-use crate::{
-    host::{FilesError, ReadFiles},
-    model::cluster::JoinKind,
-};
+use crate::host::{FilesError, ReadFiles};
+
+/// The container runtime requirement of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cluster {
+    /// The machine does not join a cluster.
+    None,
+    /// The kubelet uses a runtime of the machine.
+    OfMachine,
+    /// The cluster software ships its own. The reason.
+    BringsOwn(&'static str),
+}
 
 /// Evidence of the runtimes on a machine.
 #[derive(Debug, Clone, Default)]
@@ -64,22 +72,15 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
 
 /// Returns the runtimes and the reason.
 #[must_use]
-pub fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
+pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String) {
     use RuntimeKind::{Containerd, Crio, Docker};
     let names = |kinds: &[RuntimeKind]| {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         names.join(" and ")
     };
-    match join {
-        JoinKind::K3s | JoinKind::Rke2 => (
-            Vec::new(),
-            "no container runtime: k3s and RKE2 ship their own".to_owned(),
-        ),
-        JoinKind::Eks => (
-            Vec::new(),
-            "no container runtime: nodeadm configures the one in the image".to_owned(),
-        ),
-        JoinKind::Kubeadm | JoinKind::Command | JoinKind::Managed => {
+    match cluster {
+        Cluster::BringsOwn(why) => (Vec::new(), format!("no container runtime: {why}")),
+        Cluster::OfMachine => {
             let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
                 // A runtime that was added later, such as containerd as a dependency of Docker, changes nothing.
@@ -95,7 +96,7 @@ pub fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
             let why = format!("container runtime {}: {why}", names(&kinds));
             (kinds, why)
         }
-        JoinKind::None => {
+        Cluster::None => {
             // containerd is a dependency of Docker, so it counts in addition to Docker only if it was configured or a kubelet
             // exists.
             let counts = |kind: &RuntimeKind| {
@@ -130,9 +131,9 @@ mod tests {
 
     #[test]
     fn installed_runtimes_are_kept_and_clusters_need_containerd() {
-        use JoinKind::{Command, Eks, K3s, Kubeadm, Managed, None, Rke2};
+        use Cluster::{BringsOwn, None, OfMachine};
         use RuntimeKind::{Containerd, Crio, Docker};
-        for (join, installed, ours, wanted) in [
+        for (cluster, installed, ours, wanted) in [
             (None, &[][..], &[][..], &[Docker][..]),
             (None, &[Containerd], &[], &[Containerd]),
             (None, &[Crio], &[], &[Crio]),
@@ -148,22 +149,20 @@ mod tests {
             ),
             // They were removed in the meantime.
             (None, &[], &[Docker, Containerd], &[Docker]),
-            (Kubeadm, &[], &[], &[Containerd]),
-            (Kubeadm, &[Docker, Containerd], &[], &[Containerd]),
+            (OfMachine, &[], &[], &[Containerd]),
+            (OfMachine, &[Docker, Containerd], &[], &[Containerd]),
             (
-                Kubeadm,
+                OfMachine,
                 &[Docker, Containerd],
                 &[Docker, Containerd],
                 &[Docker, Containerd],
             ),
-            (Kubeadm, &[Crio], &[], &[Crio]),
+            (OfMachine, &[Crio], &[], &[Crio]),
             // Docker has added its containerd in the meantime.
-            (Kubeadm, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
-            (Managed, &[Containerd, Crio], &[], &[Containerd]),
-            (Command, &[], &[], &[Containerd]),
-            (K3s, &[Docker], &[Docker], &[]),
-            (Rke2, &[], &[], &[]),
-            (Eks, &[Containerd], &[], &[]),
+            (OfMachine, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
+            (OfMachine, &[Containerd, Crio], &[], &[Containerd]),
+            (BringsOwn("it ships its own"), &[Docker], &[Docker], &[]),
+            (BringsOwn("it ships its own"), &[Containerd], &[], &[]),
         ] {
             let present = Present {
                 installed: installed.to_vec(),
@@ -171,8 +170,8 @@ mod tests {
                 kubelet: false,
                 distribution: Option::None,
             };
-            let (kinds, why) = choose(join, &present);
-            assert_eq!(kinds, wanted, "{join:?} {present:?}");
+            let (kinds, why) = choose(cluster, &present);
+            assert_eq!(kinds, wanted, "{cluster:?} {present:?}");
             for kind in kinds {
                 assert!(why.contains(kind.name()), "{why}");
             }
@@ -190,7 +189,7 @@ mod tests {
             ..Present::default()
         };
         assert!(choose(None, &k3s).0.is_empty());
-        assert_eq!(choose(Kubeadm, &k3s).0, [Containerd]);
+        assert_eq!(choose(OfMachine, &k3s).0, [Containerd]);
         k3s.installed = vec![Docker];
         assert_eq!(choose(None, &k3s).0, [Docker]);
     }

@@ -95,15 +95,7 @@ impl Runtime for Podman {
 
     /// Podman has no configuration file for GPUs.
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
-        Ok(RuntimeView {
-            files: Vec::new(),
-            broken: None,
-            elsewhere: None,
-            by_files: None,
-            printed: None,
-            said: Said::Absent,
-            version: place.version,
-        })
+        Ok(RuntimeView::of(Said::Absent, place.version))
     }
 
     async fn report(

@@ -57,6 +57,20 @@ pub struct RuntimeView {
 }
 
 impl RuntimeView {
+    /// Returns the view of a runtime without files, as the default of other fields.
+    #[must_use]
+    pub const fn of(said: Said, version: Option<Version>) -> Self {
+        Self {
+            files: Vec::new(),
+            broken: None,
+            elsewhere: None,
+            by_files: None,
+            printed: None,
+            said,
+            version,
+        }
+    }
+
     /// Whether the root configuration file exists.
     #[must_use]
     pub fn has_file(&self) -> bool {

@@ -129,7 +129,7 @@ impl State {
         };
         let options = match self.kubelet_command()? {
             Some(command) => Some(command),
-            None => match files.read_text(kubelet::KUBEADM_FLAGS.into()) {
+            None => match files.read_text(kubelet::FLAGS.into()) {
                 Err(error) if error.not_told().is_some() => None,
                 text => text?.map(|text| text.replace('"', " ")),
             },

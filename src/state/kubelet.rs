@@ -85,7 +85,7 @@ impl State {
             return found(&socket, "the kubelet's command line", true).map(Some);
         }
         let config = self.kubelet_config()?;
-        for path in [config.as_str(), kubelet::KUBEADM_FLAGS] {
+        for path in [config.as_str(), kubelet::FLAGS] {
             let Some(text) = files.read_text(Utf8Path::new(path))? else {
                 continue;
             };

@@ -20,7 +20,8 @@ use std::fmt::Display;
 
 use crate::{
     facts::Facts,
-    host::{FabricProgress, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView},
+    host::{FabricProgress, Nvml, NvmlDevice, NvmlView},
+    mig::{self, Offer},
     model::kubernetes::{MigStrategy, check_value},
     tools::packages::HEADER,
 };
@@ -73,10 +74,12 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
             versions(&mut all, view)?;
             capabilities(&mut all, &view.devices);
             whole_gpus(&mut all, &view.devices)?;
-            match strategy {
-                MigStrategy::None => {}
-                MigStrategy::Single => single(&mut all, &view.devices)?,
-                MigStrategy::Mixed => mixed(&mut all, &view.devices)?,
+            if let Some(name) = mig::name(strategy) {
+                put(&mut all, mig::STRATEGY, name);
+            }
+            let offers = mig::offers(strategy, &view.devices);
+            for offer in offers.map_err(|what| NoLabels::NotTold { what })? {
+                resource(&mut all, &offer)?;
             }
             put(&mut all, "nvidia.com/gpu.mode", mode(facts, &view.devices));
             if let Some(clique) = clique(&view.devices) {
@@ -210,13 +213,8 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
 
 /// nvml.go, `newMigCapabilityLabeler` and `newSharingLabeler`. A GPU only has a MIG mode if it supports MIG.
 fn capabilities(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) {
-    let mig = devices.iter().any(|gpu| gpu.mig.is_some());
-    put(labels, "nvidia.com/mig.capable", mig);
+    put(labels, mig::CAPABLE, devices.iter().any(mig::is_capable));
     put(labels, "nvidia.com/mps.capable", false);
-}
-
-fn is_split(gpu: &NvmlDevice) -> bool {
-    gpu.mig == Some(true)
 }
 
 fn name(gpu: &NvmlDevice) -> Result<&str, NoLabels> {
@@ -231,7 +229,7 @@ fn whole_gpus(
     devices: &[NvmlDevice],
 ) -> Result<(), NoLabels> {
     // Later values replace earlier ones, so write the first GPU last.
-    let (split, whole): (Vec<_>, Vec<_>) = devices.iter().rev().partition(|gpu| is_split(gpu));
+    let (split, whole): (Vec<_>, Vec<_>) = devices.iter().rev().partition(|gpu| mig::is_split(gpu));
     for gpu in split.into_iter().chain(whole) {
         let model = name(gpu)?;
         let count = devices
@@ -239,7 +237,7 @@ fn whole_gpus(
             .filter(|other| other.name == gpu.name)
             .count();
         // A partitioned GPU is not a resource, so it has no replicas.
-        let replicas = u32::from(!is_split(gpu));
+        let replicas = u32::from(!mig::is_split(gpu));
         base(labels, GPU, &[model], count, replicas);
         let mib = gpu.memory_bytes.unwrap_or_default() >> 20;
         if mib != 0 {
@@ -297,81 +295,17 @@ fn family(major: u32, minor: u32) -> &'static str {
     }
 }
 
-/// A MIG device that can be labeled, and its GPU.
-struct Part<'n> {
-    gpu: &'n NvmlDevice,
-    /// The profile. `+` is replaced by a dot, because label keys must not contain it.
-    profile: String,
-    share: MigShare,
-}
-
-/// All MIG devices in NVML order.
-fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, NoLabels> {
-    let split = devices.iter().filter(|gpu| is_split(gpu));
-    split
-        .flat_map(|gpu| gpu.mig_devices.iter().map(move |part| (gpu, part)))
-        .map(|(gpu, part): (&NvmlDevice, &MigDevice)| {
-            let what = || {
-                format!(
-                    "the profile of MIG device {} of GPU {}",
-                    part.index, gpu.index
-                )
-            };
-            let (profile, share) = told(part.profile.as_deref().zip(part.share), what)?;
-            Ok(Part {
-                gpu,
-                profile: profile.replace('+', "."),
-                share,
-            })
-        })
-        .collect()
-}
-
-/// mig-strategy.go, `newMigStrategySingleLabeler`.
-fn single(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) -> Result<(), NoLabels> {
-    put(labels, "nvidia.com/mig.strategy", "single");
-    let Some(first) = devices.iter().find(|gpu| is_split(gpu)) else {
+/// resource.go, `NewMIGResourceLabeler`, and internal/resource/nvml-mig-device.go, `GetAttributes`.
+fn resource(labels: &mut BTreeMap<String, String>, offer: &Offer<'_>) -> Result<(), NoLabels> {
+    let resource = &offer.resource;
+    let model = name(offer.gpu)?;
+    let Some((profile, share)) = &offer.part else {
+        base(labels, resource, &[model, "MIG", "INVALID"], 0, 0);
+        put(labels, &format!("{resource}.sharing-strategy"), "");
+        put(labels, &format!("{resource}.memory"), 0);
         return Ok(());
     };
-    let parts = parts(devices)?;
-    let profiles: BTreeSet<&str> = parts.iter().map(|part| part.profile.as_str()).collect();
-    let uniform = profiles.len() == 1
-        && (devices.iter()).all(|gpu| is_split(gpu) && !gpu.mig_devices.is_empty());
-    match parts.first() {
-        Some(part) if uniform => resource(labels, GPU, part, parts.len()),
-        _ => {
-            // No resource is offered to pods, because the device plugin rejects such a node.
-            base(labels, GPU, &[name(first)?, "MIG", "INVALID"], 0, 0);
-            put(labels, &format!("{GPU}.sharing-strategy"), "");
-            put(labels, &format!("{GPU}.memory"), 0);
-            Ok(())
-        }
-    }
-}
-
-/// mig-strategy.go, `newMigStrategyMixedLabeler`. Partitioned GPUs without MIG devices are skipped.
-fn mixed(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) -> Result<(), NoLabels> {
-    put(labels, "nvidia.com/mig.strategy", "mixed");
-    let parts = parts(devices)?;
-    // The first device of a profile provides the values of all, so write it last.
-    for part in parts.iter().rev() {
-        let same = parts.iter().filter(|other| other.profile == part.profile);
-        let key = format!("nvidia.com/mig-{}", part.profile);
-        resource(labels, &key, part, same.count())?;
-    }
-    Ok(())
-}
-
-/// resource.go, `NewMIGResourceLabeler`, and internal/resource/nvml-mig-device.go, `GetAttributes`.
-fn resource(
-    labels: &mut BTreeMap<String, String>,
-    resource: &str,
-    part: &Part<'_>,
-    count: usize,
-) -> Result<(), NoLabels> {
-    let product = [name(part.gpu)?, "MIG", &part.profile];
-    base(labels, resource, &product, count, 1);
-    let share = &part.share;
+    base(labels, resource, &[model, "MIG", profile], offer.count, 1);
     put(labels, &format!("{resource}.memory"), share.memory_mib);
     for (key, value) in [
         ("multiprocessors", share.multiprocessors),

@@ -355,13 +355,14 @@ impl Step for CdiSpecification {
 mod tests {
     use super::{
         CdiSpecification, CdiState, REFRESH, REFRESHED, UNIT_PATH,
-        cdi_rules::{MachineDevices, SeenSpec, Visible},
+        cdi_rules::{MachineDevices, SeenSpec},
         decide, old_reader, unit,
     };
     use crate::{
         change::Change,
         config::desired::RuntimeKind,
         host::fake,
+        mig::Visible,
         runtimes::{Version, cdi::parse},
         step::{Assessment, Step},
         steps::fixtures::{self, desired, facts},

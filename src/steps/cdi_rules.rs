@@ -8,7 +8,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::words;
 use crate::{
-    host::{Nvml, NvmlView, files::FileKind},
+    host::{Nvml, files::FileKind},
+    mig::{Visible, visible},
     model::version::DriverVersion,
     runtimes::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
     step::{Cx, StepError},
@@ -37,39 +38,6 @@ pub(super) struct MachineDevices {
     /// Character devices of the driver in `/proc/devices`: names and major numbers. Empty if the kernel lists no
     /// device.
     pub(super) majors: Vec<(String, u32)>,
-}
-
-/// A GPU or one of its MIG devices, with its possible names in the specification.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Visible {
-    /// `0` for a GPU, `0:1` for a MIG device.
-    pub(super) index: String,
-    pub(super) uuid: Option<String>,
-}
-
-impl Visible {
-    fn is_called(&self, name: &str) -> bool {
-        self.index == name || self.uuid.as_deref() == Some(name)
-    }
-}
-
-/// Returns the usable devices. A GPU in MIG mode is only usable through its MIG devices.
-pub(super) fn visible(view: &NvmlView) -> Vec<Visible> {
-    let mut found = Vec::new();
-    for gpu in &view.devices {
-        if gpu.mig == Some(true) {
-            found.extend(gpu.mig_devices.iter().map(|part| Visible {
-                index: format!("{}:{}", gpu.index, part.index),
-                uuid: part.uuid.clone(),
-            }));
-        } else {
-            found.push(Visible {
-                index: gpu.index.to_string(),
-                uuid: gpu.uuid.clone(),
-            });
-        }
-    }
-    found
 }
 
 /// Returns the files with a specification for NVIDIA GPUs: first `own` if it exists, then other files in the
@@ -347,9 +315,10 @@ pub(super) fn hiding<'s>(
 
 #[cfg(test)]
 mod tests {
-    use super::{MachineDevices, SeenSpec, Visible, dead_node, stale, visible};
+    use super::{MachineDevices, SeenSpec, dead_node, stale};
     use crate::{
         host::{MigDevice, NvmlView, files::FileKind},
+        mig::{Visible, visible},
         model::version::DriverVersion,
         runtimes::cdi::parse,
         steps::fixtures::nvml_device,

@@ -17,6 +17,7 @@ use crate::{
         pick::{Wish, pick},
     },
     config::desired::{Desired, DriverWish, Existing, PackageWish},
+    dkms,
     facts::Facts,
     host::{FilesError, ReadFiles},
     model::{
@@ -25,7 +26,6 @@ use crate::{
     },
     state::{FoundDriver, Origin, Ours, Owner, State, owner},
     step::{Assessment, Cx, Step, StepError},
-    tools::dkms,
 };
 
 /// The uninstaller that the NVIDIA installer leaves behind.

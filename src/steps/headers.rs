@@ -35,7 +35,7 @@ async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
 }
 
 fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
-    let is_compiled = (desired.driver.as_ref()).is_some_and(|driver| driver.dkms.is_some());
+    let is_compiled = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
     let mut wanted: Vec<PackageWish> = desired.container_modules.clone();
     if is_compiled && !state.adopts {
         wanted.extend(desired.headers.iter().cloned());

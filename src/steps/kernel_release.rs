@@ -140,7 +140,7 @@ fn answer(
     let reboots = words_of_cost(answer.reboots(kernels.image));
     let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
     let means = match way {
-        Some(way) if way.dkms.is_some() => "headers to compile the module".to_owned(),
+        Some(way) if way.is_compiled() => "headers to compile the module".to_owned(),
         Some(ModuleWay {
             branch: Some(branch),
             ..
@@ -195,7 +195,7 @@ fn answer(
                 .unwrap_or_else(|| format!("no repository offers {means}"));
             let why = format!(
                 "kernel {needed}: {lacks}; kernel {kernel} of {series} series has {it}: {reboots}",
-                it = if way.is_some_and(|way| way.dkms.is_some()) {
+                it = if way.is_some_and(|way| way.is_compiled()) {
                     "them"
                 } else {
                     "it"

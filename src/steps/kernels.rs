@@ -83,7 +83,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             consent: wish.consent,
             ways: (wish.ways.iter())
                 .map(|way| Way {
-                    compiled: way.dkms.is_some(),
+                    compiled: way.is_compiled(),
                     complete: complete(way),
                     begun: false,
                     kernels: BTreeSet::new(),
@@ -169,12 +169,12 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             found.kernels.retain(|kernel| !other.contains_key(kernel));
             asked.other_module.extend(other);
         }
-        if way.dkms.is_some() {
+        if way.is_compiled() {
             let judged = CompilableKernels::of(cx, way, &lists, &asked.question.kernels);
             asked.ruled_out.extend(judged.rule_out(&mut found.kernels));
         }
         found.kernels.retain(|kernel| stays(kernel));
-        if several && way.dkms.is_some() && is_unsigned(cx)? {
+        if several && way.is_compiled() && is_unsigned(cx)? {
             found.closed = Some(UNSIGNED.to_owned());
         }
     }
@@ -489,8 +489,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
             let images = wish.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
         }
-        driver.dkms.clone_from(&way.dkms);
-        driver.module.clone_from(&way.module);
+        driver.take_module(way);
         if let Some(branch) = way.branch {
             driver.branch = branch;
             desired.packages.guard.driver = Some(branch);

@@ -174,7 +174,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                      next boot starts"
                 );
                 Assessment::needs(why.clone(), vec![Change::Reboot { why }])
-            } else if state.installed && driver.dkms.is_none() {
+            } else if state.installed && !driver.is_compiled() {
                 Assessment::blocked(
                     "the driver packages have no module for the running kernel",
                     "boot a kernel with a driver module (`ls /lib/modules/*/*/nvidia*`, or \

@@ -9,9 +9,10 @@ use super::{PREFLIGHT, program, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Prebuilt},
+    dkms,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{dkms, packages::HEADER, prebuilt},
+    tools::{packages::HEADER, prebuilt},
 };
 
 /// The `driver.prebuilt` step.

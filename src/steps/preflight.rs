@@ -218,7 +218,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
 
 /// Returns all packages that are configured on this machine.
 fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
-    let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.dkms.is_some());
+    let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
     let is_wanted = |purpose: &Purpose<'_>| match purpose {
         Purpose::Driver => !adopts,
         Purpose::Headers => !adopts && compiles,

@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use super::{TOOLKIT_PACKAGES, config_step, package_step, program, runtime_packages::wish, words};
 use crate::{
     change::{Change, Lock, RuntimeSettings},
-    config::desired::{Daemon, Desired, JoinMethod, Restart, RuntimeWish},
+    config::desired::{Daemon, Desired, Restart, RuntimeWish},
     model::{document::FileSettings, id::StepId},
     runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, NVIDIA, Said},
     step::{Assessment, Cx, Step, StepError},
@@ -102,10 +102,9 @@ async fn detect(
     })
 }
 
-/// Returns whether a kubeadm-managed kubelet will use the runtime.
+/// Returns whether a kubelet that gpu-bootstrap starts will use the runtime.
 fn serves_kubelet(desired: &Desired) -> bool {
-    (desired.cluster.as_ref())
-        .is_some_and(|cluster| matches!(cluster.method, JoinMethod::Kubeadm { .. }))
+    (desired.cluster.as_ref()).is_some_and(|cluster| cluster.method.way().starts_kubelet())
 }
 
 /// Returns the runtime that must be configured: without the toolkit, the built-in one.

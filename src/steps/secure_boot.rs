@@ -8,6 +8,7 @@ use super::{PREFLIGHT, driver_packages::adopts, packages, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, SigningKey},
+    dkms,
     facts::{Facts, SecureBoot},
     host::{
         FilesError, ReadFiles,
@@ -15,7 +16,7 @@ use crate::{
     },
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{dkms, efi, packages::HEADER},
+    tools::{efi, packages::HEADER},
 };
 
 /// The `secure-boot` step.
@@ -266,10 +267,10 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::{Desired, OtherSource, SigningKey},
+        dkms,
         facts::Facts,
         step::Assessment,
         steps::fixtures::{desired, facts},
-        tools::dkms,
     };
 
     #[test]

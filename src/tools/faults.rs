@@ -13,7 +13,7 @@ static TABLE: LazyLock<KnownFaults> =
 #[serde(deny_unknown_fields)]
 struct KnownFaults {
     pull: Vec<KnownFault>,
-    kubeadm: Vec<KnownFault>,
+    join: BTreeMap<String, Vec<KnownFault>>,
     modprobe: Vec<KnownFault>,
 }
 
@@ -55,18 +55,9 @@ pub fn of_pull(said: &str) -> &'static KnownFault {
     find(&TABLE.pull, said)
 }
 
-/// Explains a kubeadm join error. `signed` means that the API server shows with a signature that it has the token, before the
-/// token is used. In that case, a 401 response does not mean that the token is wrong.
-pub fn of_kubeadm(said: &str, signed: bool) -> &'static KnownFault {
-    let said = said.to_lowercase();
-    // The output before it is progress.
-    let said = &said[said.rfind("\nerror:").unwrap_or_default()..];
-    let found = find(&TABLE.kubeadm, said);
-    let blames_token =
-        found.reason == "join-not-allowed" && !signed && said.contains("unauthorized");
-    (TABLE.kubeadm.iter())
-        .find(|fault| blames_token && fault.reason == "join-token-wrong")
-        .unwrap_or(found)
+/// Returns the entries for a program that joins a cluster. Empty for a program without a table.
+pub fn of_join(program: &str) -> &'static [KnownFault] {
+    TABLE.join.get(program).map_or(&[], Vec::as_slice)
 }
 
 /// Explains a modprobe error.
@@ -75,7 +66,7 @@ pub fn of_modprobe(said: &str) -> &'static KnownFault {
 }
 
 /// Returns the entry that matches the output, or the last entry if none matches.
-fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
+pub fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
     let said = said.to_lowercase();
     let shows = |signs: &[String]| signs.iter().any(|sign| said.contains(sign.as_str()));
     (rows.iter().find(|row| shows(&row.signs)))
@@ -89,7 +80,10 @@ mod tests {
 
     #[test]
     fn tables_end_with_a_catch_all_and_have_lower_case_signs() {
-        for rows in [&TABLE.pull, &TABLE.kubeadm, &TABLE.modprobe] {
+        for rows in [&TABLE.pull, &TABLE.modprobe]
+            .into_iter()
+            .chain(TABLE.join.values())
+        {
             let (last, others) = rows.split_last().expect("a table has rows");
             assert!(last.signs.is_empty() && last.late.is_empty());
             for row in others {
@@ -150,19 +144,6 @@ mod tests {
         // Errors without a hint for a runtime have the common hint.
         assert_eq!(silent.hint_for("podman"), silent.hint_for("containerd"));
         assert_ne!(silent.hint_for("docker"), silent.hint_for("containerd"));
-    }
-
-    #[test]
-    fn unauthorized_blames_the_token_only_without_signature() {
-        for (said, signed, reason) in rows! {
-            "error: failed to get config map: Unauthorized", false, "join-token-wrong";
-            "error: failed to get config map: Unauthorized", true, "join-not-allowed";
-            "error: x is forbidden", false, "join-not-allowed";
-            "error: [ERROR CRI]: the socket is forbidden", true, "join-preflight";
-            "error: failed to verify JWS signature: Unauthorized", true, "join-token-wrong";
-        } {
-            assert_eq!(of_kubeadm(said, signed).reason, reason, "{said}");
-        }
     }
 
     #[test]

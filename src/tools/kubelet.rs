@@ -5,12 +5,25 @@
 use serde::Deserialize;
 
 use super::yaml;
+use crate::model::kubernetes::Labels;
+
+/// The kubelet unit in the community packages.
+pub const UNIT: &str = "kubelet.service";
 
 /// The path that kubeadm uses.
 pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
 /// The file of kubelet flags that kubeadm writes (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
-pub const KUBEADM_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+pub const FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+
+/// Formats labels for the kubelet option `--node-labels`.
+#[must_use]
+pub fn label_list(labels: &Labels) -> String {
+    let all: Vec<String> = (labels.iter())
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    all.join(",")
+}
 
 /// The fields that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

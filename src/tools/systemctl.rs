@@ -4,11 +4,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::fabric;
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// Time limit for starting or stopping a unit: more than the systemd default of 90 s, so that systemd reports a failure first.
 const UNIT_DEADLINE: Duration = Duration::from_secs(180);
+
+/// Time limits of slow units: more than `TimeoutStartSec=720` of the unit, so that systemd reports a failure first.
+const SLOW: [(&str, Duration); 1] = [("nvidia-fabricmanager.service", Duration::from_secs(750))];
 
 /// Exists if systemd is running, sd_booted(3). It does not exist in application containers.
 pub const BOOTED: &str = "/run/systemd/system";
@@ -376,10 +378,8 @@ pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
 /// Runs a command on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
 pub fn act(verb: &'static str, unit: &str) -> Cmd {
-    let deadline = match unit {
-        fabric::UNIT => fabric::START_DEADLINE,
-        _ => UNIT_DEADLINE,
-    };
+    let slow = SLOW.iter().find(|(name, _)| *name == unit);
+    let deadline = slow.map_or(UNIT_DEADLINE, |(_, deadline)| *deadline);
     Cmd::new("systemctl", [verb, "--", unit]).deadline(deadline)
 }
 

@@ -6,15 +6,16 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    dkms,
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
-    kubernetes::{kubeadm, kubectl::PROGRAMS},
+    kubernetes::kubectl::PROGRAMS,
     packages::{Mark, Removals, Settings, TransactionRequest, apt, dnf},
     prebuilt, selinux, sysctl, systemctl, tar,
 };
 use crate::{
+    dkms,
     host::{Cmd, Query, exec::built, fake::FakeFiles},
+    joins::kubeadm,
     runtimes::{
         OneContainer, RuntimeKind,
         containerd::{self, ctr},

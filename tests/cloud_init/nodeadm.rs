@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpu_bootstrap::{model::kubernetes::Labels, tools::kubernetes::nodeadm};
+use gpu_bootstrap::{joins::nodeadm, model::kubernetes::Labels};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

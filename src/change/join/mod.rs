@@ -9,7 +9,7 @@ mod node;
 
 use std::time::Duration;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 use node::Deleted;
@@ -17,10 +17,9 @@ pub use node::{Admission, RestoreLabels};
 
 use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
-    error::one_line,
     joins::{Join, Leave},
-    model::{cluster::JoinMethod, kubernetes::NodeName},
-    tools::kubernetes::{agents, membership::Membership},
+    model::kubernetes::NodeName,
+    tools::kubernetes::membership::Membership,
 };
 
 /// Time for pods to terminate when the machine leaves.
@@ -45,29 +44,7 @@ pub struct LeaveCluster {
 impl Applier {
     /// A machine that joins was not a node before, which the step has checked.
     pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, Problem> {
-        let way = match &join.method {
-            JoinMethod::Kubeadm { socket, .. } => Leave::Kubeadm {
-                socket: socket.clone(),
-                created_folders: self.folders_of_kubeadm()?,
-            },
-            JoinMethod::K3s { .. } => Leave::K3s,
-            JoinMethod::Rke2 { .. } => Leave::Rke2,
-            JoinMethod::Eks => Leave::Nodeadm,
-            JoinMethod::Command {
-                environment_file,
-                joined_file,
-                leave_command,
-                ..
-            } if !leave_command.is_empty() => Leave::Command {
-                command: leave_command.clone(),
-                environment_file: environment_file.clone(),
-                joined_file: joined_file.clone(),
-                timeout_seconds: join.timeout_seconds,
-            },
-            JoinMethod::Command { .. } | JoinMethod::Managed => Leave::Never {
-                method: join.method.name().to_owned(),
-            },
-        };
+        let way = join.method.way().leaving(self, join)?;
         Ok(Undo::LeaveCluster(LeaveCluster {
             way,
             node: join.node.clone(),
@@ -80,15 +57,7 @@ impl Applier {
     /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
     pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
         undo.cluster = self.joined_by(&undo.way).await?;
-        let begun = match undo.way {
-            Leave::Kubeadm { .. } => self.has_begun()?,
-            // The effect of a command is unknown.
-            Leave::Command { .. } | Leave::Never { .. } => true,
-            // The unit starts at the next boot and joins with our configuration.
-            Leave::K3s => self.may_join(&agents::K3S)?,
-            Leave::Rke2 => self.may_join(&agents::RKE2)?,
-            Leave::Nodeadm => false,
-        };
+        let begun = undo.way.way().has_begun(self)?;
         if undo.cluster.is_none() && !begun {
             return Ok(Undo::nothing("the machine has not joined a cluster"));
         }
@@ -102,22 +71,19 @@ impl Applier {
         undo: &LeaveCluster,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let (way, node, joined) = (&undo.way, &undo.node, &undo.cluster);
+        let (way, node, joined) = (undo.way.way(), &undo.node, &undo.cluster);
         let stays = |why: String| {
             Ok(Reverted::left(
                 format!("the membership of `{node}` in a cluster"),
                 why,
             ))
         };
-        if let Leave::Never { method } = way {
-            return stays(format!(
-                "the changes of `cluster.join = \"{method}\"` cannot be reverted"
-            ));
+        if let Some(why) = way.never() {
+            return stays(why);
         }
-        let now = match (way, joined) {
-            // Its kubelet may have stopped in the meantime.
-            (Leave::Command { .. }, Some(_)) => self.joined_cluster()?,
-            _ => self.joined_by(way).await?,
+        let now = match joined {
+            Some(_) if way.counts_without_kubelet() => self.joined_cluster()?,
+            _ => self.joined_by(&undo.way).await?,
         };
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
@@ -136,30 +102,9 @@ impl Applier {
         }
         let is_member = now.is_some();
         let clone = self.is_clone_of(undo.machine.as_deref())?;
-        if let (Leave::Command { .. }, Some(why)) = (way, &clone) {
-            return stays(why.clone());
-        }
         // Do not delete a node whose machine cannot leave.
-        if let Leave::Command {
-            command,
-            environment_file,
-            joined_file,
-            timeout_seconds,
-        } = way
-            && !self.has_left_by_command(joined_file, is_member)?
-        {
-            let timeout = Duration::from_secs(*timeout_seconds);
-            let runs = self.with_environment(command, environment_file.as_deref(), timeout);
-            match runs {
-                Ok(cmd) if !self.host.files.exists(Utf8Path::new(&cmd.program))? => {
-                    return stays(format!(
-                        "`{}` from `cluster.leave-command` does not exist",
-                        cmd.program
-                    ));
-                }
-                Ok(_) => {}
-                Err(error) => return stays(one_line(&error)),
-            }
+        if let Some(why) = way.stays(self, is_member, clone.as_deref())? {
+            return stays(why);
         }
         let deleted = match (now, clone) {
             (None, _) => Reverted::nothing("the machine is no longer a node"),
@@ -174,30 +119,7 @@ impl Applier {
                 Deleted::Ended(ended) => ended,
             },
         };
-        let left = match way {
-            Leave::Kubeadm {
-                socket,
-                created_folders,
-            } => {
-                self.leave_by_kubeadm((socket, created_folders), sink)
-                    .await?
-            }
-            Leave::K3s => self.leave_by_agent(&agents::K3S, sink).await?,
-            Leave::Rke2 => self.leave_by_agent(&agents::RKE2, sink).await?,
-            Leave::Command {
-                command,
-                environment_file,
-                joined_file,
-                timeout_seconds,
-            } => {
-                let files = (environment_file.as_deref(), joined_file.as_path());
-                let timeout = Duration::from_secs(*timeout_seconds);
-                self.leave_by_command((command, timeout), files, is_member, sink)
-                    .await?
-            }
-            // `Leave::Never` was already handled.
-            Leave::Nodeadm | Leave::Never { .. } => self.leave_by_nodeadm(sink).await?,
-        };
+        let left = way.leave(self, is_member, sink).await?;
         Ok(Reverted::of(vec![deleted, left]))
     }
 }

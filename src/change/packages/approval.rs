@@ -5,7 +5,10 @@ use std::{cmp::Ordering, collections::BTreeSet};
 
 use crate::{
     change::{Class, Problem},
-    config::desired::{Guard, PackageWish},
+    config::{
+        desired::{Guard, PackageWish},
+        values::Build,
+    },
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
     tools::packages::{Action, Backend, Fault, LowerBounds, PackageOffer},
@@ -218,8 +221,9 @@ pub(super) fn guarded(
             let why = format!("it would install another kernel: {}", kernels.join(", "));
             let install = backend.commands().install_kernel;
             let problem = disapproved("new-kernel", &why).advice(format!(
-                "install that kernel yourself (`{install}`), reboot, and run the command again; or \
-                 set `driver.build = \"dkms\"`, which compiles the module for the running kernel"
+                "install that kernel yourself (`{install}`), reboot, and run the command again; \
+                 or {}, which compiles the module for the running kernel",
+                Build::COMPILE
             ));
             Err(problem.of(Class::NewKernel))
         }
@@ -255,11 +259,11 @@ pub(super) fn same_version(
                     "the module in `{}` is driver {module}, but `{name}` would be {to}",
                     package.name
                 );
-                return Err(disapproved("driver-module-version", &why).advice(
-                    "the archive has modules and libraries of different versions for this kernel: \
-                     run the command again later, or set `driver.build = \"dkms\"`, which \
-                     compiles the module in the version of the libraries",
-                ));
+                return Err(disapproved("driver-module-version", &why).advice(format!(
+                    "the archive has modules and libraries of different versions for this kernel: run the \
+                     command again later, or {}, which compiles the module in the version of the libraries",
+                    Build::COMPILE
+                )));
             }
         }
     }

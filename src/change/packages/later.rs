@@ -7,11 +7,9 @@ use camino::Utf8Path;
 
 use crate::{
     change::{Applier, Problem},
+    dkms,
     host::FilesError,
-    tools::{
-        dkms,
-        packages::{Action, HEADER},
-    },
+    tools::packages::{Action, HEADER},
 };
 
 /// The flag file that disables compilation in package scripts.

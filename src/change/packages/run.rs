@@ -11,10 +11,7 @@ use crate::{
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
-    tools::{
-        dkms,
-        packages::{Action, Exclusion, Fault, Impact, SourceFailure},
-    },
+    tools::packages::{Action, Exclusion, Fault, Impact, SourceFailure},
 };
 
 /// Pauses between attempts after a transient failure.
@@ -392,7 +389,7 @@ impl Applier {
     /// so that it does not hide the first error.
     fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let diagnosis = match fault {
-            Fault::Build => match dkms::log_named_in(words) {
+            Fault::Build => match fault.log_named_in(words) {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },

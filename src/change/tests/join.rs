@@ -12,11 +12,8 @@ use crate::{
         Output,
         fake::{FakeFiles, failed, ok},
     },
-    model::{
-        cluster::{Discovery, JoinMethod},
-        kubernetes::Labels,
-        token::TokenSource,
-    },
+    joins::{Discovery, JoinMethod},
+    model::{kubernetes::Labels, token::TokenSource},
     tools::kubernetes::kubeconfig::tests::NODE_CERTIFICATE,
 };
 

@@ -8,7 +8,7 @@ use crate::{
     change::{Change, LeaveCluster, Reverted, Undo, Verbs},
     error::Report,
     host::fake::{failed, ok},
-    model::cluster::JoinMethod,
+    joins::JoinMethod,
 };
 
 #[tokio::test]

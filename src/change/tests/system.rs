@@ -709,7 +709,7 @@ async fn dkms_is_recognized_after_an_upgrade_of_its_shell_and_by_its_compiler() 
         files.put_link("/proc/41/exe", exe);
         files.put_link("/proc/41/cwd", cwd);
         let system = crate::host::system::ProcFiles(std::sync::Arc::new(files.clone()));
-        crate::tools::dkms::running(files, &system)
+        crate::dkms::running(files, &system)
             .unwrap()
             .is_some()
     };

@@ -8,7 +8,7 @@ use crate::{
     change::Change,
     error::Report,
     host::fake::ok,
-    model::cluster::{Discovery, JoinMethod},
+    joins::{Discovery, JoinMethod},
 };
 
 /// Azure's metadata service and vault, in the network of the machine.

@@ -309,7 +309,7 @@ async fn machine_with_lost_journal_loads_the_driver_again() {
         !unit.contains("Condition"),
         "the unit must start without a journal: {unit}"
     );
-    let flag = crate::tools::dkms::NO_AUTOINSTALL;
+    let flag = crate::dkms::NO_AUTOINSTALL;
     rig.fakes.files.put(flag, crate::tools::packages::HEADER);
     let asked = request(&rig.fakes.host());
     let told = release_lost(&rig.fakes.host(), &asked).unwrap();

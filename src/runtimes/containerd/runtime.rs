@@ -137,11 +137,8 @@ impl Runtime for Containerd {
         Ok(RuntimeView {
             files: found,
             broken,
-            elsewhere: None,
             by_files,
-            printed: None,
-            said: self.said(place.host).await.into(),
-            version: place.version,
+            ..RuntimeView::of(self.said(place.host).await.into(), place.version)
         })
     }
 

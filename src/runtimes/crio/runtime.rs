@@ -161,11 +161,8 @@ impl Runtime for Crio {
         Ok(RuntimeView {
             files: found,
             broken,
-            elsewhere: None,
-            by_files: None,
             printed,
-            said,
-            version: place.version,
+            ..RuntimeView::of(said, place.version)
         })
     }
 

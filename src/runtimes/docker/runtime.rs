@@ -227,10 +227,7 @@ impl Runtime for Docker {
             }),
             elsewhere: super::other_config(files, super::UNIT, DAEMON_JSON)?,
             files: vec![ConfigFile { path, text }],
-            by_files: None,
-            printed: None,
-            said: self.said(place.host).await.into(),
-            version: place.version,
+            ..RuntimeView::of(self.said(place.host).await.into(), place.version)
         })
     }
 

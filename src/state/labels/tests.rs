@@ -5,7 +5,7 @@ use std::fs;
 
 use super::*;
 use crate::{
-    host::{FabricProgress, GpuFabric},
+    host::{FabricProgress, GpuFabric, MigDevice},
     steps::fixtures::{facts, nvml_device},
 };
 

@@ -11,7 +11,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{no_cluster, wish};
 use crate::{
     change::Change,
-    config::desired::{Desired, JoinMethod},
+    config::desired::Desired,
     host::digest::sha256,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
@@ -96,16 +96,13 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     let Some(wish) = wish(desired) else {
         return no_cluster();
     };
-    let JoinMethod::Kubeadm {
-        ignore_preflight_errors,
-        ..
-    } = &wish.method
-    else {
+    let method = wish.method.way();
+    if !method.starts_kubelet() {
         return Assessment::not_applicable(format!(
             "only kubeadm requires kernel settings, but the join method is {}",
             wish.method.name()
         ));
-    };
+    }
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (path, content) in [(MODULES_FILE, modules_file()), (SYSCTL_FILE, sysctl_file())] {
         if state.files.get(path).and_then(Option::as_ref) != Some(&content) {
@@ -114,9 +111,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
         }
     }
     // A cluster that allows swap ignores this check.
-    let may_swap = ignore_preflight_errors
-        .iter()
-        .any(|check| ["swap", "all"].contains(&check.to_ascii_lowercase().as_str()));
+    let may_swap = method.ignores("Swap");
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
     if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {
         // Its passwords would be stored in the plan and in the journal.
@@ -208,9 +203,9 @@ impl Step for ClusterKernel {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         // Read nothing without a kubeadm-managed kubelet, because the filesystem table may not be readable by all
         // users.
-        let is_kubeadms =
-            wish(cx.desired).is_some_and(|wish| matches!(wish.method, JoinMethod::Kubeadm { .. }));
-        let state = match is_kubeadms {
+        let starts_kubelet =
+            wish(cx.desired).is_some_and(|wish| wish.method.way().starts_kubelet());
+        let state = match starts_kubelet {
             true => detect(cx)?,
             false => ClusterKernelState::default(),
         };

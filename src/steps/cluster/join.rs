@@ -8,16 +8,15 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    joined,
-    member::another,
-    name, no_cluster,
+    joined, name, no_cluster,
     outdated::{self, Outdated},
     place, skew, wanted, wish,
 };
 use crate::{
     change::{Change, Join},
-    config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
+    config::desired::{ClusterWish, Desired},
     host::{ReadFiles, trusted::unusable_secret},
+    joins::{Found, Lack},
     model::{
         id::StepId,
         kubernetes::{Labels, NodeName},
@@ -31,12 +30,7 @@ use crate::{
         VALIDATION_DEVICES, after_configs,
     },
     tools::{
-        kubernetes::{
-            agents::{self, Agent},
-            kubeadm,
-            kubeconfig::{self, Cluster},
-            nodeadm, wrong_token,
-        },
+        kubernetes::kubeconfig::{self, Cluster},
         systemctl::{self, UnitState},
     },
 };
@@ -59,9 +53,9 @@ struct JoinState {
     unit: Option<UnitState>,
     /// Whether the unit state is unknown, e.g. with `--root`.
     is_unit_unknown: bool,
-    /// Whether the agent unit refuses to start while `nm-cloud-setup.service` is enabled, and it is.
-    is_kept_by_cloud_setup: bool,
-    /// Whether the program that joins is installed.
+    /// Whether the unit does not start while another unit is enabled, and it is.
+    is_kept_back: bool,
+    /// Whether the program that joins is installed, with its directory.
     has_program: bool,
     /// Our part of its configuration.
     config: Option<String>,
@@ -71,19 +65,6 @@ struct JoinState {
     outdated: Option<Outdated>,
     /// Versions that the kubelet must support.
     versions: skew::Versions,
-}
-
-/// Returns the unit and program that join, and the path of our configuration.
-fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'static str>) {
-    match method {
-        JoinMethod::Kubeadm { .. } => (Some(kubeadm::UNIT), None, None),
-        JoinMethod::K3s { .. } => (Some(agents::K3S.unit), None, Some(agents::K3S.config)),
-        JoinMethod::Rke2 { .. } => (Some(agents::RKE2.unit), None, Some(agents::RKE2.config)),
-        // Its units are enabled in the image.
-        JoinMethod::Eks => (None, Some(nodeadm::PROGRAM), Some(nodeadm::CONFIG)),
-        JoinMethod::Command { command, .. } => (None, command.first().map(String::as_str), None),
-        JoinMethod::Managed => (None, None, None),
-    }
 }
 
 impl JoinState {
@@ -100,7 +81,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         node: name(cx, wish)?,
         ..JoinState::default()
     };
-    if let JoinMethod::Command { joined_file, .. } = &wish.method {
+    let method = wish.method.way();
+    if let Some(joined_file) = method.joined_file() {
         state.has_joined_file = files.exists(joined_file)?;
     }
     if cx.desired.image {
@@ -117,11 +99,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if state.has_joined_file {
         return Ok(state);
     }
-    let (unit, program, config) = tool(&wish.method);
-    if let Some(config) = config {
+    let tool = method.tool();
+    if let Some(config) = tool.config {
         state.config = files.read_text(Utf8Path::new(config))?;
     }
-    if let Some(unit) = unit {
+    if let Some(unit) = tool.unit {
         state.unit = match cx.state.unit(unit).await {
             Ok(unit) => unit,
             Err(error) if error.not_asked().is_some() => {
@@ -132,10 +114,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         };
     }
     if state.membership.is_some() {
-        if let JoinMethod::Kubeadm {
-            discovery: Discovery::File { path, .. },
-            ..
-        } = &wish.method
+        if let Some(path) = method.discovery_file()
             && let Some(text) = files.read_text(path)?
         {
             let parsed = kubeconfig::parse(&text).map_err(|why| StepError::Unexpected {
@@ -163,7 +142,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if let (Some(TokenSource::File(path)), true) =
         (wish.method.token_source(), state.unusable.is_empty())
         && let Some(text) = files.read_text(path)?
-        && let Some(why) = wrong_token(&wish.method, text.trim())
+        && let Some(why) = method.wrong_token(text.trim())
     {
         state
             .unusable
@@ -174,17 +153,12 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             "systemd credential `{name}` does not exist, neither for gpu-bootstrap nor for the machine"
         ));
     }
-    state.has_program = match program {
-        Some(program) => files.exists(Utf8Path::new(program))?,
-        None => true,
-    };
-    if matches!(wish.method, JoinMethod::Eks) {
-        state.has_program &= files.exists(Utf8Path::new(nodeadm::DROP_INS))?;
+    state.has_program = true;
+    for path in [tool.program, tool.folder].into_iter().flatten() {
+        state.has_program &= files.exists(Utf8Path::new(path))?;
     }
-    if let JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } = &wish.method
-        && let Some(unit) = unit
-    {
-        state.is_kept_by_cloud_setup = is_kept_by_cloud_setup(cx, unit).await?;
+    if let (Some(unit), Some(other)) = (tool.unit, tool.conflict) {
+        state.is_kept_back = is_kept_back(cx, unit, other).await?;
     }
     state.versions = skew::detect(cx, wish).await?;
     Ok(state)
@@ -198,20 +172,20 @@ fn unusable_files(state: &JoinState) -> Assessment {
     )
 }
 
-/// Returns whether the agent unit does not start while the enabled cloud setup of NetworkManager is enabled.
-async fn is_kept_by_cloud_setup(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
+/// Returns whether a unit does not start while another unit is enabled, and it is enabled.
+async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
     for folder in systemctl::FOLDERS {
         let text = cx
             .host
             .files()
             .read_text(&Utf8Path::new(folder).join(unit))?;
-        names_it |= text.is_some_and(|text| text.contains(agents::CLOUD_SETUP));
+        names_it |= text.is_some_and(|text| text.contains(other));
     }
     if !names_it {
         return Ok(false);
     }
-    match cx.state.unit(agents::CLOUD_SETUP).await {
+    match cx.state.unit(other).await {
         Ok(unit) => Ok(unit.is_some_and(|unit| unit.is_enabled())),
         Err(error) if error.not_asked().is_some() => Ok(false),
         Err(error) => Err(error.into()),
@@ -240,7 +214,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     if state.has_joined_file {
         return Assessment::satisfied("`cluster.joined-file` exists");
     }
-    if matches!(wish.method, JoinMethod::Managed) {
+    if wish.method.way().is_joined_by_provider() {
         return Assessment::BlockedNow {
             why: "`cluster.join` is \"managed\", but the kubelet has no kubeconfig"
                 .to_owned(),
@@ -257,8 +231,13 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
             "set a host name, or `cluster.node-name`",
         );
     };
-    if let Some(missing) = missing(state, wish) {
-        return missing;
+    let found = Found {
+        has_unit: state.is_unit_unknown || state.unit.as_ref().is_some_and(UnitState::exists),
+        has_program: state.has_program,
+        conflicts: state.is_kept_back,
+    };
+    if let Some(Lack { why, hint }) = wish.method.way().missing(&found) {
+        return Assessment::blocked(why, hint);
     }
     if let Some(refused) = skew::refused(wish, &state.versions) {
         return refused;
@@ -280,12 +259,8 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
         kubeconfig, server, ..
     } = membership;
     let is = format!("the machine is a node of the cluster at {server} (by `{kubeconfig}`)");
-    let other = another(
-        &wish.method,
-        membership,
-        state.config.as_deref(),
-        state.wanted.as_ref(),
-    );
+    let method = wish.method.way();
+    let other = method.another(membership, state.config.as_deref(), state.wanted.as_ref());
     if let Some(other) = other {
         return Assessment::blocked(
             format!("{is}, which is not the configured one: {other}"),
@@ -296,7 +271,7 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     let mut why = is;
     let mut changes = Vec::new();
     let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
-    if let (Some(_), Some(unit)) = (disabled, tool(&wish.method).0) {
+    if let (Some(_), Some(unit)) = (disabled, method.tool().unit) {
         why = format!("{why}, but `{unit}` does not start at the next boot");
         changes.push(enable(unit));
     }
@@ -315,77 +290,17 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     }
 }
 
-/// Blocks if the program that joins is missing. For kubeadm, its packages are installed.
-fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
-    let (unit, program, _) = tool(&wish.method);
-    let blocked = |why: String, hint: &str| Some(Assessment::blocked(why, hint));
-    let has_unit = state.is_unit_unknown || state.unit.as_ref().is_some_and(UnitState::exists);
-    match (&wish.method, unit, program) {
-        (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _) if !has_unit => blocked(
-            format!("`{unit}` does not exist"),
-            "install the agent first without starting it. gpu-bootstrap does not install it, because its vendors provide it \
-             as a script or in separate packages",
-        ),
-        (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _)
-            if state.is_kept_by_cloud_setup =>
-        {
-            blocked(
-                format!(
-                    "`{unit}` does not start while `{}` is enabled",
-                    agents::CLOUD_SETUP
-                ),
-                "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl disable \
-                 nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
-            )
-        }
-        (JoinMethod::Eks, ..) if !state.has_program => blocked(
-            format!(
-                "`{}` or its directory `{}` does not exist",
-                nodeadm::PROGRAM,
-                nodeadm::DROP_INS
-            ),
-            "use an EKS image with nodeadm, v20251023 or newer. Older ones ignore the directory, so the node would \
-             have no labels or taints",
-        ),
-        (JoinMethod::Command { .. }, _, Some(program)) if !state.has_program => blocked(
-            format!("`{program}` does not exist"),
-            "install the program there, or correct `cluster.command`",
-        ),
-        _ => None,
-    }
-}
-
 fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change> {
-    let taints: Vec<_> = match &wish.method {
-        // The taints of Karpenter and of the node group would be lost.
-        JoinMethod::Eks => Vec::new(),
-        _ => (wish.node.taints.iter())
+    let method = wish.method.way();
+    let taints: Vec<_> = match method.registers_taints() {
+        false => Vec::new(),
+        true => (wish.node.taints.iter())
             .chain(&wish.node.startup_taints)
             .cloned()
             .collect(),
     };
     let mut changes = Vec::new();
-    let agent = |agent: &Agent, server: &str, source: &TokenSource| {
-        let token = source.lasting_file();
-        let token = token.unwrap_or_else(|| Utf8Path::new(agent.token));
-        let content = agents::configuration(server, token, node, &state.labels, &taints);
-        Some((agent.config, content))
-    };
-    let written = match &wish.method {
-        JoinMethod::K3s {
-            server,
-            token_source,
-        } => agent(&agents::K3S, server, token_source),
-        JoinMethod::Rke2 {
-            server,
-            token_source,
-        } => agent(&agents::RKE2, server, token_source),
-        JoinMethod::Eks => {
-            let content = nodeadm::configuration(&state.labels);
-            Some((nodeadm::CONFIG, content))
-        }
-        JoinMethod::Kubeadm { .. } | JoinMethod::Command { .. } | JoinMethod::Managed => None,
-    };
+    let written = method.our_file(node, &state.labels, &taints);
     if let Some((path, content)) = written
         && state.config.as_ref() != Some(&content)
     {
@@ -408,7 +323,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
     });
     // Enabled only after the machine has joined. Otherwise an unvalidated machine would join at the next boot.
     let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
-    if let (Some(unit), false) = (tool(&wish.method).0, is_enabled) {
+    if let (Some(unit), false) = (method.tool().unit, is_enabled) {
         changes.push(enable(unit));
     }
     changes

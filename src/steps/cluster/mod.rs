@@ -1,18 +1,17 @@
 //! The steps that make the machine a cluster node. If the cluster is no longer configured, a node is not changed:
 //! only `uninstall` removes it, because that stops its pods. Each step has its own part: `host` the kernel,
-//! `packages` the Kubernetes packages, `join` the membership (`member`: in which cluster; `outdated`: an agent that
-//! must be restarted), `node` the state in the cluster.
+//! `packages` the Kubernetes packages, `join` the membership (`outdated`: an agent that must be restarted), `node` the
+//! state in the cluster.
 
 pub(super) mod host;
 pub(super) mod join;
-mod member;
 pub(super) mod node;
 mod outdated;
 pub(super) mod packages;
 pub(super) mod skew;
 
 use crate::{
-    config::desired::{ClusterWish, Desired, JoinMethod},
+    config::desired::{ClusterWish, Desired},
     facts::Cloud,
     model::{
         clouds,
@@ -20,7 +19,6 @@ use crate::{
     },
     state::{Membership, labels},
     step::{Assessment, Cx, StepError},
-    tools::kubernetes::{kubeadm, nodeadm},
 };
 
 /// The assessment of each of these steps if no cluster is configured.
@@ -43,14 +41,11 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> 
 /// Returns the cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    // nodeadm writes this kubeconfig long before it starts the kubelet, and so does nodeadm for hybrid nodes, which a
-    // command starts. The Canonical image contains it from the beginning, with placeholders for the server, and its
-    // kubelet is a snap.
-    let is_early = |found: &Membership| found.kubeconfig == nodeadm::KUBECONFIG;
-    let by_nodeadm = matches!(wish.method, JoinMethod::Eks | JoinMethod::Command { .. });
-    if by_nodeadm && found.as_ref().is_some_and(is_early) {
+    let method = wish.method.way();
+    let kubelets = (found.as_ref()).map_or(&[][..], |found| method.kubelets_of(&found.kubeconfig));
+    if !kubelets.is_empty() {
         let mut runs = false;
-        for unit in [kubeadm::UNIT, nodeadm::SNAP_UNIT] {
+        for unit in kubelets {
             runs |= (cx.state.unit(unit).await?).is_some_and(|unit| unit.is_active());
         }
         return Ok(found.filter(|_| runs));
@@ -112,11 +107,12 @@ fn place(cloud: &Cloud) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use super::{join::fixtures::with, joined, kubeadm, nodeadm, place};
+    use super::{join::fixtures::with, joined, place};
     use crate::{
         config::desired::JoinMethod,
         facts::Cloud,
         host::fake,
+        joins::{kubeadm, nodeadm},
         steps::fixtures::{cx, facts, state},
     };
 

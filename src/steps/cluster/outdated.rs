@@ -5,11 +5,11 @@ use camino::Utf8Path;
 
 use crate::{
     change::Change,
-    config::desired::{ClusterWish, JoinMethod, PackageWish},
+    config::desired::{ClusterWish, PackageWish},
+    joins::agents::Agent,
     runtimes::OWNERS,
     step::{Cx, StepError},
     steps::packages,
-    tools::kubernetes::agents::{self, Agent},
 };
 
 /// An agent whose containerd lacks the nvidia runtime.
@@ -23,10 +23,8 @@ pub(super) struct Outdated {
 }
 
 pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Outdated>, StepError> {
-    let agent: &Agent = match wish.method {
-        JoinMethod::K3s { .. } => &agents::K3S,
-        JoinMethod::Rke2 { .. } => &agents::RKE2,
-        _ => return Ok(None),
+    let Some(agent) = wish.method.way().agent() else {
+        return Ok(None);
     };
     let Some(toolkit) = &cx.desired.toolkit else {
         return Ok(None);
@@ -97,7 +95,8 @@ mod tests {
     use super::{Outdated, detect};
     use crate::{
         host::{fake, system::ProcFiles},
-        model::{cluster::JoinMethod, token::TokenSource},
+        joins::JoinMethod,
+        model::token::TokenSource,
         steps::{cluster::join::fixtures::with, fixtures},
     };
 

@@ -3,7 +3,7 @@
 //! "Creating a cluster with kubeadm", version skew), and `check` compares both later.
 
 use crate::{
-    config::desired::{ClusterWish, JoinMethod, RuntimeKind},
+    config::desired::{ClusterWish, RuntimeKind},
     step::{Assessment, Cx, StepError},
     tools::kubernetes::skew,
 };
@@ -59,15 +59,7 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
         ));
     }
     // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
-    let ignores = match &wish.method {
-        JoinMethod::Kubeadm {
-            ignore_preflight_errors,
-            ..
-        } => ignore_preflight_errors
-            .iter()
-            .any(|one| ["systemverification", "all"].contains(&one.to_ascii_lowercase().as_str())),
-        _ => false,
-    };
+    let ignores = wish.method.way().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))
         .flatten()?;

@@ -21,12 +21,13 @@ use crate::{
     change::{Change, Lock},
     compat::matrix::Fabric,
     config::desired::{Desired, DriverWish, FabricService},
+    fabric,
     host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
     model::{id::StepId, version::DriverVersion},
     runtimes,
     state::StateError,
     step::{Assessment, Cx, Step, StepError},
-    tools::{fabric, kmod, packages::HEADER, systemctl::UnitState},
+    tools::{kmod, packages::HEADER, systemctl::UnitState},
 };
 
 /// Time limit for GPUs to join the fabric after the fabric manager has started. NVIDIA documents no limit.

@@ -24,7 +24,7 @@ pub const GPUS: &str = "nvidia.com/gpu";
 const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
 
 /// Prefix of MIG device names, with the strategy `mixed`. Other names of the vendor may belong to network adapters.
-const MIG_DEVICES: &str = "nvidia.com/mig-";
+pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// Part of the kubectl error if the node does not exist.
 const NOT_FOUND: &str = "(NotFound)";

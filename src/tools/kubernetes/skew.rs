@@ -1,7 +1,6 @@
-//! Version compatibility of kubelet, API server and kernel. The compatibility of container runtimes is in `runtimes`.
+//! Version compatibility of kubelet and API server. The compatibility of container runtimes is in `runtimes`.
 //!
-//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1); kubernetes/kubernetes#129462
-//! and kubernetes/system-validators#48 (kernel).
+//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1).
 
 /// The maximum number of minor versions that a kubelet may be older than the API server. Before 1.25, the maximum is two.
 const OLDER: u64 = 3;
@@ -18,10 +17,6 @@ pub const CGROUP_V1: &str =
 pub const CGROUP_V1_REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel command line (Enterprise Linux: run \
      `grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1`, then reboot), or set `failCgroupV1: false` in the \
      kubelet configuration (k3s, RKE2: `kubelet-arg: fail-cgroupv1=false` in `config.yaml`)";
-
-/// The first minor version whose kubeadm rejects older kernels (its check `SystemVerification`), and the minimum kernel
-/// version.
-const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
 /// Parses the major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
 #[must_use]
@@ -62,22 +57,9 @@ pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     })
 }
 
-/// Returns the reason if kubeadm rejects a kernel.
-#[must_use]
-pub fn with_kernel(kubeadm: &str, kernel: &str) -> Option<String> {
-    let ((_, minor), found) = (series(kubeadm)?, series(kernel)?);
-    let (since, oldest) = KERNEL;
-    (minor >= since && found < oldest).then(|| {
-        let (major, second) = oldest;
-        format!(
-            "kubeadm 1.{since} and newer requires kernel {major}.{second} or newer, but this machine has {kernel}"
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{series, with_cgroup_v1, with_kernel, with_server};
+    use super::{series, with_cgroup_v1, with_server};
 
     #[test]
     fn versions_of_programs_and_packages_are_parsed() {
@@ -115,17 +97,8 @@ mod tests {
     }
 
     #[test]
-    fn kernel_and_cgroup_requirements_are_checked() {
+    fn cgroup_v1_requires_an_older_kubelet() {
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
-        for (kubeadm, kernel, is_rejected) in [
-            ("1.32", "4.18.0-553.el8_10.x86_64", true),
-            ("1.31", "4.18.0-553.el8_10.x86_64", false),
-            ("1.37", "4.19.0-27-amd64", false),
-            ("1.37", "5.14.0-570.12.1.el9_6.x86_64", false),
-        ] {
-            let why = with_kernel(kubeadm, kernel);
-            assert_eq!(why.is_some(), is_rejected, "{kubeadm} {kernel}");
-        }
     }
 }

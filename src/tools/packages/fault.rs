@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
+use camino::Utf8PathBuf;
 use serde::Deserialize;
 
-use crate::{model::text::built_in, tools::dkms};
+use crate::model::text::built_in;
 
 static TABLE: LazyLock<Vec<FaultRow>> = LazyLock::new(|| {
     let table: FaultTable =
@@ -26,6 +27,15 @@ struct FaultRow {
     hint: Option<String>,
     #[serde(default)]
     own: BTreeMap<String, String>,
+    log: Option<LogPath>,
+}
+
+/// Pattern for the path of a log in the output of a failure.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LogPath {
+    below: String,
+    name: String,
 }
 
 /// A failure class. Its reason and hints are in `package_faults.toml`.
@@ -120,6 +130,17 @@ impl Fault {
         own.map(String::as_str).or_else(|| self.hint())
     }
 
+    /// Returns the path of the log in the output: "Consult /var/lib/dkms/…/make.log for more information."
+    #[must_use]
+    pub fn log_named_in(self, output: &str) -> Option<Utf8PathBuf> {
+        let log = self.row().log.as_ref()?;
+        output
+            .split_whitespace()
+            .map(|word| word.trim_end_matches(['.', ',', ')']))
+            .rfind(|word| word.starts_with(&log.below) && word.ends_with(&log.name))
+            .map(Utf8PathBuf::from)
+    }
+
     fn row(self) -> &'static FaultRow {
         let row = TABLE.iter().find(|row| row.fault == self);
         row.expect("a test checks that each class has an entry")
@@ -130,7 +151,7 @@ impl Fault {
     pub(super) fn or_build(self, output: &str) -> Self {
         match self {
             Self::NoSpace | Self::Inodes | Self::Quota | Self::ReadOnly | Self::FileSize => self,
-            _ if dkms::log_named_in(output).is_some() => Self::Build,
+            _ if Self::Build.log_named_in(output).is_some() => Self::Build,
             _ => self,
         }
     }
@@ -148,6 +169,17 @@ mod tests {
             // Unknown failures have no hint.
             assert_eq!(row.hint.is_none(), row.fault == Fault::Other);
         }
+    }
+
+    #[test]
+    fn log_path_of_failed_build_is_found() {
+        let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
+                    Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
+        assert_eq!(
+            Fault::Build.log_named_in(text).as_deref(),
+            Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
+        );
+        assert_eq!(Fault::Build.log_named_in("all is well"), None);
     }
 
     #[test]

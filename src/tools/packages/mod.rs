@@ -495,7 +495,7 @@ pub trait Backend: Debug + Send + Sync {
         false
     }
 
-    /// Whether package scripts skip compilation while the file [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) exists.
+    /// Whether package scripts skip compilation while the file [`NO_AUTOINSTALL`](crate::dkms::NO_AUTOINSTALL) exists.
     fn scripts_may_leave_modules(&self) -> bool {
         false
     }

@@ -5,7 +5,9 @@ use super::{
     *,
 };
 use crate::{
+    config::desired::JoinMethod,
     host::fake,
+    joins::{agents, kubeadm, nodeadm},
     steps::fixtures::{self as machine, desired, unit},
 };
 
@@ -212,7 +214,7 @@ fn agent_blocked_by_cloud_setup_is_reported_before() {
     });
     decide(&stranger(), &k3s).expect_needs();
     let kept = JoinState {
-        is_kept_by_cloud_setup: true,
+        is_kept_back: true,
         ..stranger()
     };
     let (why, hint) = decide(&kept, &k3s).expect_blocked();
@@ -245,7 +247,7 @@ async fn old_agent_unit_and_cloud_setup_are_detected() {
         let facts = machine::facts();
         let (state, want) = (machine::state(&host, facts.clone()), desired());
         let cx = machine::cx(&host, &facts, &state, &want);
-        let found = is_kept_by_cloud_setup(&cx, agents::K3S.unit).await;
+        let found = is_kept_back(&cx, agents::K3S.unit, agents::CLOUD_SETUP).await;
         assert_eq!(found.expect("readable"), is_kept, "{folder} {load} {file}");
     }
 }

@@ -1,11 +1,6 @@
 //! Names of the NVIDIA fabric manager's unit and packages.
 
-use std::time::Duration;
-
 pub const UNIT: &str = "nvidia-fabricmanager.service";
-
-/// Time limit for its start: more than `TimeoutStartSec=720` of the unit, so that systemd reports a failure first.
-pub const START_DEADLINE: Duration = Duration::from_secs(750);
 
 /// Package names. Before 580, the name contains the branch. RPM packages had another name.
 pub const PACKAGES: [&str; 3] = [

@@ -1,16 +1,32 @@
 //! Runs `kubeadm join`, and `kubeadm reset` after a failure or when the machine leaves.
 
+mod tool;
+
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::Join;
-use crate::work::{Hands, Problem, Reverted, Sink};
+pub use tool::{
+    BOOTSTRAP_CONF, CA, KUBELET_CONF, KubeadmDiscovery, OF_CONTROL_PLANES, Registration, fault,
+    join, join_configuration, reset,
+};
+
+use super::{
+    Discovery, Given, Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow, WayTool, Wrongs,
+};
 use crate::{
     error::one_line,
-    model::{cluster::Discovery, secret::Secret, token::TokenSource},
+    model::{paths, secret::Secret, token::TokenSource},
+    runtimes::{RuntimeKind, choice::Cluster},
     tools::{
-        faults,
-        kubernetes::kubeadm::{self, KubeadmDiscovery, Registration},
+        kubelet,
+        kubernetes::{
+            kubeconfig,
+            membership::Membership,
+            skew,
+            token::{NOT_BOOTSTRAP, is_bootstrap},
+        },
     },
+    work::{Hands, Problem, Reverted, Sink},
 };
 
 /// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
@@ -21,6 +37,247 @@ pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
 /// Directories that kubeadm creates, outermost first. `kubeadm reset` does not remove them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
+
+pub(super) const ROW: WayRow = WayRow {
+    keys: &[
+        "version",
+        "server",
+        "token",
+        "ca-cert-hashes",
+        "discovery-file",
+        "ignore-preflight-errors",
+    ],
+    runtimes: Cluster::OfMachine,
+    node: NodeRule::OURS,
+    has_packages: true,
+    read,
+};
+
+fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
+    let version = wrong.needed(
+        "version",
+        given.version,
+        "set it to the Kubernetes version of the cluster, such as \"1.36\" (see `kubectl version`)",
+    );
+    let oldest = given.oldest;
+    if version.is_some_and(|version| version.minor < oldest) {
+        wrong.add::<()>(
+            "version",
+            &format!(
+                "1.{oldest} is the oldest version of Kubernetes that is installed; older ones are end-of-life, and their \
+                 repositories may keep an expired key"
+            ),
+            &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
+        );
+    }
+    let mut wanted = RuntimeKind::ALL
+        .into_iter()
+        .filter(|kind| given.runtimes.contains(kind));
+    let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
+        Some(socket) => Some(socket),
+        None => wrong.at(
+            "runtime.use",
+            "the kubelet needs containerd or CRI-O",
+            "add \"containerd\" to `runtime.use`",
+        ),
+    };
+    let discovery = discovery(given, wrong);
+    let version = version?.to_string();
+    let reasons = [
+        (given.kernel).and_then(|kernel| tool::with_kernel(&version, kernel)),
+        (given.cgroup_v1.then(|| skew::with_cgroup_v1(&version))).flatten(),
+    ];
+    let reasons: Vec<String> = reasons.into_iter().flatten().collect();
+    if !ignores(&given.ignored, "SystemVerification") && !reasons.is_empty() {
+        return wrong.add(
+            "version",
+            &reasons.join("; "),
+            "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
+             to join with a kernel that Kubernetes does not support",
+        );
+    }
+    Some(JoinMethod::Kubeadm {
+        discovery: discovery?,
+        socket: format!("unix://{}", socket?),
+        ignore_preflight_errors: given.ignored.clone(),
+    })
+}
+
+fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
+    if let Some(file) = given.discovery_file {
+        if given.server.is_some() || given.ca_cert_hashes.is_some() {
+            return wrong.add(
+                "discovery-file",
+                "the file contains the API server and its CA, and so do `cluster.server` and \
+                 `cluster.ca-cert-hashes`",
+                "use only one of them",
+            );
+        }
+        return Some(Discovery::File {
+            path: file.to_owned(),
+            token_source: given.token.cloned(),
+        });
+    }
+    let server = wrong.needed(
+        "server",
+        given.server,
+        "set it to `HOST:PORT` of the API server, or set `cluster.discovery-file`",
+    );
+    let server = server.and_then(|server| {
+        let has_port = (server.rsplit_once(':'))
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if server.contains("://") || server.contains('/') || !has_port {
+            return wrong.add(
+                "server",
+                "kubeadm requires `HOST:PORT` of the API server",
+                "set it without `https://`, such as \"10.0.0.1:6443\"",
+            );
+        }
+        Some(server)
+    });
+    let token_source = wrong.needed(
+        "token",
+        given.token,
+        "set it to the location of the token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
+             `kubeadm token create`)",
+    );
+    let hashes = wrong.needed(
+        "ca-cert-hashes",
+        given.ca_cert_hashes.as_ref(),
+        "without it, any server could impersonate the cluster; `kubeadm token create \
+         --print-join-command` prints the digest",
+    );
+    if hashes.is_some_and(Vec::is_empty) {
+        return wrong.add(
+            "ca-cert-hashes",
+            "without a digest, any server could impersonate the cluster",
+            "run `kubeadm token create --print-join-command` to print the digest",
+        );
+    }
+    Some(Discovery::Token {
+        server: server?.to_owned(),
+        token_source: token_source?.clone(),
+        ca_cert_hashes: hashes?.clone(),
+    })
+}
+
+fn wrong_token(token: &str) -> Option<&'static str> {
+    (!is_bootstrap(token)).then_some(NOT_BOOTSTRAP)
+}
+
+fn ignores(ignored: &[String], check: &str) -> bool {
+    (ignored.iter()).any(|one| one.eq_ignore_ascii_case(check) || one.eq_ignore_ascii_case("all"))
+}
+
+/// Joins with kubeadm.
+pub(super) struct ByKubeadm<'a> {
+    pub discovery: &'a Discovery,
+    pub socket: &'a str,
+    pub ignored: &'a [String],
+}
+
+#[async_trait]
+impl Way for ByKubeadm<'_> {
+    fn tool(&self) -> WayTool<'_> {
+        WayTool {
+            unit: Some(kubelet::UNIT),
+            ..WayTool::default()
+        }
+    }
+
+    fn wrong_token(&self, token: &str) -> Option<&'static str> {
+        wrong_token(token)
+    }
+
+    fn discovery_file(&self) -> Option<&Utf8Path> {
+        match self.discovery {
+            Discovery::File { path, .. } => Some(path),
+            Discovery::Token { .. } => None,
+        }
+    }
+
+    fn another(
+        &self,
+        membership: &Membership,
+        _: Option<&str>,
+        wanted: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        let Membership { server, ca_pin, .. } = membership;
+        match self.discovery {
+            Discovery::Token {
+                server: wanted,
+                ca_cert_hashes,
+                ..
+            } => match ca_pin {
+                Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
+                    "its certificate authority is {pin}, and the one of the settings is {}",
+                    ca_cert_hashes.join(" or ")
+                )),
+                Some(_) => None,
+                None => (server.trim_start_matches("https://") != wanted)
+                    .then(|| format!("the settings name {wanted}")),
+            },
+            Discovery::File { .. } => wanted.and_then(|wanted| {
+                let differs = match (&wanted.ca_pin, ca_pin) {
+                    (Some(wanted), Some(pin)) => wanted != pin,
+                    _ => wanted.server != *server,
+                };
+                differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+            }),
+        }
+    }
+
+    fn starts_kubelet(&self) -> bool {
+        true
+    }
+
+    fn ignores(&self, check: &str) -> bool {
+        ignores(self.ignored, check)
+    }
+
+    fn leaving(&self, hands: &Hands, _: &Join) -> Result<Leave, Problem> {
+        Ok(Leave::Kubeadm {
+            socket: self.socket.to_owned(),
+            created_folders: hands.folders_of_kubeadm()?,
+        })
+    }
+
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        let settings = (self.discovery, self.socket, self.ignored);
+        hands.join_by_kubeadm(join, settings, sink).await
+    }
+}
+
+/// Leaves with `kubeadm reset`.
+pub(super) struct Reset<'a> {
+    pub socket: &'a str,
+    pub folders: &'a [Utf8PathBuf],
+}
+
+#[async_trait]
+impl Leaving for Reset<'_> {
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+        hands.has_begun()
+    }
+
+    /// Removes the token file and, if the machine has joined, the marker file.
+    async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), Problem> {
+        let files = &hands.host.files;
+        let configuration = Utf8Path::new(paths::RUN).join(CONFIGURATION);
+        if files.exists(&configuration)? {
+            files.remove(&configuration)?;
+        }
+        let mark = hands.state.join(JOINING);
+        if hands.joined_cluster()?.is_some() && files.exists(&mark)? {
+            files.remove(&mark)?;
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        (hands.leave_by_kubeadm((self.socket, self.folders), sink)).await
+    }
+}
 
 impl Hands {
     /// Returns the kubeadm directories that do not exist yet.
@@ -63,9 +320,9 @@ impl Hands {
             timeout: join.timeout(),
         };
         let configuration = self.configuration(discovery, &registration).await?;
-        let had_authority = self.exists(kubeadm::CA)?;
+        let had_authority = self.exists(tool::CA)?;
         self.host.files.write(&mark, b"", 0o600)?;
-        let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
+        let cmd_of = |path: &Utf8Path| tool::join(path, join.timeout());
         let ran = self
             .with_secret_file(CONFIGURATION, &configuration, async |path| {
                 self.exec(&cmd_of(path), sink).await
@@ -83,13 +340,13 @@ impl Hands {
             Err(error) => (error.to_string(), error),
         };
         let signed = matches!(discovery, Discovery::Token { .. });
-        let fault = faults::of_kubeadm(&said, signed);
+        let fault = fault(&said, signed);
         let last_words = match &*fault.reason {
-            "join-kubelet" => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
+            "join-kubelet" => (self.words_of(kubelet::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
         // The next attempt must be able to join.
-        if self.has_begun()? || (!had_authority && self.exists(kubeadm::CA)?) {
+        if self.has_begun()? || (!had_authority && self.exists(tool::CA)?) {
             match self.reset(socket, sink).await {
                 Ok(()) => self.host.files.remove(&mark)?,
                 // The next attempt cleans up. The first error takes precedence.
@@ -125,7 +382,7 @@ impl Hands {
                     token: &token,
                     ca_cert_hashes,
                 };
-                Ok(kubeadm::join_configuration(&found, registration))
+                Ok(tool::join_configuration(&found, registration))
             }
             Discovery::File { path, token_source } => {
                 let token = match token_source {
@@ -137,21 +394,20 @@ impl Hands {
                     path,
                     token: token.as_ref(),
                 };
-                Ok(kubeadm::join_configuration(&found, registration))
+                Ok(tool::join_configuration(&found, registration))
             }
         }
     }
 
     async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
-        let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
-        self.usable_token(source, wrong).await
+        self.usable_token(source, wrong_token).await
     }
 
     /// The files that kubeadm creates and whose existence it rejects, except for ignored checks. Source: kubernetes/kubernetes
     /// 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
     fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
         let mut found = Vec::new();
-        for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
+        for path in [tool::KUBELET_CONF, tool::BOOTSTRAP_CONF, tool::CA] {
             let check = format!("fileavailable-{}", path.replace('/', "-"));
             let is_ignored = (ignored.iter())
                 .any(|name| name.eq_ignore_ascii_case("all") || name.eq_ignore_ascii_case(&check));
@@ -164,12 +420,12 @@ impl Hands {
 
     /// Returns `true` if kubeadm has started to join and may be incomplete.
     pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
-        Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
+        Ok(self.exists(tool::BOOTSTRAP_CONF)? || self.exists(tool::KUBELET_CONF)?)
     }
 
     /// Rejects a machine that has or had a control plane, because `kubeadm reset` would delete its data.
     fn is_worker(&self) -> Result<(), Problem> {
-        for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
+        for mark in tool::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
                 Some("manifests") => (self.host.files.list(mark)?)
                     .into_iter()
@@ -197,9 +453,7 @@ impl Hands {
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
         let what = "leave the cluster with `kubeadm reset`";
-        self.tool(what, &kubeadm::reset(socket), sink)
-            .await
-            .map(drop)
+        self.tool(what, &tool::reset(socket), sink).await.map(drop)
     }
 
     pub(crate) async fn leave_by_kubeadm(

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::kmod;
-use crate::host::{
-    Cmd, FileKind, FilesError, Query, ReadFiles,
-    system::{Process, System, is_in_own_namespaces, link_of},
+use crate::{
+    host::{
+        Cmd, FileKind, FilesError, Query, ReadFiles,
+        system::{Process, System, is_in_own_namespaces, link_of},
+    },
+    tools::kmod,
 };
 
 /// Compiling the NVIDIA module takes 80 to 275 s. The rest is a reserve for slow machines.
@@ -434,15 +436,6 @@ pub fn failure(log: &str) -> Option<(&'static str, &'static str)> {
     Some((why, remedy))
 }
 
-/// Returns the log path in the output of a failed build: "Consult /var/lib/dkms/…/make.log for more information."
-#[must_use]
-pub fn log_named_in(text: &str) -> Option<Utf8PathBuf> {
-    text.split_whitespace()
-        .map(|word| word.trim_end_matches(['.', ',', ')']))
-        .rfind(|word| word.starts_with("/var/lib/dkms/") && word.ends_with("make.log"))
-        .map(Utf8PathBuf::from)
-}
-
 /// Returns the line of a build log with the error: the first error of the compiler or of make, otherwise the last line.
 #[must_use]
 pub fn telling_line(log: &str) -> Option<&str> {
@@ -621,17 +614,6 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
             (all[2].kernel.as_deref(), all[2].state.as_str()),
             (None, "added")
         );
-    }
-
-    #[test]
-    fn log_path_of_failed_build_is_found() {
-        let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
-                    Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
-        assert_eq!(
-            log_named_in(text).as_deref(),
-            Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
-        );
-        assert_eq!(log_named_in("all is well"), None);
     }
 
     #[test]

@@ -7,13 +7,18 @@
 use camino::Utf8Path;
 use serde_json::json;
 
-use super::kubeadm;
-use crate::model::kubernetes::{Labels, Taint};
+use crate::{
+    joins::API_PORT,
+    model::kubernetes::{Labels, Taint},
+    tools::kubernetes::token,
+};
 
 /// One of the two agents.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Agent {
     pub name: &'static str,
+    /// The port for node registration. Source: RKE2, "Quick Start": an RKE2 server serves the API at 6443. k3s uses 6443 for both.
+    pub port: u16,
     pub unit: &'static str,
     /// The configuration file of gpu-bootstrap. The agent reads the files in this directory in name order.
     pub config: &'static str,
@@ -33,6 +38,7 @@ pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 
 pub const K3S: Agent = Agent {
     name: "k3s",
+    port: API_PORT,
     unit: "k3s-agent.service",
     config: "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml",
     token: "/etc/rancher/k3s/gpu-bootstrap.token",
@@ -41,6 +47,7 @@ pub const K3S: Agent = Agent {
 
 pub const RKE2: Agent = Agent {
     name: "rke2",
+    port: 9345,
     unit: "rke2-agent.service",
     config: "/etc/rancher/rke2/config.yaml.d/50-gpu-bootstrap.yaml",
     token: "/etc/rancher/rke2/gpu-bootstrap.token",
@@ -70,7 +77,7 @@ pub fn wrong_token(token: &str) -> Option<&'static str> {
     }
     let is_hash = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
     let has_password = (credentials.strip_prefix("node:")).is_some_and(|one| !one.is_empty());
-    let is_secure = is_hash && (has_password || kubeadm::is_token(credentials));
+    let is_secure = is_hash && (has_password || token::is_bootstrap(credentials));
     (!is_secure).then_some(NOT_SECURE)
 }
 

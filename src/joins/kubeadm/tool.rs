@@ -14,6 +14,11 @@ use crate::{
         kubernetes::{Labels, Taint},
         secret::Secret,
     },
+    tools::{
+        faults::{self, KnownFault},
+        kubelet::label_list,
+        kubernetes::skew::series,
+    },
 };
 
 /// The kubeconfig of the kubelet, which exists after the machine has joined.
@@ -31,9 +36,6 @@ pub const OF_CONTROL_PLANES: [&str; 3] = [
     "/etc/kubernetes/pki/ca.key",
     "/var/lib/etcd/member",
 ];
-
-/// The kubelet unit in the community packages.
-pub const UNIT: &str = "kubelet.service";
 
 /// The discovery method, including its secret.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,15 +121,6 @@ pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>)
     Secret::new(format!("{configuration:#}\n"))
 }
 
-/// Formats labels for the kubelet option `--node-labels`.
-#[must_use]
-pub fn label_list(labels: &Labels) -> String {
-    let all: Vec<String> = (labels.iter())
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect();
-    all.join(",")
-}
-
 /// Joins with a configuration file. kubeadm has its own time limits: `timeout` applies to each phase.
 #[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
@@ -138,23 +131,43 @@ pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     .deadline(timeout * 4 + Duration::from_secs(60))
 }
 
+/// Explains a kubeadm join error. `signed` means that the API server shows with a signature that it has the token, before the
+/// token is used. In that case, a 401 response does not mean that the token is wrong.
+pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
+    let rows = faults::of_join("kubeadm");
+    let output = output.to_lowercase();
+    // The output before it is progress.
+    let output = &output[output.rfind("\nerror:").unwrap_or_default()..];
+    let found = faults::find(rows, output);
+    let blames_token =
+        found.reason == "join-not-allowed" && !signed && output.contains("unauthorized");
+    (rows.iter())
+        .find(|fault| blames_token && fault.reason == "join-token-wrong")
+        .unwrap_or(found)
+}
+
+/// The first minor version that rejects older kernels (its check `SystemVerification`), and the minimum kernel version.
+/// Sources: kubernetes/kubernetes#129462 and kubernetes/system-validators#48.
+const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
+
+/// Returns the reason if kubeadm rejects a kernel.
+#[must_use]
+pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
+    let ((_, minor), found) = (series(version)?, series(kernel)?);
+    let (since, oldest) = KERNEL;
+    (minor >= since && found < oldest).then(|| {
+        let (major, second) = oldest;
+        format!(
+            "kubeadm 1.{since} and newer requires kernel {major}.{second} or newer, but this machine has {kernel}"
+        )
+    })
+}
+
 /// Reverts the changes of `kubeadm join`.
 #[must_use]
 pub fn reset(socket: &str) -> Cmd {
     let socket = format!("--cri-socket={socket}");
     Cmd::new("kubeadm", ["reset", "--force", &socket]).deadline(Duration::from_secs(300))
-}
-
-/// The error for text that is not a bootstrap token.
-pub const NO_TOKEN: &str = "not a bootstrap token, which has 6 and 16 lower-case letters and digits with a dot between them";
-
-/// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
-#[must_use]
-pub fn is_token(text: &str) -> bool {
-    let small = |part: &str, length: usize| {
-        part.len() == length && (part.bytes()).all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
-    };
-    (text.split_once('.')).is_some_and(|(id, secret)| small(id, 6) && small(secret, 16))
 }
 
 #[cfg(test)]
@@ -194,16 +207,28 @@ mod tests {
     }
 
     #[test]
-    fn token_has_two_parts() {
-        assert!(is_token("abcdef.0123456789abcdef"));
-        for bad in [
-            "",
-            "abcdef",
-            "abcdef.0123456789abcde",
-            "ABCDEF.0123456789abcdef",
-            "abcdef.0123456789abcdef\n",
+    fn unauthorized_blames_the_token_only_without_signature() {
+        for (said, signed, reason) in rows! {
+            "error: failed to get config map: Unauthorized", false, "join-token-wrong";
+            "error: failed to get config map: Unauthorized", true, "join-not-allowed";
+            "error: x is forbidden", false, "join-not-allowed";
+            "error: [ERROR CRI]: the socket is forbidden", true, "join-preflight";
+            "error: failed to verify JWS signature: Unauthorized", true, "join-token-wrong";
+        } {
+            assert_eq!(fault(said, signed).reason, reason, "{said}");
+        }
+    }
+
+    #[test]
+    fn old_kernel_is_rejected() {
+        for (kubeadm, kernel, is_rejected) in [
+            ("1.32", "4.18.0-553.el8_10.x86_64", true),
+            ("1.31", "4.18.0-553.el8_10.x86_64", false),
+            ("1.37", "4.19.0-27-amd64", false),
+            ("1.37", "5.14.0-570.12.1.el9_6.x86_64", false),
         ] {
-            assert!(!is_token(bad), "{bad:?}");
+            let why = with_kernel(kubeadm, kernel);
+            assert_eq!(why.is_some(), is_rejected, "{kubeadm} {kernel}");
         }
     }
 }

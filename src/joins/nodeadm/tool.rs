@@ -15,8 +15,10 @@
 
 use serde_json::json;
 
-use super::kubeadm::label_list;
-use crate::model::kubernetes::Labels;
+use crate::{
+    model::kubernetes::Labels,
+    tools::kubelet::{self, label_list},
+};
 
 pub const PROGRAM: &str = "/usr/bin/nodeadm";
 
@@ -36,6 +38,9 @@ pub const INSTANCE_ID: &str = "/var/lib/cloud/data/instance-id";
 
 /// The kubeconfig of its kubelet. It is written long before the kubelet starts.
 pub const KUBECONFIG: &str = "/var/lib/kubelet/kubeconfig";
+
+/// The units of kubelets that use [`KUBECONFIG`].
+pub const KUBELETS: [&str; 2] = [kubelet::UNIT, SNAP_UNIT];
 
 /// The directory for partial configurations, which exists in the image.
 pub const DROP_INS: &str = "/etc/eks/nodeadm.d";

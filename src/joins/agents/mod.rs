@@ -1,0 +1,314 @@
+//! The k3s and RKE2 agents. Their unit starts the agent, and the kubelet in its process registers the node. The server is
+//! configured in a file that the step writes.
+
+mod tool;
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+pub use tool::{ALL, Agent, CLOUD_SETUP, K3S, RKE2, configuration, server_of, wrong_token};
+
+use super::{
+    API_PORT, Found, Given, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool,
+    Wrongs,
+};
+use crate::{
+    error::one_line,
+    model::{
+        kubernetes::{Labels, NodeName, Taint},
+        token::TokenSource,
+    },
+    runtimes::choice::Cluster,
+    tools::{
+        kubernetes::{kubeconfig, membership::Membership},
+        systemctl,
+    },
+    work::{Hands, Problem, Reverted, Sink},
+};
+
+/// The settings of both agents.
+const ROW: WayRow = WayRow {
+    keys: &["server", "token"],
+    runtimes: Cluster::BringsOwn("k3s and RKE2 ship their own"),
+    node: NodeRule::OURS,
+    has_packages: false,
+    read: |_, _| None,
+};
+
+pub(super) const OF_K3S: WayRow = WayRow {
+    read: |given, wrong| {
+        let (server, token_source) = read(&K3S, given, wrong)?;
+        Some(JoinMethod::K3s {
+            server,
+            token_source,
+        })
+    },
+    ..ROW
+};
+
+pub(super) const OF_RKE2: WayRow = WayRow {
+    read: |given, wrong| {
+        let (server, token_source) = read(&RKE2, given, wrong)?;
+        Some(JoinMethod::Rke2 {
+            server,
+            token_source,
+        })
+    },
+    ..ROW
+};
+
+fn read(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<(String, TokenSource)> {
+    let server = server(agent, given, wrong);
+    let source = wrong.needed(
+        "token",
+        given.token,
+        "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\": the output of \
+            `k3s token create --ttl 30m`, or the file `agent-token` of a server started with `--agent-token`",
+    );
+    Some((server?, source?.clone()))
+}
+
+fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String> {
+    let Agent { name, port, .. } = agent;
+    let example = format!("set it to \"https://HOST:{port}\"");
+    let server = wrong.needed("server", given.server, &example)?;
+    if !server.starts_with("https://") {
+        let why = format!("{name} requires the full URL of the server");
+        return wrong.add("server", &why, &example);
+    }
+    if *port != API_PORT
+        && server
+            .trim_end_matches('/')
+            .ends_with(&format!(":{API_PORT}"))
+    {
+        let why =
+            format!("port {API_PORT} is the API server, but {name} registers nodes at {port}");
+        return wrong.add("server", &why, &example);
+    }
+    // The files for `cloud-init` use `@` for placeholders.
+    if server.contains('@') {
+        return wrong.add("server", "a server URL must not contain `@`", &example);
+    }
+    Some(server.to_owned())
+}
+
+/// Joins with an agent.
+pub(super) struct ByAgent<'a> {
+    pub agent: &'static Agent,
+    pub server: &'a str,
+    pub token_source: &'a TokenSource,
+    /// Its leave method.
+    pub leave: Leave,
+}
+
+#[async_trait]
+impl Way for ByAgent<'_> {
+    fn tool(&self) -> WayTool<'_> {
+        WayTool {
+            unit: Some(self.agent.unit),
+            config: Some(self.agent.config),
+            conflict: Some(CLOUD_SETUP),
+            ..WayTool::default()
+        }
+    }
+
+    fn wrong_token(&self, token: &str) -> Option<&'static str> {
+        wrong_token(token)
+    }
+
+    fn missing(&self, found: &Found) -> Option<Lack> {
+        let unit = self.agent.unit;
+        if !found.has_unit {
+            return Some(Lack {
+                why: format!("`{unit}` does not exist"),
+                hint: "install the agent first without starting it. gpu-bootstrap does not install it, because its vendors \
+                       provide it as a script or in separate packages",
+            });
+        }
+        found.conflicts.then(|| Lack {
+            why: format!("`{unit}` does not start while `{CLOUD_SETUP}` is enabled"),
+            hint: "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl \
+                   disable nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
+        })
+    }
+
+    fn our_file(
+        &self,
+        node: &NodeName,
+        labels: &Labels,
+        taints: &[Taint],
+    ) -> Option<(&'static str, String)> {
+        let token = self.token_source.lasting_file();
+        let token = token.unwrap_or_else(|| Utf8Path::new(self.agent.token));
+        let content = configuration(self.server, token, node, labels, taints);
+        Some((self.agent.config, content))
+    }
+
+    /// Its kubelet connects to a proxy on the machine, so its kubeconfig and our agent configuration identify the cluster.
+    fn another(
+        &self,
+        membership: &Membership,
+        config: Option<&str>,
+        _: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        let Agent {
+            name, config: path, ..
+        } = self.agent;
+        if membership.kubeconfig != self.agent.kubeconfig {
+            return Some(format!("the settings name the agent of {name}"));
+        }
+        let (joined, server) = (config.and_then(server_of)?, self.server);
+        (joined != server)
+            .then(|| format!("it joined by {joined} (`{path}`), and the settings name {server}"))
+    }
+
+    fn agent(&self) -> Option<&'static Agent> {
+        Some(self.agent)
+    }
+
+    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, Problem> {
+        Ok(self.leave.clone())
+    }
+
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        (hands.join_by_agent(self.agent, self.token_source, join, sink)).await
+    }
+}
+
+/// Stops an agent.
+pub(super) struct StopAgent(pub &'static Agent);
+
+#[async_trait]
+impl Leaving for StopAgent {
+    /// The unit starts at the next boot and joins with our configuration.
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+        Ok(hands.host.files.exists(Utf8Path::new(self.0.config))?)
+    }
+
+    /// An agent that has joined reads its own token at each start.
+    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), Problem> {
+        match hands.joined_cluster()? {
+            Some(_) => Ok(()),
+            None => hands.hold_agent_back(self.0, sink).await,
+        }
+    }
+
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        hands.leave_by_agent(self.0, sink).await
+    }
+}
+
+impl Hands {
+    pub(crate) async fn join_by_agent(
+        &self,
+        agent: &Agent,
+        token_source: &TokenSource,
+        join: &Join,
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        if token_source.lasting_file().is_none() {
+            let token = (self.usable_token(token_source, tool::wrong_token)).await?;
+            let content = format!("{}\n", token.expose());
+            let path = Utf8Path::new(agent.token);
+            (self.host.files).write(path, content.as_bytes(), 0o600)?;
+        }
+        let joined = self.start_agent(agent, join, sink).await;
+        // Even if a stop was requested. The first error takes precedence.
+        if joined.is_err()
+            && let Err(error) = self.hold_agent_back(agent, sink).await
+        {
+            sink.note(&format!("failed to {}", one_line(&error)));
+        }
+        joined
+    }
+
+    async fn start_agent(
+        &self,
+        agent: &Agent,
+        join: &Join,
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
+        // A running agent that has not joined has not read the configuration. It only counts as started when it has joined, for
+        // which systemd sets no time limit.
+        for (verb, cmd) in [
+            ("stop", systemctl::act("stop", agent.unit)),
+            ("start", systemctl::start_no_block(agent.unit)),
+        ] {
+            self.tool(&format!("{verb} `{}`", agent.unit), &cmd, sink)
+                .await?;
+        }
+        let what = format!("wait until `{}` has joined", agent.unit);
+        let joined = self
+            .awaited(&what, join.timeout(), || async {
+                let unit = self.unit_state(agent.unit).await?;
+                // Without a certificate it is not a member yet, and could not be undone.
+                let there =
+                    (self.joined_cluster()?).is_some_and(|now| now.kubeconfig == kubeconfig);
+                Ok((there && unit.is_active()).then_some(()))
+            })
+            .await?;
+        match joined {
+            Some(()) => Ok(()),
+            None => Err(join.timed_out(agent.unit, self.words_of(agent.unit).await)),
+        }
+    }
+
+    /// Stops an agent that is no longer waited for. Otherwise it would continue, and join a cluster at an unexpected time.
+    pub(crate) async fn hold_agent_back(
+        &self,
+        agent: &Agent,
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        let unit = self.unit_state_if_any(agent.unit).await?;
+        let runs = unit.is_some_and(|unit| !matches!(unit.active.as_str(), "inactive" | "failed"));
+        let stopped = match runs {
+            true => {
+                let stop = systemctl::act("stop", agent.unit);
+                let what = format!("stop `{}`", agent.unit);
+                self.tool(&what, &stop, sink).await.map(drop)
+            }
+            false => Ok(()),
+        };
+        // The agent writes this file before the kubelet is running, so it would be treated as a membership.
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
+        if self.host.files.exists(kubeconfig)? {
+            self.host.files.remove(kubeconfig)?;
+        }
+        self.forget_token(agent)?;
+        stopped
+    }
+
+    /// Removes our token file.
+    pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
+        let path = Utf8Path::new(agent.token);
+        if self.host.files.exists(path)? {
+            self.host.files.remove(path)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn leave_by_agent(
+        &self,
+        agent: &Agent,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, Problem> {
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
+        if !self.host.files.exists(kubeconfig)? {
+            self.forget_token(agent)?;
+            return Ok(Reverted::nothing("the machine is no longer a node"));
+        }
+        let what = format!("stop `{}`", agent.unit);
+        self.tool(&what, &systemctl::act("stop", agent.unit), sink)
+            .await?;
+        self.host.files.remove(kubeconfig)?;
+        self.forget_token(agent)?;
+        Ok(Reverted::left(
+            format!(
+                "the data and the containers of {} (removed by its script `{}-killall.sh`)",
+                agent.name, agent.name
+            ),
+            format!("{} was already installed on this machine", agent.name),
+        ))
+    }
+}

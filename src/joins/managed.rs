@@ -1,0 +1,72 @@
+//! Nodes that an agent of the provider joins.
+
+use async_trait::async_trait;
+
+use super::{Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow};
+use crate::{
+    runtimes::choice::Cluster,
+    work::{Hands, Problem, Reverted, Sink},
+};
+
+pub(super) const ROW: WayRow = WayRow {
+    keys: &[],
+    runtimes: Cluster::OfMachine,
+    node: NodeRule {
+        is_named_by_provider: true,
+        has_default_taint: false,
+        no_taints: Some((
+            "a node registers with its taints, and this one has already joined",
+            "set these taints in the node pool",
+        )),
+    },
+    has_packages: false,
+    read: |_, _| Some(JoinMethod::Managed),
+};
+
+/// Waits for the provider to join the machine.
+pub(super) struct Managed;
+
+#[async_trait]
+impl Way for Managed {
+    fn is_joined_by_provider(&self) -> bool {
+        true
+    }
+
+    fn has_kernel_of_provider(&self) -> bool {
+        true
+    }
+
+    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, Problem> {
+        Ok(Leave::Never {
+            method: join.method.name().to_owned(),
+        })
+    }
+
+    /// The step never requests this.
+    async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), Problem> {
+        Ok(())
+    }
+}
+
+/// The join cannot be undone.
+pub(super) struct Never<'a> {
+    pub method: &'a str,
+}
+
+#[async_trait]
+impl Leaving for Never<'_> {
+    fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
+        Ok(true)
+    }
+
+    fn never(&self) -> Option<String> {
+        Some(format!(
+            "the changes of `cluster.join = \"{}\"` cannot be reverted",
+            self.method
+        ))
+    }
+
+    async fn leave(&self, _: &Hands, _: bool, _: &dyn Sink) -> Result<Reverted, Problem> {
+        Ok(Reverted::nothing("the join cannot be undone"))
+    }
+}

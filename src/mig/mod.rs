@@ -1,0 +1,171 @@
+//! MIG: the devices that programs can use, and the resource names under which the device plugin offers them. `host/real/mig.rs`
+//! reads MIG devices from NVML.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    host::{MigDevice, MigShare, NvmlDevice, NvmlView},
+    model::kubernetes::MigStrategy,
+    tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
+};
+
+/// The label with the strategy.
+pub const STRATEGY: &str = "nvidia.com/mig.strategy";
+
+/// The label that shows whether a GPU of the node supports MIG.
+pub const CAPABLE: &str = "nvidia.com/mig.capable";
+
+/// Whether MIG mode is enabled. The GPU is then only usable through its MIG devices.
+#[must_use]
+pub fn is_split(gpu: &NvmlDevice) -> bool {
+    gpu.mig == Some(true)
+}
+
+/// Whether a GPU supports MIG. Other GPUs have no MIG mode.
+#[must_use]
+pub fn is_capable(gpu: &NvmlDevice) -> bool {
+    gpu.mig.is_some()
+}
+
+/// A GPU or one of its MIG devices, with its possible names in a CDI specification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Visible {
+    /// `0` for a GPU, `0:1` for a MIG device.
+    pub index: String,
+    pub uuid: Option<String>,
+}
+
+impl Visible {
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.index == name || self.uuid.as_deref() == Some(name)
+    }
+}
+
+/// Returns the usable devices. A GPU in MIG mode is only usable through its MIG devices.
+#[must_use]
+pub fn visible(view: &NvmlView) -> Vec<Visible> {
+    let mut found = Vec::new();
+    for gpu in &view.devices {
+        if is_split(gpu) {
+            found.extend(gpu.mig_devices.iter().map(|part| Visible {
+                index: format!("{}:{}", gpu.index, part.index),
+                uuid: part.uuid.clone(),
+            }));
+        } else {
+            found.push(Visible {
+                index: gpu.index.to_string(),
+                uuid: gpu.uuid.clone(),
+            });
+        }
+    }
+    found
+}
+
+/// Returns the value of [`STRATEGY`]. `None` if the node has no such label.
+#[must_use]
+pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
+    match strategy {
+        MigStrategy::None => None,
+        MigStrategy::Single => Some("single"),
+        MigStrategy::Mixed => Some("mixed"),
+    }
+}
+
+/// A resource of MIG devices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Offer<'n> {
+    /// Its name.
+    pub resource: String,
+    /// The GPU of the first device.
+    pub gpu: &'n NvmlDevice,
+    /// The profile and the share of each device. In the profile, `+` is replaced by a dot, because label keys must not contain
+    /// it. `None` if no resource is offered to pods, because the device plugin rejects such a node.
+    pub part: Option<(String, MigShare)>,
+    /// The number of devices.
+    pub count: usize,
+}
+
+/// Returns the resources with MIG devices. If two have the same name, the last one counts.
+///
+/// # Errors
+/// If NVML does not report the profile of a MIG device.
+pub fn offers(strategy: MigStrategy, devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
+    match strategy {
+        MigStrategy::None => Ok(Vec::new()),
+        MigStrategy::Single => Ok(single(devices)?.into_iter().collect()),
+        MigStrategy::Mixed => mixed(devices),
+    }
+}
+
+/// A MIG device, and its GPU.
+struct Part<'n> {
+    gpu: &'n NvmlDevice,
+    profile: String,
+    share: MigShare,
+}
+
+impl<'n> Part<'n> {
+    fn offer(&self, resource: String, count: usize) -> Offer<'n> {
+        Offer {
+            resource,
+            gpu: self.gpu,
+            part: Some((self.profile.clone(), self.share)),
+            count,
+        }
+    }
+}
+
+/// All MIG devices in NVML order.
+fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, String> {
+    let split = devices.iter().filter(|gpu| is_split(gpu));
+    split
+        .flat_map(|gpu| gpu.mig_devices.iter().map(move |part| (gpu, part)))
+        .map(|(gpu, part): (&NvmlDevice, &MigDevice)| {
+            let told = part.profile.as_deref().zip(part.share);
+            let (profile, share) = told.ok_or_else(|| {
+                format!(
+                    "the profile of MIG device {} of GPU {}",
+                    part.index, gpu.index
+                )
+            })?;
+            Ok(Part {
+                gpu,
+                profile: profile.replace('+', "."),
+                share,
+            })
+        })
+        .collect()
+}
+
+/// Source: NVIDIA/k8s-device-plugin, mig-strategy.go, `newMigStrategySingleLabeler`.
+fn single(devices: &[NvmlDevice]) -> Result<Option<Offer<'_>>, String> {
+    let Some(first) = devices.iter().find(|gpu| is_split(gpu)) else {
+        return Ok(None);
+    };
+    let parts = parts(devices)?;
+    let profiles: BTreeSet<&str> = parts.iter().map(|part| part.profile.as_str()).collect();
+    let uniform = profiles.len() == 1
+        && (devices.iter()).all(|gpu| is_split(gpu) && !gpu.mig_devices.is_empty());
+    Ok(Some(match parts.first() {
+        Some(part) if uniform => part.offer(GPUS.to_owned(), parts.len()),
+        _ => Offer {
+            resource: GPUS.to_owned(),
+            gpu: first,
+            part: None,
+            count: 0,
+        },
+    }))
+}
+
+/// Source: NVIDIA/k8s-device-plugin, mig-strategy.go, `newMigStrategyMixedLabeler`. Partitioned GPUs without MIG devices are
+/// skipped.
+fn mixed(devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
+    let parts = parts(devices)?;
+    // The first device of a profile provides the values of all, so it comes last.
+    let offers = parts.iter().rev().map(|part| {
+        let same = parts.iter().filter(|other| other.profile == part.profile);
+        part.offer(format!("{MIG_DEVICES}{}", part.profile), same.count())
+    });
+    Ok(offers.collect())
+}
