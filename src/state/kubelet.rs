@@ -90,7 +90,7 @@ impl State {
                 continue;
             };
             let socket = match path {
-                kubelet::KUBEADM_FLAGS => kubelet::endpoint(&text.replace('"', " ")),
+                kubelet::FLAGS => kubelet::endpoint(&text.replace('"', " ")),
                 _ => kubelet::parse(&text)
                     .map_err(|why| StateError::Unexpected {
                         what: format!("`{path}`"),
