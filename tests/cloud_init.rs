@@ -503,7 +503,7 @@ fn aks_agent_file_is_json_that_the_command_reads() {
     let wish = resolved(ubuntu(), &settings("aks/user-data.yaml"));
     let Some(JoinMethod::Command { command, .. }) = wish.expect("settings").map(|it| it.method)
     else {
-        panic!("it joins by a command");
+        panic!("the join method is not a command");
     };
     assert_eq!(command.last(), Some(&name));
 }
@@ -604,7 +604,7 @@ fn canonical_image_joins_with_its_script() {
         .expect("settings")
         .map(|it| it.method)
     else {
-        panic!("it joins by a command");
+        panic!("the join method is not a command");
     };
     assert_eq!(command, [program_path]);
     let join = join["content"].as_str().expect("a script");

@@ -1,4 +1,4 @@
-//! What asks a run to stop. A program of its own: the handlers stay until it ends.
+//! Signals that stop a run. A separate test program, because signal handlers remain until the process exits.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn each_signal_stops_a_run_with_its_own_exit_status() {
     ] {
         let cancel = Cancel::new();
         cancel.on_signals().expect("handlers");
-        // Whoever waits for signals has begun to.
+        // The signal handlers are installed.
         tokio::task::yield_now().await;
         assert_eq!(cancel.exit(), None);
         raise(signal).expect("a signal");

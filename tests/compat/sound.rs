@@ -1,5 +1,5 @@
-//! The rows of the built-in matrix agree with each other. What a file of an administrator's must fulfil, too, is tested
-//! where it is read (`compat/src/load.rs`).
+//! The rows of the built-in matrix are consistent. Rules that also apply to a custom matrix file are tested in the loader
+//! (`compat/src/load.rs`).
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,13 @@ fn are_known_branches(versions: &[DriverVersion]) -> bool {
     different.len() == branches.len() && branches.iter().all(known)
 }
 
-/// The first is not above the second, where both are known.
+/// The first does not exceed the second, if both are known.
 fn ordered<T: PartialOrd>(low: Option<&T>, high: Option<&T>) -> bool {
     low.zip(high).is_none_or(|(low, high)| low <= high)
 }
 
 #[test]
-fn every_row_names_its_sources() {
+fn every_row_has_sources() {
     let text = include_str!("../../compat/cuda-driver-matrix.toml");
     let all: toml::Table = text.parse().unwrap();
     let mut used = BTreeSet::new();
@@ -46,7 +46,7 @@ fn every_row_names_its_sources() {
 }
 
 #[test]
-fn architectures_and_capabilities_are_told_apart() {
+fn architectures_and_capabilities_are_distinguished() {
     let matrix = matrix();
     let mut prefixes = BTreeSet::new();
     for row in &matrix.architectures {
@@ -110,13 +110,13 @@ fn gpus_agree_with_their_architecture_and_capability() {
             row.min_drivers.is_sorted_by_key(DriverVersion::branch),
             "{name}"
         );
-        // An unverified row may not refuse a driver.
+        // An unverified row must not exclude a driver.
         assert!(
             row.confidence != Confidence::Unverified || row.min_drivers.is_empty(),
             "{name}"
         );
         for branch in &row.not_named_in {
-            // What `min-drivers` decides is not said again.
+            // Rows must not repeat `min-drivers`.
             let listed = (row.min_drivers.iter()).any(|version| version.branch() == *branch);
             let first = first.or(row.named_since.as_ref()).unwrap();
             assert!(!listed && *branch >= first.branch(), "{name}: {branch}");
@@ -173,7 +173,7 @@ fn instance_flavours_match_known_instance_types() {
 }
 
 #[test]
-fn a_part_of_a_gpu_is_no_whole_board() {
+fn gpu_part_is_not_a_whole_board() {
     let matrix = matrix();
     for row in &matrix.vgpus {
         for profile in &row.profiles {

@@ -1,4 +1,4 @@
-//! What a machine needs, in the terms of the matrix.
+//! Conversion of machine facts to matrix constraints.
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::pick::{Wish, pick};
