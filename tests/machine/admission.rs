@@ -1,4 +1,4 @@
-//! The order in which a machine becomes a schedulable node.
+//! The order of validation, join and startup taint removal.
 
 use toml::Table;
 

@@ -40,7 +40,7 @@ pub struct Description {
     pub gpus: Vec<String>,
     /// In-tree drivers that bind the GPU at boot unless they are denied.
     pub in_tree: Vec<String>,
-    /// In-tree drivers in the initial RAM filesystem.
+    /// In-tree drivers in the initramfs.
     pub initrd: Vec<String>,
     /// Packages from the archive, with their dependencies; `name=version` for one that is not the
     /// newest.
@@ -48,7 +48,7 @@ pub struct Description {
     /// Packages of which only the name and version matter: `name=version`.
     pub plain: Vec<String>,
     pub held: Vec<String>,
-    /// Packages that are half configured.
+    /// Half-configured packages.
     pub half: Vec<String>,
     pub memory_gib: u64,
     pub root_free_gib: u64,
@@ -105,7 +105,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     files.mount("/", writable(about.root_free_gib * GIB));
     for (path, content) in &about.files {
         let content = on(&about.architecture, content);
-        // A secret is for root alone.
+        // Secrets are readable only by root.
         match path.ends_with("token") || path.ends_with(".key") {
             true => files.put_mode(path, content, 0o600),
             false => files.put(path, content),
@@ -168,7 +168,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         files.put_folder(folder, 0o755);
     }
     secure_boot(about, fakes);
-    // The package of modprobe owns it on every distribution.
+    // The modprobe package owns the directory on every distribution.
     files.put_folder("/etc/modprobe.d", 0o755);
     files.put_folder("/sys/bus/pci/devices", 0o755);
     for (at, id) in about.gpus.iter().enumerate() {
@@ -279,7 +279,7 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     fakes.files.put(&format!("{folder}/numa_node"), "-1\n");
 }
 
-/// The package of the archive that `NAME` or `NAME=VERSION` means.
+/// The archive package for `NAME` or `NAME=VERSION`.
 fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
     match wish.split_once('=') {
         Some((name, version)) => state.archive.package(name, version),
@@ -326,13 +326,13 @@ fn packages(about: &Description, fakes: &Fakes, state: &State) {
     for name in &about.held {
         database
             .get_mut(name)
-            .unwrap_or_else(|| panic!("{name} is to be held"))
+            .unwrap_or_else(|| panic!("{name} should be held, but is not installed"))
             .want = "hold".to_owned();
     }
     for name in &about.half {
         database
             .get_mut(name)
-            .unwrap_or_else(|| panic!("{name} is to be half there"))
+            .unwrap_or_else(|| panic!("{name} should be half-configured, but is not installed"))
             .state = "half-configured".to_owned();
     }
     dpkg::write(files, &database);

@@ -1,4 +1,4 @@
-//! The whole machine: its host, its programs, the product's command line on it, and its reboots.
+//! The simulated machine: host capabilities, programs, command lines and reboots.
 
 use std::{
     ffi::OsString,
@@ -32,8 +32,7 @@ use crate::{
 /// The path of the running program.
 const EXE: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// Paths outside of the machine's configuration: caches, the product's own record, files made at
-/// boot.
+/// Paths outside of the machine configuration: caches, the journal, and files created at boot.
 pub const PASSING: [&str; 15] = [
     "/run",
     "/tmp",
@@ -65,7 +64,7 @@ pub struct Ran {
     pub exit: u8,
     pub out: String,
     pub err: String,
-    /// The commands that it executed.
+    /// The executed commands.
     pub commands: Vec<Cmd>,
 }
 
@@ -75,7 +74,7 @@ struct Talk(Arc<Mutex<Vec<u8>>>);
 
 impl Talk {
     fn text(&self) -> String {
-        let bytes = self.0.lock().expect("nobody panicked while talking");
+        let bytes = self.0.lock().expect("no thread panicked");
         String::from_utf8(bytes.clone()).expect("text")
     }
 }
@@ -84,7 +83,7 @@ impl Write for Talk {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0
             .lock()
-            .expect("nobody panicked while talking")
+            .expect("no thread panicked")
             .write(bytes)
     }
 
@@ -128,12 +127,12 @@ impl Machine {
         }
     }
 
-    /// Runs the product's command line in this process.
+    /// Runs a command line of gpu-bootstrap in this process.
     pub fn run(&self, args: &[&str]) -> Ran {
         self.run_in_columns(args, 80)
     }
 
-    /// The same, for lines of this length.
+    /// Runs a command line with this terminal width.
     pub fn run_in_columns(&self, args: &[&str], width: usize) -> Ran {
         self.fakes.exec.clear_log();
         let (mut out, err) = (Vec::new(), Talk::default());
@@ -180,8 +179,8 @@ impl Machine {
         }
     }
 
-    /// Makes every change from the nth on fail: the process counts as killed. The product's own
-    /// temporary files below `/run` are not counted, because their number depends on timing.
+    /// Makes every change from the nth on fail, as if the process was killed. Temporary files below `/run` are not counted,
+    /// because their number depends on timing.
     pub fn stop_at(&self, n: u64) {
         let mut count = 0;
         self.fakes.files.before_mutations(move |_, mutation| {
@@ -195,7 +194,7 @@ impl Machine {
         });
     }
 
-    /// A new process starts.
+    /// Starts a new process.
     pub fn go_on(&self) {
         self.fakes.files.before_mutations(|_, _| Ok(()));
         self.fakes.files.revive();
@@ -215,7 +214,7 @@ impl Machine {
         count.load(Ordering::Relaxed)
     }
 
-    /// The state that counts in comparisons.
+    /// The state for comparisons.
     pub fn snapshot(&self) -> Snapshot {
         self.fakes.files.snapshot().without(&PASSING)
     }
@@ -338,7 +337,7 @@ impl Machine {
     }
 }
 
-/// What a program of rpm's prints, which tells about `x86_64`, as it is on this machine.
+/// Converts rpm output for `x86_64` to the architecture of this machine.
 fn on_arch(output: Output, files: &FakeFiles) -> Output {
     Output {
         stdout: on(&arch(files), &output.stdout),
@@ -386,7 +385,7 @@ fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
         _ => None,
     };
     let Some((archive, folder)) = places else {
-        panic!("the simulated tar knows no `{}`", cmd.line());
+        panic!("the simulated tar does not support `{}`", cmd.line());
     };
     assert!(exists(files, folder), "{folder} is not there");
     files.put(archive, "an archive");
@@ -425,7 +424,7 @@ fn go_down(files: &FakeFiles) {
     files.put("/proc/locks", "");
 }
 
-/// Boots: a new boot id, modules, units.
+/// Boots with a new boot id, modules and units.
 pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     state.boots += 1;
     files.put(
@@ -435,7 +434,7 @@ pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     files.put_folder("/run", 0o755);
     kernel::boot(files, state, in_tree);
     for unit in units::all_enabled(files) {
-        // The test itself runs the product.
+        // The test runs gpu-bootstrap itself.
         if !unit.starts_with("gpu-bootstrap-resume") {
             let _ = units::start(files, state, &unit);
         }

@@ -1,4 +1,4 @@
-//! `check --root`: checks the machine's files while the machine does not run.
+//! `check --root`: checks the files of a machine that is not running.
 
 use std::os::unix::fs::symlink;
 
@@ -9,7 +9,7 @@ use toml::Table;
 
 use crate::{build::describe, machine::Machine};
 
-/// Directories that have content only while a machine runs.
+/// Directories with content only on a running machine.
 const LIVE: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
 /// Writes the machine's files below a directory, like a mounted image.

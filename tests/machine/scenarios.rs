@@ -440,7 +440,7 @@ impl Act {
                     .unwrap_or_default();
                 for part in parts {
                     if !said.contains(part) {
-                        wrong.push(format!("`{id}` does not say `{part}`: {said}"));
+                        wrong.push(format!("`{id}` does not contain `{part}`: {said}"));
                     }
                 }
             }
@@ -451,18 +451,18 @@ impl Act {
         let files = &machine.fakes.files;
         for (path, parts) in &self.files {
             match text(files, path) {
-                None => wrong.push(format!("there is no {path}")),
+                None => wrong.push(format!("{path} does not exist")),
                 Some(content) => wrong.extend(
                     parts
                         .iter()
                         .filter(|part| !content.contains(*part))
-                        .map(|part| format!("{path} does not say `{part}`: {content}")),
+                        .map(|part| format!("{path} does not contain `{part}`: {content}")),
                 ),
             }
         }
         for path in &self.absent {
             if crate::state::exists(files, path) {
-                wrong.push(format!("{path} is there"));
+                wrong.push(format!("{path} exists"));
             }
         }
         let database = dpkg::read(files);
@@ -498,12 +498,12 @@ impl Act {
         if let Some(asked) = self.reboot_asked
             && asked != machine.reboot_asked()
         {
-            wrong.push(format!("reboot asked: {}", !asked));
+            wrong.push(format!("reboot requested: {}", !asked));
         }
         if let Some(there) = self.resume_unit
             && there != machine.resume_command().is_some()
         {
-            wrong.push(format!("the resume unit is there: {}", !there));
+            wrong.push(format!("the resume unit exists: {}", !there));
         }
     }
 }
