@@ -944,7 +944,10 @@ fn a_signal_ends_the_pod_and_removes_the_token() {
     let mut pod = shell(&folder, &script, false).spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(20);
     while !folder.path().join("runs").exists() {
-        assert!(Instant::now() < deadline, "the program was not started before the deadline");
+        assert!(
+            Instant::now() < deadline,
+            "the program was not started before the deadline"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(left_on_host(&folder), ["cluster.kubeconfig", "config.d"]);

@@ -55,7 +55,7 @@ fn pages() -> Vec<(String, String)> {
             let mut page = Vec::new();
             clap_mangen::Man::new(command)
                 .render(&mut page)
-                .expect("the page is rendered");
+                .expect("a rendered page");
             let page = String::from_utf8(page).expect("a page is UTF-8");
             (format!("{name}.1"), page)
         })

@@ -13,7 +13,7 @@ async fn each_signal_stops_a_run_with_its_own_exit_status() {
     ] {
         let cancel = Cancel::new();
         cancel.on_signals().expect("handlers");
-        // The signal handlers are installed.
+        // Let the tasks that wait for signals start.
         tokio::task::yield_now().await;
         assert_eq!(cancel.exit(), None);
         raise(signal).expect("a signal");

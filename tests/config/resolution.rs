@@ -558,10 +558,7 @@ fn fabric_manager_is_installed_and_held_with_the_driver() {
             assert!(held(names[0]) && held(names[1]));
             wished(names[0])
         };
-        assert!(
-            !has(&machine),
-            "no fabric manager without NVSwitches"
-        );
+        assert!(!has(&machine), "no fabric manager without NVSwitches");
         switch(&mut machine);
         assert!(has(&machine), "{source}");
         let driver = machine.resolution().desired.driver.unwrap();
@@ -632,7 +629,11 @@ fn almalinux_modules_take_the_branch_from_package_lists() {
     let branches: Vec<u32> = (kernel.ways.iter())
         .map(|way| way.branch.expect("a branch").0)
         .collect();
-    assert_eq!(branches[..2], [580, 595], "the branches have the order of the matrix");
+    assert_eq!(
+        branches[..2],
+        [580, 595],
+        "the branches have the order of the matrix"
+    );
     assert!(branches.contains(&615));
     // The branch comes from the package lists, so no version is pinned.
     assert_eq!(desired.packages.guard.driver, None);

@@ -1,4 +1,4 @@
-//! What the simulated `apt-get` says about a transaction.
+//! Output of the simulated `apt-get` for a transaction.
 
 use crate::state::State;
 

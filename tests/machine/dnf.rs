@@ -64,7 +64,10 @@ fn parse(cmd: &Cmd) -> Line {
                 line.all_streams |= option.contains("module_hotfixes");
             }
             word if !word.starts_with('-') => line.words.push(word.to_owned()),
-            word => panic!("the simulated dnf does not support `{word}` in `{}`", cmd.line()),
+            word => panic!(
+                "the simulated dnf does not support `{word}` in `{}`",
+                cmd.line()
+            ),
         }
     }
     line

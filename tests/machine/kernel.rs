@@ -61,7 +61,10 @@ pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         _ => None,
     };
     let Some(kernel) = kernel else {
-        panic!("the simulated update-initramfs does not support `{}`", cmd.line());
+        panic!(
+            "the simulated update-initramfs does not support `{}`",
+            cmd.line()
+        );
     };
     let path = format!("/boot/initrd.img-{kernel}");
     if !exists(files, &path) {
@@ -74,7 +77,10 @@ pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
 /// `lsinitramfs -- IMAGE`.
 pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
     let [_, path] = &cmd.args[..] else {
-        panic!("the simulated lsinitramfs does not support `{}`", cmd.line());
+        panic!(
+            "the simulated lsinitramfs does not support `{}`",
+            cmd.line()
+        );
     };
     match text(files, path) {
         Some(listing) => ok(listing),

@@ -81,10 +81,7 @@ impl Talk {
 
 impl Write for Talk {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0
-            .lock()
-            .expect("no thread panicked")
-            .write(bytes)
+        self.0.lock().expect("no thread panicked").write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {

@@ -14,7 +14,7 @@ use crate::{
 
 const H100_SXM: &str = "gpus = ['10de:2330', '10de:2330', '10de:2330', '10de:2330', '10de:2330', \
                         '10de:2330', '10de:2330', '10de:2330']";
-/// The network device that manages the NVSwitches of an HGX board is added separately.
+/// The GPUs of an HGX B200 board.
 const B200: &str = "gpus = ['10de:2901', '10de:2901', '10de:2901', '10de:2901', '10de:2901', \
                     '10de:2901', '10de:2901', '10de:2901']";
 
