@@ -328,7 +328,7 @@ fn every_shell_has_completions() {
 }
 
 #[test]
-fn the_same_words_at_every_width() {
+fn line_width_does_not_change_words() {
     let (narrow, wide) = (look_in_columns("80"), look_in_columns("120"));
     assert!(narrow.lines().count() > wide.lines().count());
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -369,7 +369,7 @@ fn untrusted_control_characters_reach_no_document() {
 }
 
 #[test]
-fn an_argument_that_is_not_utf_8_is_a_usage_error() {
+fn non_utf_8_argument_is_a_usage_error() {
     use std::os::unix::ffi::OsStrExt;
 
     for line in [

@@ -323,7 +323,7 @@ fn all_files_download_and_start_the_program_alike() {
 /// User data runs as root, so an administrator must be able to review it: a download, settings and a command. Some clouds need
 /// more lines, but no more than listed here.
 #[test]
-fn user_data_without_its_comments_fits_on_a_screen() {
+fn user_data_without_comments_fits_on_a_screen() {
     for (path, most) in [
         ("bare/user-data.yaml", 25),
         ("kubeadm/user-data.yaml", 25),
@@ -490,7 +490,7 @@ fn settings_become_a_desired_state() {
 }
 
 #[test]
-fn aks_agent_file_is_json_that_the_command_reads() {
+fn aks_agent_file_is_json_for_the_command() {
     let (name, file) = (written("aks/user-data.yaml").into_iter())
         .find(|(name, _)| name.ends_with(".json"))
         .expect("the agent's file");
@@ -661,8 +661,8 @@ fn documents_state_provider_and_agent_limits() {
     }
 }
 
-/// Taints of an AKS node pool cannot be removed, and Google's device plugin would compete with NVIDIA's. Applied manifests have
-/// an image.
+/// AKS node pool taints cannot be removed, and the device plugin of GKE would compete with the one from NVIDIA. Applied
+/// manifests have an image.
 #[test]
 fn node_pool_commands_have_the_required_options() {
     let manifest = text("daemonset/daemonset.yaml");
@@ -884,7 +884,7 @@ fn left_on_host(folder: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn pod_waits_for_other_runs_and_prepares_the_host() {
+fn pod_waits_for_other_runs_and_prepares_host() {
     // The machine reboots, and the run continues.
     let (folder, output) = pod_on_host(8);
     assert!(output.status.success(), "{}", said(&output));
@@ -917,7 +917,7 @@ fn pod_waits_for_other_runs_and_prepares_the_host() {
 
 /// After exit status 8 the run continues at the next boot, perhaps before the next pod.
 #[test]
-fn token_is_removed_unless_the_run_resumes_after_reboot() {
+fn token_is_kept_only_if_the_run_resumes() {
     for (status, pod, keeps) in [
         (0, 0, false),
         (5, 5, false),
@@ -938,7 +938,7 @@ fn token_is_removed_unless_the_run_resumes_after_reboot() {
 }
 
 #[test]
-fn a_signal_ends_the_pod_and_removes_the_token() {
+fn signal_stops_the_pod_and_removes_the_token() {
     let folder = folder();
     let script = script_on_host(&folder, r#"touch "$T/runs"; exec /bin/sleep 30"#);
     let mut pod = shell(&folder, &script, false).spawn().expect("a shell");
@@ -1007,7 +1007,7 @@ fn service_account_changes_only_taints_of_its_node() {
 }
 
 #[test]
-fn failures_of_a_run_are_logged_by_the_pod() {
+fn pod_logs_the_failures_of_a_run() {
     for status in [6, 7] {
         let (folder, _) = pod_on_host(status);
         let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
@@ -1355,7 +1355,7 @@ fn printed_user_data_is_ready_to_paste() {
 
 /// If the token is in a secret store, the user data has neither the token nor a file for it.
 #[test]
-fn user_data_without_a_token_has_no_token_file() {
+fn user_data_without_token_has_no_token_file() {
     for form in ["kubeadm", "k3s", "google"] {
         let (text, warnings) = printed(form, &["--set", "cluster.token=credential:join"]);
         assert!(

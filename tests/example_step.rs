@@ -48,7 +48,7 @@ fn detect(cx: &Cx<'_>) -> Result<MotdState, StepError> {
     })
 }
 
-/// Contains all rules, and reads nothing from the machine.
+/// Contains all rules, and does not read the machine.
 fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
     let Some(wish) = wish else {
         return Assessment::NotApplicable {

@@ -43,7 +43,7 @@ fn hosts() -> Vec<(String, Utf8PathBuf)> {
     hosts
 }
 
-/// Loads a directory tree into a machine in memory whose filesystem sizes do not change.
+/// Loads a directory tree into an in-memory machine with constant filesystem sizes.
 fn load(root: &Utf8Path) -> Fakes {
     let (_, fakes) = fake::host();
     let room = |total| Room {

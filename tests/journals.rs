@@ -176,7 +176,7 @@ fn reduced_change_remains_applied_for_the_other_steps() {
 }
 
 #[test]
-fn policy_of_the_last_run_with_one_is_used() {
+fn last_recorded_policy_is_used() {
     assert_eq!(receipt("complete.jsonl").policy, None);
     let policy = receipt("withdrawn-in-part.jsonl").policy.unwrap();
     assert_eq!(policy.lock_timeout_seconds, 600);

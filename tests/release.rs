@@ -22,7 +22,7 @@ fn too_new_c_library_symbols_are_rejected() {
 }
 
 #[test]
-fn versions_of_the_c_library_are_compared_as_numbers() {
+fn c_library_versions_are_compared_as_numbers() {
     // As text, 2.100 is older than 2.17.
     let accepted = symbols("2.100");
     let said = String::from_utf8_lossy(&accepted.stderr);

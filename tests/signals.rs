@@ -6,7 +6,7 @@ use gpu_bootstrap::{engine::Cancel, exit::Exit};
 use nix::sys::signal::{Signal, raise};
 
 #[tokio::test]
-async fn each_signal_stops_a_run_with_its_own_exit_status() {
+async fn each_signal_has_its_exit_status() {
     for (signal, exit) in [
         (Signal::SIGINT, Exit::Interrupted),
         (Signal::SIGTERM, Exit::Terminated),

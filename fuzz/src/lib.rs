@@ -560,7 +560,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = mounts::holding(text, Utf8Path::new("/var/lib/docker"));
     let _ = sysctl::parse_swaps(text);
     if let Some(rest) = sysctl::without_swap(text) {
-        assert_eq!(sysctl::without_swap(&rest), None, "no swap is left");
+        assert_eq!(sysctl::without_swap(&rest), None, "no swap remains");
     }
     let _ = gpu_bootstrap::tools::device_nodes::majors(text);
     let _ = cdi::driver_of(text);

@@ -27,7 +27,7 @@ fn facts(device: &str, list: &str) -> Facts {
 }
 
 #[test]
-fn gpu_without_a_row_keeps_its_pci_ids_chip() {
+fn gpu_without_row_keeps_its_pci_ids_chip() {
     let list = "10de  NVIDIA Corporation\n\t1d81  GV100 [TITAN V]\n";
     let facts = facts("0x1d81", list);
     let gpu = &facts.gpus[0];

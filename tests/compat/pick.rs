@@ -43,7 +43,7 @@ fn refused(wish: &Wish) -> Box<NoDriver> {
     }
 }
 
-/// Branch and flavour in short, `580 open`.
+/// Branch and flavor in short form, such as `580 open`.
 fn brief(wish: &Wish) -> String {
     let pick = picked(wish);
     format!("{} {}", pick.branch, pick.flavour)
@@ -95,7 +95,7 @@ fn defaults_per_gpu() {
 /// The first release of a branch has few users. It is selected only if it is configured, or if no other branch supports the
 /// GPU.
 #[test]
-fn new_long_term_branch_is_not_an_early_default() {
+fn new_long_term_branch_is_not_default_yet() {
     let offered = |wish: &mut Wish| wish.candidates = candidates(&["580.178.04", "620.70.06"]);
     let wish = with(&[H100], offered);
     let mut later = matrix().clone();
@@ -278,7 +278,7 @@ fn flavours() {
         wish.branch = Some("615".parse().unwrap());
     });
     assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
-    // GPUs with GSP on a branch whose default is not yet the open modules.
+    // GPUs with GSP on a branch that does not default to open modules yet.
     let on_535 = |id| with(&[id], |wish| wish.branch = Some("535".parse().unwrap()));
     assert_eq!(brief(&on_535(T4)), "535 proprietary");
     assert_eq!(brief(&on_535(GH200)), "535 open");
@@ -431,7 +431,7 @@ fn both_kernels_count_and_move_the_pick() {
         wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
         wish.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
     });
-    // The long-term branch is available, but too old for the next kernel; 570 has the fix.
+    // The long-term branch is available, but too old for the next kernel. 570 has the fix.
     assert_eq!(picked(&wish).version.unwrap().to_string(), "570.211.01");
     let only_now = Wish {
         next_kernel: None,

@@ -352,7 +352,7 @@ fn each_wish(
         let count = counts.get(what).copied().unwrap_or(0);
         assert!(
             count >= *least,
-            "of 400 constraint sets, too few reach each comparison: {counts:?}"
+            "too few of 400 constraint sets reach each comparison: {counts:?}"
         );
     }
 }
@@ -362,7 +362,7 @@ fn selections_and_errors_are_correct() {
     each_wish(
         &[
             ("a pick", 1),
-            ("a version that is refused", 1),
+            ("a rejected version", 1),
             ("a nearest pick", 1),
         ],
         |wish, _, reached| {
@@ -390,7 +390,7 @@ fn selections_and_errors_are_correct() {
                 Err(refusal) => {
                     for version in &choice {
                         for flavour in flavours(&wish) {
-                            reached("a version that is refused");
+                            reached("a rejected version");
                             prop_assert!(
                                 !allowed(matrix, &wish, &boards, version, flavour),
                                 "{version} {flavour} is compatible: {refusal:?}"

@@ -84,7 +84,7 @@ fn verdicts() {
 
 /// A newer long-term branch exists, but is not recommended yet.
 #[test]
-fn the_reason_for_an_older_long_term_branch_is_reported() {
+fn reason_for_older_long_term_branch_is_reported() {
     let why = ask("L4", "", "", "").why.join("; ");
     assert!(
         why.contains("branch 620 (long-term support branch, supported until 2029-09) is newer"),
@@ -163,7 +163,7 @@ fn answers_have_the_documented_form() {
 
 /// A B200 requires open modules, a V100 proprietary ones.
 #[test]
-fn gpus_that_share_no_modules_get_no_flavour() {
+fn gpus_without_common_modules_get_no_flavor() {
     for (gpus, want) in rows! {
         ["10de:1db1", "10de:2901"], None;
         ["10de:2901", "10de:1db1"], None;
@@ -291,7 +291,7 @@ fn query_with_only_a_gpu_lists_supported_branches() {
 }
 
 #[test]
-fn empty_query_is_an_error_but_unknown_name_is_not() {
+fn empty_query_is_an_error_unlike_unknown_names() {
     assert_eq!(
         question::answer(matrix(), &Question::default()),
         Err(EmptyQuestion)
@@ -305,7 +305,7 @@ fn empty_query_is_an_error_but_unknown_name_is_not() {
 }
 
 #[test]
-fn machine_facts_do_not_apply_to_an_unknown_gpu() {
+fn machine_facts_do_not_apply_to_unknown_gpus() {
     let question = Question {
         gpu: Some("H300X".to_owned()),
         machine: Some(MachineGpus {
@@ -428,7 +428,7 @@ fn drivers_of_any_age_have_a_result() {
 }
 
 #[test]
-fn cuda_without_code_for_a_gpu_is_not_compatible() {
+fn cuda_without_code_for_a_gpu_is_incompatible() {
     use Compatibility::{Compatible, Incompatible};
     for (gpu, cuda, want) in [
         ("H100 PCIe", "11.7", Incompatible),

@@ -10,7 +10,7 @@ use gpu_bootstrap::model::version::{Branch, DriverVersion};
 
 use crate::matrix;
 
-/// Each branch once, and all of them in the matrix.
+/// Each branch is listed once, and is in the matrix.
 fn are_known_branches(versions: &[DriverVersion]) -> bool {
     let branches: Vec<Branch> = versions.iter().map(DriverVersion::branch).collect();
     let different: BTreeSet<Branch> = branches.iter().copied().collect();
@@ -192,7 +192,7 @@ fn security_floors_are_sound() {
         assert!(are_known_branches(&row.first_fixed), "{}", row.bulletin);
     }
     for row in &matrix.package_floors {
-        // Epoch and revision are left out.
+        // Epoch and revision are omitted.
         let mut parts = row.first_fixed.split('.');
         let numbers = parts.all(|part| part.parse::<u32>().is_ok());
         assert!(numbers, "{}", row.first_fixed);

@@ -8,7 +8,7 @@ use gpu_bootstrap::model::gpu::GpuIdentity;
 use crate::{gpu, matrix};
 
 #[test]
-fn facts_become_a_wish() {
+fn facts_become_constraints() {
     let facts: Facts = serde_json::from_value(serde_json::json!({
         "schema": 1,
         "os": null,

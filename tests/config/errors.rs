@@ -173,7 +173,7 @@ fn machines_that_do_not_meet_the_configuration() {
 
 /// The machine runs a kernel.org kernel, for which the distribution's driver does not compile.
 #[test]
-fn unsupported_running_kernel_defers_to_the_next_boot_kernel() {
+fn unsupported_running_kernel_defers_to_next_boot() {
     let kernel = |text: &str| Some(text.parse().unwrap());
     let machine = |next: &str, installed: &[&str]| {
         let mut machine = Machine::debian().set("driver.source=distribution");

@@ -397,7 +397,7 @@ fn gpus_reserved_for_virtual_machines_do_not_count() {
 }
 
 #[test]
-fn derived_distributions_use_a_related_profile_with_a_warning() {
+fn derived_distributions_use_related_profile_with_warning() {
     for (profile, version, id, like) in [
         ("almalinux", "9.6", "rocky", "rhel centos fedora"),
         // No common family in `ID_LIKE`.
@@ -526,7 +526,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
 }
 
 #[test]
-fn fabric_manager_is_installed_and_held_with_the_driver() {
+fn fabric_manager_is_held_with_the_driver() {
     let switch = |machine: &mut Machine| {
         machine.facts.nvswitches.push(PciFact {
             pci_address: "0000:07:00.0".parse().unwrap(),
@@ -574,7 +574,7 @@ fn fabric_manager_is_installed_and_held_with_the_driver() {
 }
 
 #[test]
-fn nvlink5_boards_use_the_source_with_their_fabric_packages() {
+fn nvlink5_boards_use_source_with_fabric_packages() {
     let mut machine = Machine::new("ubuntu", "24.04", "x86_64", &[B200]);
     let source = |machine: &Machine| machine.resolution().desired.driver.unwrap().source;
     assert_eq!(source(&machine), "distribution");
@@ -675,7 +675,7 @@ fn almalinux_modules_require_almalinux_kernels() {
 }
 
 #[test]
-fn a_host_of_vgpus_is_refused() {
+fn vgpu_host_is_rejected() {
     let mut machine = Machine::debian();
     machine.facts.virtual_functions.push(PciFact {
         pci_address: "0000:41:00.4".parse().unwrap(),
@@ -691,8 +691,7 @@ fn a_host_of_vgpus_is_refused() {
     );
 }
 
-/// The archive also has signed modules for 64 KiB page kernels and for the kernel of Azure Grace machines, so DKMS is not
-/// needed.
+/// The archive also has signed modules for 64 KiB page kernels and the Azure Grace kernel, so DKMS is not needed.
 #[test]
 fn kernels_for_arm_get_their_signed_modules() {
     for (version, kernel) in [

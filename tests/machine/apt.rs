@@ -110,7 +110,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         assert!(
             cmd.env
                 .contains(&("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned())),
-            "apt-get may ask: {}",
+            "apt-get may prompt: {}",
             cmd.line()
         );
         // The package lists have a separate lock.
@@ -129,7 +129,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     if line.verb == "update" {
         return Ok(update(files, state));
     }
-    assert!(line.yes, "apt-get would ask: {}", cmd.line());
+    assert!(line.yes, "apt-get would prompt: {}", cmd.line());
     let interrupted = !crate::state::list(files, "/var/lib/dpkg/updates").is_empty();
     if interrupted && !line.simulate {
         return Ok(failed(

@@ -91,7 +91,7 @@ pub struct Kernel {
     /// Packaged modules: `580-server-open=580.173.02`.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// The series whose metapackages depend on it: `gcp-6.8`.
+    /// The series with metapackages that depend on it, such as `gcp-6.8`.
     #[serde(default)]
     pub newest_of: Vec<String>,
 }
@@ -163,7 +163,7 @@ impl Kernel {
     }
 }
 
-/// A package of a mirror whose list was downloaded.
+/// A package in a downloaded list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offered {
     pub version: String,
@@ -422,9 +422,8 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     }
 }
 
-/// The version that `apt-get install NAME` takes: the highest priority, then the newest. Never one
-/// with a negative priority, and never one older than the installed one, unless the priority is
-/// above 1000.
+/// The version that `apt-get install NAME` selects: the newest with the highest priority. Versions with a negative priority are
+/// skipped, and so are versions older than the installed one, unless the priority is above 1000.
 pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Option<Offered> {
     let best = offers(files, name)
         .into_iter()
@@ -483,7 +482,7 @@ impl Preference {
             }
     }
 
-    /// apt_preferences(5): a record for named packages has precedence over a general one.
+    /// Specific records take precedence over general ones, see apt_preferences(5).
     fn is_general(&self) -> bool {
         self.packages == ["*"]
     }

@@ -42,10 +42,9 @@ pub struct Description {
     pub in_tree: Vec<String>,
     /// In-tree drivers in the initramfs.
     pub initrd: Vec<String>,
-    /// Packages from the archive, with their dependencies; `name=version` for one that is not the
-    /// newest.
+    /// Packages from the archive, with their dependencies. `name=version` selects an older version.
     pub packages: Vec<String>,
-    /// Packages of which only the name and version matter: `name=version`.
+    /// Packages with only a name and version: `name=version`.
     pub plain: Vec<String>,
     pub held: Vec<String>,
     /// Half-configured packages.

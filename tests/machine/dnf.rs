@@ -86,7 +86,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
     if changes(cmd) {
         for option in ["--setopt=exit_on_lock=1", "-y"] {
             let has = cmd.args.iter().any(|arg| arg == option);
-            assert!(has, "dnf may wait or ask: {}", cmd.line());
+            assert!(has, "dnf may wait or prompt: {}", cmd.line());
         }
     }
     let takes_lock = |verb: &&str| line.words.iter().any(|word| word == verb);

@@ -88,7 +88,7 @@ pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
-/// A DKMS module of an installed package: its name and version.
+/// Name and version of the DKMS module in an installed package.
 fn sources(files: &FakeFiles, state: &State) -> Vec<(String, String)> {
     dpkg::read(files)
         .iter()
@@ -390,7 +390,7 @@ pub fn rmmod(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
-/// Whether DKMS signs with a key whose certificate is enrolled.
+/// Whether DKMS signs with an enrolled key.
 fn is_signed(files: &FakeFiles) -> bool {
     const ENROLLED: &str =
         "/sys/firmware/efi/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23";
@@ -544,7 +544,7 @@ pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
             bind(files, module);
         }
     }
-    // udev and `modules-load.d` respect `blacklist`; a load by name does not.
+    // `blacklist` affects udev and `modules-load.d`, but not loading by name.
     let denied = |module: &str| {
         (denials.lines()).any(|line| line.strip_prefix("blacklist ") == Some(module))
     };

@@ -114,8 +114,8 @@ fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32)
     wrong
 }
 
-/// By release and flavour: the newest kernel of the image's series, the one before it, and one that the
-/// archive has removed.
+/// For each release and flavor: the newest kernel of the image series, its predecessor, and one that was removed from the
+/// archive.
 const KERNELS: [(&str, [&str; 3]); 12] = rows! {
     "22.04", ["6.8.0-1063-aws", "6.8.0-1061-aws", "6.8.0-1041-aws"];
     "22.04", ["6.8.0-1066-gcp", "6.8.0-1065-gcp", "6.8.0-1044-gcp"];
@@ -234,7 +234,7 @@ fn planned_kernel_includes_its_series_metapackages() {
 }
 
 #[test]
-fn module_is_compiled_if_its_series_has_no_package() {
+fn module_without_package_in_series_is_compiled() {
     let kernel = "6.14.0-1025-aws";
     let wrong = ends(&ubuntu("24.04", kernel, ""), &[], kernel, How::Compiled, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -197,7 +197,7 @@ impl Machine {
         self.fakes.files.revive();
     }
 
-    /// The number of changes that a command line makes, counted as by [`Machine::stop_at`].
+    /// The number of changes that a command line makes, counted like [`Machine::stop_at`].
     pub fn count(&self, args: &[&str]) -> u64 {
         let count = Arc::new(AtomicU64::new(0));
         let counter = count.clone();

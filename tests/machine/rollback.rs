@@ -132,7 +132,7 @@ fn supersede_in_lists(files: &FakeFiles) {
 }
 
 #[test]
-fn rollback_uses_newest_branch_version_if_exact_one_is_gone() {
+fn rollback_without_exact_version_uses_newest_of_branch() {
     for (machine, other, package) in nodes() {
         let files = &machine.fakes.files;
         let ran = with_a_bad_driver(&machine, &other, |state| supersede(files, state));
@@ -171,7 +171,7 @@ fn plan_reports_the_rollback_version() {
 }
 
 #[test]
-fn rollback_continues_if_only_a_non_driver_package_is_missing() {
+fn rollback_ignores_missing_non_driver_packages() {
     const TOOLKIT: &str = "nvidia-container-toolkit";
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
@@ -188,7 +188,7 @@ fn rollback_continues_if_only_a_non_driver_package_is_missing() {
 }
 
 #[test]
-fn no_rollback_to_a_branch_missing_in_all_repositories() {
+fn branch_without_repository_prevents_rollback() {
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
         let is_old = |version: &str| version.starts_with("580.178.04");

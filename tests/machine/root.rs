@@ -44,7 +44,7 @@ fn status(document: &Value, id: &str) -> String {
 }
 
 #[test]
-fn a_healthy_image_passes_and_a_broken_one_fails() {
+fn healthy_image_passes_and_broken_one_fails() {
     let about: Table = "in-tree = [\"nouveau\"]".parse().expect("TOML");
     let machine = Machine::new(describe("debian-12-h100", about));
     let built = machine.run(&["install", "--image", "--assume-gpu", "10de:2330"]);

@@ -67,7 +67,7 @@ pub struct Act {
 
     /// Exit status.
     pub exit: Option<u8>,
-    /// Outcomes by step; the outcome of other steps does not matter.
+    /// Outcomes by step. Other steps are not checked.
     pub outcomes: BTreeMap<String, String>,
     /// The allowed outcomes of all steps that are not in `outcomes`.
     pub others: Vec<String>,
@@ -91,13 +91,13 @@ pub struct Act {
     pub as_before: Option<usize>,
     /// Package tools were started only for queries.
     pub no_package_work: bool,
-    /// The number of times that a program was started with these words.
+    /// How often a program was started with these arguments.
     pub ran: BTreeMap<String, usize>,
-    /// Texts that files contain afterwards; an empty list: the file exists.
+    /// Texts that files contain afterwards. An empty list only checks that the file exists.
     pub files: BTreeMap<String, Vec<String>>,
     /// Paths that do not exist afterwards.
     pub absent: Vec<String>,
-    /// Versions of packages afterwards (`*` patterns); an empty text: not installed.
+    /// Versions of packages afterwards (`*` patterns). An empty text means not installed.
     pub packages: BTreeMap<String, String>,
     /// Packages that are on hold afterwards.
     pub held: Vec<String>,
@@ -150,7 +150,7 @@ pub(crate) use scenarios;
 /// time of each scenario.
 #[expect(
     clippy::print_stdout,
-    reason = "the test program keeps it until it is asked for"
+    reason = "the test harness captures it unless `--show-output` is given"
 )]
 pub fn run(name: &str) {
     let start = std::time::Instant::now();
@@ -331,7 +331,7 @@ impl Act {
             wrong.push(format!("exit {} instead of {exit}", ran.exit));
         }
         if ran.out.contains("ended with a panic") {
-            wrong.push("something panicked: a fake met what it does not know, or a bug".to_owned());
+            wrong.push("panic: an unsupported operation of a fake, or a bug".to_owned());
         }
         let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
         self.judge_steps(&document, wrong);
@@ -523,7 +523,7 @@ pub fn package_work(ran: &Ran) -> Vec<String> {
         .collect()
 }
 
-/// Splits a command line into words; single quotes keep blanks.
+/// Splits a command line into words. Single quotes preserve blanks.
 fn words(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, part) in line.split('\'').enumerate() {

@@ -156,7 +156,7 @@ pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     found
 }
 
-/// `ExecStart=` of a unit: the last one of its file and its drop-ins.
+/// `ExecStart=` of a unit, from the last file or drop-in with one.
 pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
     let folder = format!("{ETC}/{unit}.d");
     let drop_ins = list(files, &folder).into_iter();

@@ -122,7 +122,7 @@ impl Wish {
             "remove" => TransactionRequest::Remove(packages),
             "reinstall" => TransactionRequest::Reinstall(packages),
             "fix" => TransactionRequest::Fix,
-            other => panic!("there is no request `{other}`"),
+            other => panic!("unknown request `{other}`"),
         }
     }
 }
@@ -255,7 +255,7 @@ impl Asking<'_> {
                 let found = (self.backend).owned_below(self.host.reader(), names[0].into());
                 format!("{:?}", found.await.expect("paths"))
             }
-            other => panic!("there is no step `{other}`"),
+            other => panic!("unknown step `{other}`"),
         }
     }
 

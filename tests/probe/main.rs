@@ -130,7 +130,7 @@ fn each_initialization_error_is_reported_with_its_cause() {
 }
 
 #[test]
-fn a_missing_library_is_named() {
+fn missing_library_is_reported() {
     let node = two("");
     std::fs::remove_file(node.libraries().join("libcuda.so.1")).expect("it was there");
     let line = "failed at the layer CUDA: `libcuda.so.1` cannot be opened: libcuda.so.1: ";
