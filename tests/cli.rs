@@ -170,7 +170,7 @@ fn check_of_a_tree() {
 }
 
 #[test]
-fn check_in_the_formats_of_other_programs() {
+fn check_supports_formats_of_other_programs() {
     let check = |rest: &str| format!("check --root {BARE} --only pci,driver.module {rest}");
     let lines = [
         "--format junit",
@@ -277,7 +277,7 @@ fn settings_for_a_described_machine() {
 
 /// Missing values are listed and invalid values rejected before any output.
 #[test]
-fn wrong_values_of_user_data() {
+fn invalid_user_data_values() {
     session(
         "user-data",
         &[

@@ -104,7 +104,7 @@ fn parts(path: &str) -> Vec<String> {
     parts.into_iter().map(str::to_owned).collect()
 }
 
-/// The parts that are YAML.
+/// The YAML parts of a file.
 fn documents(path: &str) -> Vec<Value> {
     (parts(path).iter())
         .filter(|part| !part.starts_with("#!"))
@@ -179,7 +179,7 @@ fn amazon() -> Machine {
     Machine::new("amzn", "2023", "x86_64", &[H100])
 }
 
-/// The object of this kind in the manifest.
+/// The manifest object of this kind.
 fn object(kind: &str) -> Value {
     (documents("daemonset/daemonset.yaml").into_iter())
         .find(|document| document["kind"] == kind)
@@ -457,7 +457,7 @@ fn downloads_are_retried_and_verified() {
 }
 
 #[test]
-fn settings_become_a_desired_state() {
+fn settings_resolve_to_a_desired_state() {
     let of = |machine, path| {
         let wish = resolved(machine, &settings(path));
         wish.unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -536,7 +536,7 @@ fn scripts_have_no_syntax_errors() {
 }
 
 #[test]
-fn the_boothook_of_eks_holds_nodeadm_back() {
+fn eks_boothook_holds_nodeadm_back() {
     let folder = folder();
     program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
     let hooks = parts("eks/user-data.mime");
@@ -870,7 +870,7 @@ esac"#
     script
 }
 
-/// The files in the host's `/etc/gpu-bootstrap`.
+/// The files in `/etc/gpu-bootstrap` on the host.
 fn left_on_host(folder: &TempDir) -> Vec<String> {
     let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
     let mut left: Vec<String> = left
@@ -1128,7 +1128,7 @@ fn printed(form: &str, options: &[&str]) -> (String, String) {
     (text, warnings)
 }
 
-/// The same, with the exit status.
+/// Runs `user-data`, and returns exit status, standard output and standard error.
 fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     let folder = folder();
     let token = folder.path().join("token");

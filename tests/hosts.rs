@@ -1,4 +1,4 @@
-//! The facts of the machines in `tests/hosts`, compared with snapshots.
+//! Compares the facts of the machines in `tests/hosts` with snapshots.
 
 #![expect(
     clippy::unwrap_used,
@@ -118,7 +118,7 @@ async fn with_root_nothing_is_executed() {
 
 /// The same with the files of a `--root` tree, where the kernel resolves symlinks.
 #[tokio::test]
-async fn a_tree_on_disk_gives_the_same_facts() {
+async fn tree_on_disk_has_the_same_facts() {
     for (name, folder) in hosts() {
         let root = folder.join("root");
         let mut on_disk = facts_of(rooted::host(&root).unwrap(), false).await;
@@ -145,7 +145,7 @@ async fn rpm_is_queried_if_programs_may_run() {
         compare(&format!("{name}.live"), &gather(&fakes, true).await);
         queried += 1;
     }
-    assert!(queried > 0, "no machine has the answer of rpm");
+    assert!(queried > 0, "no machine has the output of rpm");
 }
 
 /// The documented keys always exist.

@@ -48,7 +48,7 @@ fn every_sample_is_read() {
 }
 
 #[test]
-fn a_receipt_survives_its_own_file() {
+fn receipt_round_trips_through_its_file() {
     for name in ["complete.jsonl", "uninstalled-in-part.jsonl"] {
         let receipt = receipt(name);
         let text = serde_json::to_string(&receipt).unwrap();
@@ -102,7 +102,7 @@ fn joined_machine_has_a_leave_method() {
 }
 
 #[test]
-fn files_and_packages_of_an_image() {
+fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");
     assert_eq!(standing(&receipt), ["3 driver.packages", "1 kernel.deny"]);
     assert_eq!(receipt.standing[0].steps.len(), 2);
@@ -134,7 +134,7 @@ fn last_line_without_line_feed_is_a_record() {
 }
 
 #[test]
-fn a_failure_and_an_interruption() {
+fn failure_and_interruption_are_recorded() {
     let receipt = receipt("failed-then-interrupted.jsonl");
     assert_eq!(receipt.standing[0].intent, 5);
     assert!(receipt.standing.iter().all(|standing| !standing.open));

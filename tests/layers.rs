@@ -67,7 +67,7 @@ fn imports_go_down_only() {
     }
     assert!(
         wrong.is_empty(),
-        "imports that do not go down:\n{}",
+        "imports of the same or a higher layer:\n{}",
         wrong.join("\n")
     );
 }
@@ -232,7 +232,7 @@ fn only_backends_and_profiles_mention_a_package_manager() {
 fn only_the_runtimes_module_mentions_a_runtime() {
     const NAMES: [&str; 4] = ["docker", "containerd", "crio", "podman"];
     const ALLOWED: [&[&str]; 6] = [
-        // The list of the steps.
+        // The list of steps.
         &["steps"],
         // Findings about the kubelet's containerd.
         &["checks"],

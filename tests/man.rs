@@ -78,7 +78,7 @@ fn manual_pages_are_current() {
         assert!(kept == *page, "docs/man/{name} is stale; run `make update`");
     }
     let files = fs::read_dir(&folder).unwrap().count();
-    assert_eq!(files, pages.len(), "docs/man has pages of no command");
+    assert_eq!(files, pages.len(), "docs/man has pages without a command");
 }
 
 #[test]

@@ -527,7 +527,7 @@ pub fn texts(bytes: &[u8]) {
     packages(text);
     runtimes(text);
     documents(text);
-    // The kernel, its modules and its machine.
+    // Kernel, modules and hardware.
     let mut records = kernel_log::records(text);
     records.extend(kernel_log::records_of_journal(text));
     // As log messages without timestamps.

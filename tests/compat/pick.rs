@@ -112,7 +112,7 @@ fn new_long_term_branch_is_not_default_yet() {
 }
 
 #[test]
-fn eight_equal_gpus_give_the_result_of_one() {
+fn eight_equal_gpus_behave_like_one() {
     let pick = picked(&gpus(&[H100; 8]));
     assert_eq!(
         pick.reasons
@@ -425,7 +425,7 @@ fn kernels_per_branch() {
 }
 
 #[test]
-fn both_kernels_count_and_move_the_pick() {
+fn running_and_next_kernel_affect_selection() {
     let wish = with(&[A100], |wish| {
         wish.kernel = Some("6.1.0-44-amd64".parse().unwrap());
         wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
@@ -527,7 +527,7 @@ fn unlisted_gpus() {
 }
 
 #[test]
-fn slices_need_the_grid_driver() {
+fn gpu_slices_require_the_grid_driver() {
     let slice = GpuIdentity {
         subsystem_id: Some("10de:1733".parse().unwrap()),
         ..gpu("10de:27b8")
@@ -561,7 +561,7 @@ fn slices_need_the_grid_driver() {
 }
 
 #[test]
-fn the_fabric_needs_a_visible_switch() {
+fn fabric_manager_requires_a_visible_switch() {
     let seen = |id: &str, pci, management| {
         let wish = with(&[id], |wish| {
             wish.nvswitch = pci;

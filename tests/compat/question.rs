@@ -58,7 +58,7 @@ fn verdicts() {
         ("", "", "590.48.01", "6.19.7", Unknown),
         ("", "", "590.48.01", "6.18.9", Compatible),
         ("", "", "580.178.04", "6.1.0-44-amd64", Compatible),
-        // Kernels newer than all data about the version.
+        // Kernels newer than all data for the version.
         ("", "", "580.178.04", "7.3.0-1-liquorix-amd64", Unknown),
         ("", "", "580.159.03", "7.1.3-4-liquorix-amd64", Unknown),
         ("", "", "580.159.03", "7.0.14-2-liquorix-amd64", Compatible),
@@ -122,7 +122,7 @@ fn a_driver_is_evaluated_with_its_default_modules() {
 }
 
 #[test]
-fn answers_have_the_documented_form() {
+fn results_have_the_documented_format() {
     let answer = ask("10de:1db1", "12.4", "", "");
     let json = serde_json::to_value(&answer).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
@@ -254,7 +254,7 @@ fn cudnn_queries_work_like_cuda_queries() {
     assert!(answer.citations.iter().any(|one| one.contains("cuDNN")));
 }
 
-/// The branch's line of the table: its CUDA versions and its kernel modules.
+/// The table row of a branch: CUDA versions and kernel modules.
 fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
     let row = answer.branches.iter().find(|row| row.branch.0 == branch)?;
     let of = |version: Option<gpu_bootstrap::model::version::CudaVersion>| {

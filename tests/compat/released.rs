@@ -58,7 +58,7 @@ fn wish(id: &str, candidates: Vec<DriverVersion>, flavour: Option<Flavour>) -> W
     }
 }
 
-/// The GPUs that have a row in the matrix, and the releases.
+/// The GPUs with a row in the matrix, and the releases.
 fn listed() -> (Vec<Gpu>, Vec<DriverVersion>) {
     let rows: BTreeSet<String> = matrix()
         .gpus

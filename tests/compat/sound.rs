@@ -41,7 +41,7 @@ fn every_row_has_sources() {
     }
     for citation in &matrix().citations {
         let is_used = used.contains(citation.key.as_str());
-        assert!(is_used, "no row names source {}", citation.key);
+        assert!(is_used, "no row has source {}", citation.key);
     }
 }
 
@@ -125,7 +125,7 @@ fn gpus_agree_with_their_architecture_and_capability() {
 }
 
 #[test]
-fn ranges_and_series_are_of_one_architecture() {
+fn ranges_and_series_have_one_architecture() {
     let matrix = matrix();
     for (index, row) in matrix.chip_ranges.iter().enumerate() {
         assert!(row.first <= row.last, "{}", row.first);
@@ -154,7 +154,7 @@ fn ranges_and_series_are_of_one_architecture() {
 }
 
 #[test]
-fn module_options_are_for_some_machines() {
+fn module_options_match_some_machines() {
     for row in &matrix().module_options {
         assert_eq!(row.provider.is_none(), row.instance_types.is_empty());
         assert!(!row.instance_types.is_empty() || !row.gpu_ids.is_empty());
@@ -162,7 +162,7 @@ fn module_options_are_for_some_machines() {
 }
 
 #[test]
-fn instance_flavours_match_known_instance_types() {
+fn instance_flavors_match_known_instance_types() {
     for row in &matrix().instance_flavours {
         for pattern in &row.instance_types {
             let known = (matrix().instance_types.iter())
@@ -200,7 +200,7 @@ fn security_floors_are_sound() {
 }
 
 #[test]
-fn rows_about_kernels_are_sound() {
+fn kernel_rows_are_sound() {
     let matrix = matrix();
     for row in &matrix.kernel_fixes {
         assert!(are_known_branches(&row.first_fixed), "{}", row.kernel);

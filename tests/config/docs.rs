@@ -31,7 +31,7 @@ fn schema_is_current() {
 /// The rows of the keys are generated from src/config/file.rs, and the text around them is written by hand. A documentation
 /// table contains all keys of its TOML tables, so a new key needs no manual edit.
 #[test]
-fn every_key_is_documented_and_no_other() {
+fn exactly_the_existing_keys_are_documented() {
     let rows = reference::rows();
     let known: BTreeSet<String> = keys::all().into_iter().collect();
     let told: BTreeSet<String> = rows.iter().map(|row| row.name.clone()).collect();

@@ -317,7 +317,7 @@ fn all_errors_are_reported_at_once() {
 }
 
 #[test]
-fn only_a_signature_has_a_time() {
+fn only_signatures_have_a_time() {
     let machine = Machine::debian()
         .set("driver.prebuilt.sources=https://modules.example/gpu")
         .set("driver.prebuilt.unsigned=true")

@@ -258,7 +258,7 @@ fn probe_image_matches_the_driver_or_is_configured() {
 }
 
 #[test]
-fn repositories_are_moved_replaced_added_and_left_out() {
+fn repositories_are_moved_replaced_added_and_removed() {
     let text = r#"
 [repositories.nvidia-cuda]
 url = "https://mirror.example/{cuda-arch}"
@@ -303,7 +303,7 @@ keyring = "/usr/share/keyrings/own.gpg"
 }
 
 #[test]
-fn the_archive_of_the_machine_is_extended() {
+fn existing_archive_source_is_extended() {
     let distribution = |machine: Machine| {
         machine
             .set("driver.source=distribution")
@@ -371,7 +371,7 @@ fn machines_without_a_gpu() {
 }
 
 #[test]
-fn gpus_reserved_for_virtual_machines_do_not_count() {
+fn gpus_reserved_for_vms_are_ignored() {
     let machine = Machine::new("debian", "12", "x86_64", &[H100, V100]);
     let reserve = |gpu: usize| {
         machine.files.put_link(
@@ -433,7 +433,7 @@ fn derived_distributions_use_related_profile_with_warning() {
 }
 
 #[test]
-fn profiles_by_name_path_and_in_etc() {
+fn profiles_are_found_by_name_path_and_etc() {
     let built_in = include_str!("../../profiles/debian.toml");
     let changed = built_in.replace("lock-timeout = \"15m\"", "lock-timeout = \"7s\"");
     let timeout = |machine: Machine| machine.resolution().desired.packages.lock_timeout_seconds;
@@ -498,7 +498,7 @@ fn profiles_refer_only_to_existing_repositories() {
 }
 
 #[test]
-fn a_machine_with_nvswitches_needs_the_fabric_manager() {
+fn nvswitches_require_the_fabric_manager() {
     let mut machine = Machine::debian();
     let fabric = |machine: &Machine| machine.resolution().desired.driver.unwrap().fabric;
     assert_eq!(fabric(&machine), Fabric::None);
@@ -607,7 +607,7 @@ fn nvlink5_boards_use_source_with_fabric_packages() {
 }
 
 #[test]
-fn boards_of_racks_get_imex() {
+fn rack_boards_get_imex() {
     let machine = Machine::new("ubuntu", "24.04", "aarch64", &["10de:2941"]);
     let driver = machine.resolution().desired.driver.unwrap();
     let imex = format!("nvidia-imex-{}", driver.branch);
@@ -693,7 +693,7 @@ fn vgpu_host_is_rejected() {
 
 /// The archive also has signed modules for 64 KiB page kernels and the Azure Grace kernel, so DKMS is not needed.
 #[test]
-fn kernels_for_arm_get_their_signed_modules() {
+fn arm_kernels_get_signed_modules() {
     for (version, kernel) in [
         ("24.04", "6.8.0-1060-aws-64k"),
         ("24.04", "6.8.0-1073-gcp-64k"),

@@ -88,7 +88,7 @@ fn microsoft_packages_count_as_installed_runtimes() {
 
 /// Without a setting, an installed runtime is selected if this system has packages for it.
 #[test]
-fn the_runtime_of_the_machine_is_chosen() {
+fn installed_runtime_is_selected() {
     for (id, version, program, wanted) in [
         (
             "debian",

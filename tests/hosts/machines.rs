@@ -200,7 +200,7 @@ impl Machine {
             .as_ref()
             .filter(|says| !why.contains(says.as_str()))
         {
-            wrong.push(format!("`{why}` does not say `{says}`"));
+            wrong.push(format!("`{why}` does not contain `{says}`"));
         }
         for (id, verdict) in &self.finds {
             let found = of(id).map(|finding| text(finding, "status"));

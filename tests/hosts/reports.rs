@@ -101,12 +101,12 @@ impl Case {
         let line = text.out.lines().next().unwrap_or_default();
         for words in &self.line {
             if !line.contains(words.as_str()) {
-                wrong.push(format!("`{line}` does not say `{words}`"));
+                wrong.push(format!("`{line}` does not contain `{words}`"));
             }
         }
         for words in &self.says {
             if !flat.contains(words.as_str()) {
-                wrong.push(format!("it does not say `{words}`"));
+                wrong.push(format!("the output does not contain `{words}`"));
             }
         }
         for words in &self.never {

@@ -64,7 +64,7 @@ impl Imitation {
 
     /// The keyring contains one of the two test keys.
     fn trust(&self, at: usize) {
-        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the test keys");
         for path in KEYRINGS {
             self.0.fakes.files.put(path, keys.keys[at].armoured.clone());
         }

@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::state::{State, exists, list, on, text};
 
-/// All packages that can be downloaded.
+/// All downloadable packages.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Archive {
@@ -502,7 +502,7 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
             };
             found.push(Preference {
                 packages: field(paragraph, "Package")
-                    .expect("a preference names packages")
+                    .expect("a preference has packages")
                     .split_whitespace()
                     .map(str::to_owned)
                     .collect(),

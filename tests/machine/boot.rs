@@ -34,7 +34,7 @@ pub fn remove(files: &FakeFiles, kernel: &str) {
     update_grub(files);
 }
 
-/// GRUB starts the newest kernel, unless the administrator chose one.
+/// GRUB starts the newest kernel, unless the administrator selected another one.
 fn update_grub(files: &FakeFiles) {
     if exists(files, CHOSEN) {
         return;

@@ -1,4 +1,4 @@
-//! Builds a machine from a description in TOML: a file of `bases/`, with the changes of a scenario.
+//! Builds a machine from a TOML description: a file of `bases/` with the changes of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct Description {
     pub kernel: String,
     /// The kernel of the next boot, if it differs.
     pub next_kernel: Option<String>,
-    /// Architecture as the kernel reports it.
+    /// The kernel's name of the architecture.
     pub architecture: String,
     /// `enabled`, `disabled`, or `unsupported` on a machine without UEFI.
     pub secure_boot: String,
@@ -54,21 +54,21 @@ pub struct Description {
     pub boot_free_mib: u64,
     /// Mount points that are read-only.
     pub read_only: Vec<String>,
-    /// Directories without space: every write fails.
+    /// Directories without free space, where every write fails.
     pub full: Vec<String>,
     pub files: BTreeMap<String, String>,
     pub links: BTreeMap<String, String>,
     /// Owners other than root, by path.
     pub owners: BTreeMap<String, u32>,
-    /// The values of the firmware: `sys_vendor`, `product_name`, ….
+    /// Firmware values: `sys_vendor`, `product_name`, ….
     pub dmi: BTreeMap<String, String>,
-    /// The output of `rpm -qa`, one package per line, in the product's format with `|` for tabs.
+    /// The output of `rpm -qa`, one package per line, in the format of gpu-bootstrap with `|` for tabs.
     pub rpm: Option<String>,
     /// Whether the package lists have been downloaded.
     pub lists: bool,
     /// The wall clock.
     pub now: Option<String>,
-    /// Whether the user is not root.
+    /// Runs as a non-root user.
     pub unprivileged: bool,
     pub faults: Faults,
 }
@@ -94,7 +94,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         read_only: about.read_only.iter().any(|only| only == path),
         inodes: None,
     };
-    // Written before any mount becomes read-only.
+    // Write this before mounts become read-only.
     let writable = |free| Room {
         total: 100 * GIB,
         free,
@@ -201,7 +201,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
         let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-            .expect("the keys of tests")
+            .expect("the test keys")
             .keys;
         files.put(
             "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9",
@@ -289,7 +289,7 @@ fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
 fn packages(about: &Description, fakes: &Fakes, state: &State) {
     let files = &fakes.files;
     let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-        .expect("the keys of tests")
+        .expect("the test keys")
         .keys;
     for distribution in ["debian", "ubuntu"] {
         files.put(

@@ -51,7 +51,7 @@ pub fn dockerd(cmd: &Cmd) -> Output {
     }
 }
 
-/// The configuration that Docker reads when it starts.
+/// The Docker configuration at startup.
 pub fn docker_config(files: &FakeFiles) -> Result<String, String> {
     daemon_json(files).map(|config| Value::Object(config).to_string())
 }
@@ -283,7 +283,7 @@ pub fn containerd_merged(files: &FakeFiles) -> String {
         })
         .unwrap_or_default();
     for import in imports {
-        let (folder, names) = import.rsplit_once('/').expect("an import is a path");
+        let (folder, names) = import.rsplit_once('/').expect("the import is a path");
         for name in list(files, folder) {
             if gpu_bootstrap::model::pattern::matches(names, &name) {
                 merge(&mut root, toml_of(files, &format!("{folder}/{name}")));

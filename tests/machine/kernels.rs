@@ -51,7 +51,7 @@ pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
     ))
 }
 
-/// Runs `install --reboot` to its end. Returns the last run, and how often the machine rebooted.
+/// Runs `install --reboot` including all resumed runs. Returns the last run and the number of reboots.
 fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
     let mut ran = machine.run(&[&["install", "--reboot", "--format", "json"][..], flags].concat());
     let mut reboots = 0;
@@ -92,7 +92,7 @@ fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32)
     let files = &machine.fakes.files;
     let running = kernel::running(files);
     if running != kernel {
-        wrong.push(format!("it runs {running} instead of {kernel}"));
+        wrong.push(format!("the machine runs {running} instead of {kernel}"));
     }
     let module = format!("linux-modules-nvidia-580-server-open-{kernel}");
     let packaged = dpkg::installed(files, &module).is_some();

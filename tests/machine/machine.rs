@@ -51,7 +51,7 @@ pub const PASSING: [&str; 15] = [
     "/sys/bus/pci/drivers",
 ];
 
-/// A machine in memory.
+/// An in-memory machine.
 pub struct Machine {
     pub fakes: Fakes,
     pub state: Shared,
@@ -103,7 +103,7 @@ impl Machine {
         machine
     }
 
-    /// The host capabilities that the product gets.
+    /// The host capabilities for gpu-bootstrap.
     pub fn host(&self) -> Host {
         let files = self.fakes.files.clone();
         Host {
@@ -240,14 +240,14 @@ impl Machine {
         Some(line.split(' ').skip(1).map(str::to_owned).collect())
     }
 
-    /// Whether the product requested a reboot.
+    /// Whether gpu-bootstrap requested a reboot.
     pub fn reboot_asked(&self) -> bool {
         exists(&self.fakes.files, "/run/simulated/reboot")
     }
 
     fn network(&self) {
         let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-            .expect("the keys of tests")
+            .expect("the test keys")
             .keys;
         for url in [
             "https://nvidia.github.io/libnvidia-container/gpgkey",

@@ -77,7 +77,7 @@ fn read_only_commands_change_nothing() {
 }
 
 #[test]
-fn a_second_install_finds_every_step_satisfied() {
+fn second_install_has_no_changes() {
     each(|at| {
         let machine = machine(at);
         let first = machine.run(&install(at));
@@ -112,7 +112,7 @@ fn a_second_install_finds_every_step_satisfied() {
 }
 
 #[test]
-fn uninstall_leaves_the_machine_as_it_was() {
+fn uninstall_restores_the_machine() {
     each(|at| {
         let machine = machine(at);
         let before = machine.snapshot();

@@ -44,7 +44,7 @@ fn node() -> Machine {
     machine
 }
 
-/// Reboots, and continues as the unit does.
+/// Reboots, and resumes like the resume unit.
 fn resumed(machine: &Machine) -> Ran {
     machine.reboot();
     let words = machine.resume_command().expect("the run continues");

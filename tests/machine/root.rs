@@ -12,7 +12,7 @@ use crate::{build::describe, machine::Machine};
 /// Directories with content only on a running machine.
 const LIVE: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
-/// Writes the machine's files below a directory, like a mounted image.
+/// Writes the files of a machine to a directory, like a mounted image.
 fn mount(machine: &Machine, root: &Utf8Path) {
     let files = &machine.fakes.files;
     for path in files.snapshot().without(&LIVE).paths() {

@@ -56,11 +56,11 @@ pub struct Act {
     pub link: BTreeMap<String, String>,
     /// Units stopped before the act.
     pub stop: Vec<String>,
-    /// The faults from now on.
+    /// The faults, starting with this act.
     pub faults: Option<Faults>,
     /// The holder of the run lock, as written in the lock file.
     pub busy: Option<String>,
-    /// Paths that cannot be read in this act.
+    /// Unreadable paths in this act.
     pub unreadable: Vec<String>,
     /// Kills the process at its nth change of the machine.
     pub kill_at: Option<u64>,
@@ -103,7 +103,7 @@ pub struct Act {
     pub held: Vec<String>,
     /// Units by `enabled`, `active`, … afterwards.
     pub units: BTreeMap<String, String>,
-    /// Whether the product requested a reboot.
+    /// Whether gpu-bootstrap requested a reboot.
     pub reboot_asked: Option<bool>,
     /// Whether the resume unit exists.
     pub resume_unit: Option<bool>,
@@ -288,7 +288,7 @@ impl Act {
         }
         assert!(
             self.kill_at.is_none() || ran.exit != 0,
-            "it ended before it was to be killed"
+            "the run finished before the kill"
         );
         machine.go_on();
         Some(ran)
@@ -330,7 +330,7 @@ impl Act {
         {
             wrong.push(format!("exit {} instead of {exit}", ran.exit));
         }
-        if ran.out.contains("ended with a panic") {
+        if ran.out.contains("the run panicked") {
             wrong.push("panic: an unsupported operation of a fake, or a bug".to_owned());
         }
         let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
@@ -339,12 +339,12 @@ impl Act {
         let (out, err) = (on_one_line(&ran.out), on_one_line(&ran.err));
         for part in &self.stderr {
             if !err.contains(&on_one_line(part)) {
-                wrong.push(format!("standard error does not say `{part}`"));
+                wrong.push(format!("standard error does not contain `{part}`"));
             }
         }
         for part in &self.stdout {
             if !out.contains(&on_one_line(part)) {
-                wrong.push(format!("standard output does not say `{part}`"));
+                wrong.push(format!("standard output does not contain `{part}`"));
             }
         }
         for part in &self.silent_about {
@@ -390,7 +390,7 @@ impl Act {
         for (expected, key) in [(&self.outcomes, "outcome"), (&self.findings, "status")] {
             for (id, word) in expected {
                 match find(id) {
-                    None => wrong.push(format!("there is no `{id}`")),
+                    None => wrong.push(format!("`{id}` is missing")),
                     Some(entry) if entry[key] != **word => wrong.push(format!(
                         "`{id}` is {} instead of {word}: {}",
                         entry[key], entry["why"]
@@ -508,7 +508,7 @@ impl Act {
     }
 }
 
-/// Starts of package tools other than for queries.
+/// Starts of package tools, except for queries.
 pub fn package_work(ran: &Ran) -> Vec<String> {
     ran.commands
         .iter()

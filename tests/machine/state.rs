@@ -28,7 +28,7 @@ pub struct Faults {
     pub half_synced: u32,
     /// Compiling a kernel module fails.
     pub dkms: bool,
-    /// The process is killed while dpkg unpacks and configures.
+    /// Kills the process while dpkg unpacks and configures.
     pub power_cut: bool,
     /// The error message of `modprobe`.
     pub modprobe: Option<String>,
@@ -54,7 +54,7 @@ pub struct Faults {
     pub computes_wrong: bool,
     /// Containers never see a GPU.
     pub container: bool,
-    /// Units that do not start.
+    /// Units that fail to start.
     pub units: Vec<String>,
     /// The failure of `kubeadm join`.
     pub join: Option<JoinFault>,
@@ -96,7 +96,7 @@ pub struct State {
     /// `rpm -qa` in the format of gpu-bootstrap, if the machine has rpm.
     pub rpm: String,
     pub boots: u32,
-    /// The machine's node in its cluster, as the API server prints it.
+    /// The node object of the machine, as returned by the API server.
     pub node: Option<serde_json::Value>,
 }
 

@@ -25,7 +25,7 @@ type Row = (&'static str, fn() -> Machine, &'static [&'static str]);
 const ROWS: [Row; 10] = rows! {
     "L4 on AWS, Ubuntu 24.04, a kernel that is in the archive",
         || aws("6.8.0-1060-aws", "10de:27b8"), &[];
-    "L4 on AWS, Ubuntu 24.04, an image that is half a year old",
+    "L4 on AWS, Ubuntu 24.04, a six-month-old image",
         || aws("6.8.0-1044-aws", "10de:27b8"), &[];
     "A10G on AWS, Ubuntu 24.04, an end-of-life series with only headers in the archive",
         || aws("6.14.0-1025-aws", "10de:2237"), &[];

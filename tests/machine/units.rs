@@ -71,7 +71,7 @@ pub fn active(files: &FakeFiles, unit: &str) -> bool {
     exists(files, &format!("{RUNNING}/{unit}"))
 }
 
-/// The configuration that a running unit read when it started.
+/// The configuration of a running unit at startup.
 pub fn memory(files: &FakeFiles, unit: &str) -> Option<String> {
     text(files, &format!("{RUNNING}/{unit}"))
 }
@@ -169,7 +169,7 @@ pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
         .rfind(|command| !command.is_empty())
 }
 
-/// Whether the persistence daemon runs and has turned persistence mode on.
+/// Whether the persistence daemon runs with persistence mode enabled.
 pub fn persistence(files: &FakeFiles) -> bool {
     memory(files, "nvidia-persistenced.service")
         .is_some_and(|command| !command.contains("--no-persistence-mode"))

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 /// Name prefix of the packages in the scenarios.
 pub const OURS: &str = "demo-";
 
-/// The file of scenarios.
+/// The scenario file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenarios {

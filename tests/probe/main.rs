@@ -204,7 +204,7 @@ fn all_failing_gpus_are_reported() {
 }
 
 #[test]
-fn a_wrong_result_of_the_kernel_is_found() {
+fn wrong_kernel_result_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
     let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU result \
                 differs from the CPU result, first in number 32768";
@@ -212,7 +212,7 @@ fn a_wrong_result_of_the_kernel_is_found() {
 }
 
 #[test]
-fn one_wrong_bit_of_memory_is_found() {
+fn single_memory_bit_error_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
     let line = "data read back from the GPU differs from the written data, first at byte 8388608";
     fails(&node, line, "out of service");

@@ -58,7 +58,7 @@ pub fn gpus(count: usize, more: impl Fn(usize) -> &'static str) -> String {
     (0..count).map(gpu).collect()
 }
 
-/// The library that was built with this test.
+/// The library built with this test.
 fn library() -> PathBuf {
     let mut folder = std::env::current_exe().expect("a test has a path");
     while folder.pop() {

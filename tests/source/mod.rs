@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A module that is compiled into the product.
+/// A production module.
 pub struct Module {
     /// The path in the crate: `["change", "probe", "container"]`.
     pub path: Vec<String>,
@@ -151,7 +151,7 @@ pub fn production(text: &str) -> String {
     code
 }
 
-/// The text literals of production code, with their lines.
+/// The string literals of production code, with their lines.
 pub fn literals(text: &str) -> Vec<(&str, usize)> {
     let mut found = Vec::new();
     let code = bare(text, &mut found);
