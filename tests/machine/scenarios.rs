@@ -307,7 +307,10 @@ impl Act {
         ] {
             let differences = fake::diff(&before[at], &now);
             if asked && !differences.is_empty() {
-                wrong.push(format!("it has changed:\n    {}", first(&differences)));
+                wrong.push(format!(
+                    "the machine has changed:\n    {}",
+                    first(&differences)
+                ));
             }
         }
         for (part, path) in self.silent_about.iter().flat_map(|part| {
