@@ -1,5 +1,5 @@
-//! Packs the tables that are built into the program into one compressed stream, without what only people read: the program
-//! is copied to each machine.
+//! Packs the built-in tables into one compressed stream. Comments and sources are removed, because the binary is copied to each
+//! machine.
 
 use std::{env, error::Error, fs, io::Write as _, path::Path};
 
@@ -15,7 +15,7 @@ const TABLES: [&str; 7] = [
     "src/tools/xid.toml",
 ];
 
-/// Each file of these folders is one of a kind: it counts as soon as it is there.
+/// All files in these directories are packed.
 const FOLDERS: [&str; 2] = ["clouds", "profiles"];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,14 +29,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         write!(encoder, "{}\n{text}\0", name.display())?;
     }
     for folder in FOLDERS {
-        // A file that comes or goes changes the folder.
+        // Adding or removing a file changes the modification time of its directory.
         println!("cargo::rerun-if-changed={folder}");
         let mut names = Vec::new();
         for entry in fs::read_dir(folder)? {
             let name = entry?
                 .file_name()
                 .into_string()
-                .map_err(|_| "a name is no text")?;
+                .map_err(|_| "a file name is not UTF-8")?;
             names.extend(name.strip_suffix(".toml").map(str::to_owned));
         }
         names.sort();
@@ -50,8 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The text with an empty line in the place of each comment, so that errors name the same lines, and without the sources of
-/// a profile.
+/// Replaces each comment with an empty line, so that line numbers in errors stay the same, and removes the sources of a
+/// profile.
 fn for_programs(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines() {

@@ -1,5 +1,5 @@
-//! Terminal sessions with the real binary, as snapshots: commands that change no machine. The
-//! commands that change machines are tested in `tests/machine`.
+//! Snapshots of terminal sessions with the real binary. Only commands without changes. Commands that change the machine are
+//! tested in `tests/machine`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use assert_cmd::Command;
 /// The path of a host tree, relative to the repository, in which sessions run.
 const BARE: &str = "tests/hosts/debian-12-bare-h100/root";
 
-/// Runs a command line in the repository, without colour, terminal or inherited environment.
+/// Runs a command line in the repository, without color, terminal or inherited environment.
 fn run(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = Command::cargo_bin("gpu-bootstrap")
@@ -33,7 +33,7 @@ fn run(line: &str) -> String {
     text
 }
 
-/// A session: command lines and their output, under one name.
+/// A named session: command lines and their output.
 fn session(name: &str, lines: &[&str]) {
     let text: Vec<String> = lines.iter().map(|line| run(line)).collect();
     let mut settings = insta::Settings::clone_current();
@@ -170,7 +170,7 @@ fn check_of_a_tree() {
 }
 
 #[test]
-fn check_in_the_formats_of_other_programs() {
+fn check_supports_formats_of_other_programs() {
     let check = |rest: &str| format!("check --root {BARE} --only pci,driver.module {rest}");
     let lines = [
         "--format junit",
@@ -192,10 +192,10 @@ fn check_in_the_formats_of_other_programs() {
     );
 }
 
-/// The outputs are those of public tickets: GPU-Passthrough-Arch-Linux-to-Windows10#6, StackHPC's vGPU
+/// The outputs are from public issues: GPU-Passthrough-Arch-Linux-to-Windows10#6, StackHPC's vGPU
 /// documentation.
 #[test]
-fn output_of_lspci_in_place_of_a_machine() {
+fn lspci_output_replaces_a_machine() {
     let of = |rest: &str, file: &str| format!("{rest} --lspci tests/cli/files/{file}");
     session(
         "lspci",
@@ -243,9 +243,9 @@ fn invalid_configuration() {
     );
 }
 
-/// Settings are tried without the machine that they are for.
+/// Settings are resolved without their machine.
 #[test]
-fn settings_for_a_machine_that_is_not_there() {
+fn settings_for_a_described_machine() {
     let of = |rest: &str, file: &str| format!("plan {rest} --config tests/cli/files/{file}");
     session(
         "trial",
@@ -275,9 +275,9 @@ fn settings_for_a_machine_that_is_not_there() {
     );
 }
 
-/// What a form still needs is named, and what does not fit is refused, before anything is printed.
+/// Missing values are listed and invalid values rejected before any output.
 #[test]
-fn wrong_values_of_user_data() {
+fn invalid_user_data_values() {
     session(
         "user-data",
         &[
@@ -328,7 +328,7 @@ fn every_shell_has_completions() {
 }
 
 #[test]
-fn the_same_words_at_every_width() {
+fn line_width_does_not_change_words() {
     let (narrow, wide) = (look_in_columns("80"), look_in_columns("120"));
     assert!(narrow.lines().count() > wide.lines().count());
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -348,9 +348,9 @@ fn look_in_columns(columns: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// A name of somebody else's must not clear the screen of the person who prints the document.
+/// An untrusted name must not clear the administrator's terminal when the document is printed.
 #[test]
-fn control_characters_of_others_reach_no_document() {
+fn untrusted_control_characters_reach_no_document() {
     let tree = tempfile::tempdir().expect("a folder");
     let at = |name: &str| tree.path().join(name).display().to_string();
     std::fs::create_dir(at("etc")).expect("made");
@@ -369,7 +369,7 @@ fn control_characters_of_others_reach_no_document() {
 }
 
 #[test]
-fn an_argument_that_is_not_utf_8_is_a_usage_error() {
+fn non_utf_8_argument_is_a_usage_error() {
     use std::os::unix::ffi::OsStrExt;
 
     for line in [

@@ -1,5 +1,5 @@
-//! The files of `cloud-init/`: each fits the limits of its clouds, parses, has settings that become a desired state, and
-//! scripts that do what they say.
+//! The files of `cloud-init/`: each fits the size limits of its clouds, parses, and has settings that resolve to a desired
+//! state. The scripts are executed with fake programs.
 
 use std::{
     fs,
@@ -28,13 +28,13 @@ use machine::{H100, Machine};
 #[path = "config/machine.rs"]
 #[expect(
     dead_code,
-    reason = "the machines are those of the tests of the resolution"
+    reason = "the machines are shared with the resolution tests"
 )]
 mod machine;
 #[path = "cloud_init/nodeadm.rs"]
 mod real_nodeadm;
 
-/// The smallest limit of the clouds: AWS takes 16 KiB of user data. Google Cloud takes 256 KiB, Azure 64 KiB.
+/// The smallest user data limit of the clouds: AWS accepts 16 KiB, Azure 64 KiB, Google Cloud 256 KiB.
 const LARGEST: usize = 16 * 1024;
 
 const USER_DATA: [&str; 7] = [
@@ -47,7 +47,7 @@ const USER_DATA: [&str; 7] = [
     "aks/user-data.yaml",
 ];
 
-/// Karpenter's classes, with user data in one of them.
+/// The Karpenter node classes, one of which has user data.
 const KARPENTER: &str = "eks-karpenter/ec2nodeclass.yaml";
 
 /// The script for images without cloud-init.
@@ -60,7 +60,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The user data of a file: the file itself, or what a manifest has.
+/// The user data of a file: the file itself, or the `userData` of a manifest.
 fn user_data(path: &str) -> String {
     if path != KARPENTER {
         return text(path);
@@ -74,7 +74,7 @@ fn user_data(path: &str) -> String {
         .to_owned()
 }
 
-/// What stands between @ signs, as a user fills it in.
+/// Values for the `@…@` placeholders.
 fn filled(text: &str) -> String {
     let mut filled = String::new();
     for (index, part) in text.split('@').enumerate() {
@@ -93,7 +93,7 @@ fn filled(text: &str) -> String {
     filled
 }
 
-/// The parts of a file: those of MIME, or the documents.
+/// The MIME parts or YAML documents of a file.
 fn parts(path: &str) -> Vec<String> {
     let text = filled(&user_data(path));
     let parts: Vec<&str> = match text.starts_with("MIME-Version") {
@@ -105,7 +105,7 @@ fn parts(path: &str) -> Vec<String> {
     parts.into_iter().map(str::to_owned).collect()
 }
 
-/// The parts that are YAML.
+/// The YAML parts of a file.
 fn documents(path: &str) -> Vec<Value> {
     (parts(path).iter())
         .filter(|part| !part.starts_with("#!"))
@@ -115,11 +115,11 @@ fn documents(path: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The machine of the case `eks-karpenter` gets what Karpenter would make of the class: the parts of its user data, then its
-/// own NodeConfig (aws/karpenter-provider-aws, commit 1d927085, `pkg/providers/amifamily/bootstrap/mime/mime.go`, and
+/// The machine of the case `eks-karpenter` gets the user data that Karpenter would generate from the class: its parts, then a
+/// NodeConfig of Karpenter (aws/karpenter-provider-aws, commit 1d927085, `pkg/providers/amifamily/bootstrap/mime/mime.go`, and
 /// `pkg/providers/launchtemplate/testdata/al2023_mime_userdata_merged.golden`).
 #[test]
-fn the_user_data_of_the_karpenter_case_is_made_from_the_class() {
+fn karpenter_case_user_data_matches_the_node_class() {
     let class = text(KARPENTER);
     let (_, user_data) = class.split_once("\n  userData: |\n").expect("user data");
     let (user_data, _) = user_data.split_once("\n---\n").expect("an end");
@@ -142,7 +142,7 @@ fn the_user_data_of_the_karpenter_case_is_made_from_the_class() {
     assert!(made.ends_with("\n--//--\n"));
 }
 
-/// The file that user data writes: its path, and its content.
+/// The path and content of a file that user data writes.
 fn written(path: &str) -> Vec<(String, Value)> {
     let mut files = Vec::new();
     for document in documents(path) {
@@ -156,7 +156,7 @@ fn written(path: &str) -> Vec<(String, Value)> {
     files
 }
 
-/// The settings of a file of user data.
+/// The settings in a user data file.
 fn settings(path: &str) -> String {
     let (_, file) = (written(path).into_iter())
         .find(|(name, _)| name == "/etc/gpu-bootstrap/config.d/50-user-data.toml")
@@ -164,7 +164,7 @@ fn settings(path: &str) -> String {
     file["content"].as_str().expect("a content").to_owned()
 }
 
-/// What a machine makes of the settings.
+/// Resolves the settings on a machine.
 fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterWish>, String> {
     let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", settings);
     let resolution = machine.load();
@@ -180,7 +180,7 @@ fn amazon() -> Machine {
     Machine::new("amzn", "2023", "x86_64", &[H100])
 }
 
-/// The object of this kind in the manifest.
+/// The manifest object of this kind.
 fn object(kind: &str) -> Value {
     (documents("daemonset/daemonset.yaml").into_iter())
         .find(|document| document["kind"] == kind)
@@ -200,21 +200,21 @@ fn script() -> String {
     command[2].as_str().expect("a script").to_owned()
 }
 
-/// A folder for one test, with a place for programs.
+/// A test directory with a directory for programs.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("bin")).expect("a folder");
     folder
 }
 
-/// A program that stands before the machine's own.
+/// Adds a fake program that precedes the real one in `PATH`.
 fn program(folder: &TempDir, name: &str, body: &str) {
     let path = folder.path().join("bin").join(name);
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// Runs a script that finds no program of the machine but these.
+/// Runs a script with only these programs of the machine in `PATH`.
 fn run_with(folder: &TempDir, script: &str, programs: &[&str]) {
     for name in programs {
         program(
@@ -238,7 +238,7 @@ fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
     shell.output().expect("a shell")
 }
 
-/// The shell that runs it.
+/// The shell of a script.
 fn shell(folder: &TempDir, script: &str, syntax_alone: bool) -> Command {
     let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
     let mut sh = Command::new("/bin/sh");
@@ -268,7 +268,7 @@ fn user_data_fits_the_limits_of_the_clouds() {
 }
 
 #[test]
-fn secrets_are_for_root_alone() {
+fn secrets_are_readable_only_by_root() {
     let mut secrets = 0;
     for path in USER_DATA {
         for (name, file) in written(path) {
@@ -282,12 +282,12 @@ fn secrets_are_for_root_alone() {
     assert_eq!(secrets, 4);
 }
 
-/// The commands of `runcmd`: the script that downloads the program, and the words of the one that starts it.
+/// The commands of `runcmd`: the download script, and the arguments of the start command.
 fn commands(path: &str) -> (String, Vec<String>) {
     let documents = documents(path);
     let mut lists = documents.iter().filter_map(|one| one["runcmd"].as_array());
     let [download, start] = &lists.next().expect("commands")[..] else {
-        panic!("{path} has other commands than two");
+        panic!("{path} does not have exactly two commands");
     };
     let words = start.as_array().expect("words").iter();
     (
@@ -297,14 +297,14 @@ fn commands(path: &str) -> (String, Vec<String>) {
 }
 
 #[test]
-fn each_file_downloads_and_starts_the_program_in_the_same_way() {
+fn all_files_download_and_start_the_program_alike() {
     let [bare, others @ ..] = USER_DATA;
     let (download, start) = commands(bare);
     assert_eq!(
         start,
         ["/usr/local/bin/gpu-bootstrap", "install", "--unattended"]
     );
-    // Only the settings decide what it does; and how long an autoscaler waits.
+    // Only the settings may differ, and the time that an autoscaler waits.
     let with_deadline = [&start[..], &["--deadline".to_owned(), "10min".to_owned()]].concat();
     for path in others {
         assert_eq!(
@@ -321,23 +321,23 @@ fn each_file_downloads_and_starts_the_program_in_the_same_way() {
     );
 }
 
-/// A person reads it before it runs as root: a download, settings and a command. Some clouds want more, and no more than
-/// that.
+/// User data runs as root, so an administrator must be able to review it: a download, settings and a command. Some clouds need
+/// more lines, but no more than listed here.
 #[test]
-fn user_data_without_its_comments_fits_on_a_screen() {
+fn user_data_without_comments_fits_on_a_screen() {
     for (path, most) in [
         ("bare/user-data.yaml", 25),
         ("kubeadm/user-data.yaml", 25),
         ("k3s/user-data.yaml", 25),
         (STARTUP_SCRIPT, 25),
-        // The agent reads a file of its own.
+        // The agent reads a separate file.
         ("aks/user-data.yaml", 41),
-        // In MIME: the part that holds the kubelet back works at each boot, also before the program is there. Canonical's
-        // script joins by a command.
+        // MIME, because the part that holds the kubelet back runs at each boot, including before the program is installed.
+        // Canonical's script joins with a command.
         ("eks-ubuntu/user-data.mime", 51),
-        // The same, and nodeadm's NodeConfig.
+        // The same with a NodeConfig for nodeadm.
         ("eks/user-data.mime", 52),
-        // The same without it, inside of two objects of Karpenter's.
+        // The same without a NodeConfig, inside two Karpenter objects.
         (KARPENTER, 72),
     ] {
         let text = text(path);
@@ -349,9 +349,9 @@ fn user_data_without_its_comments_fits_on_a_screen() {
     }
 }
 
-/// Google's agent runs the script at each boot; it works once for an instance, and again where it did not come to its end.
+/// Google's agent runs the script at each boot. The script does its work once per instance, and again if it was interrupted.
 #[test]
-fn the_startup_script_works_once_for_each_instance() {
+fn startup_script_does_its_work_once_per_instance() {
     let folder = folder();
     let place = folder.path().display().to_string();
     let script = filled(&text(STARTUP_SCRIPT))
@@ -369,7 +369,7 @@ fn the_startup_script_works_once_for_each_instance() {
     );
     let downloaded = folder.path().join("bin/gpu-bootstrap.new");
     let again = fs::read(&downloaded).expect("the program");
-    // It fails, ends well, is not run again, and runs on a clone.
+    // It fails, succeeds, is not run again, and runs on a clone.
     for (instance, status, ran) in [("a", "6", 1), ("a", "0", 2), ("a", "0", 2), ("b", "0", 3)] {
         fs::write(folder.path().join("product_uuid"), instance).expect("written");
         fs::write(folder.path().join("status"), status).expect("written");
@@ -398,9 +398,9 @@ fn the_startup_script_works_once_for_each_instance() {
     }
 }
 
-/// A late network is awaited, and only the program with the digest of the user data gets its name.
+/// The script waits for the network, and installs only a download with the expected digest.
 #[test]
-fn a_download_is_tried_again_and_verified() {
+fn downloads_are_retried_and_verified() {
     let wanted = "the program\n";
     for (content, has_curl, is_taken) in [
         (wanted, true, true),
@@ -412,11 +412,11 @@ fn a_download_is_tried_again_and_verified() {
         fs::create_dir(&place).expect("a folder");
         program(&folder, "sleep", r#"echo "$*" >>"$T/pauses""#);
         fs::write(folder.path().join("content"), content).expect("written");
-        // It knows the name of the host at the third attempt.
+        // The host name is resolved at the third attempt.
         let downloads = r#"echo >>"$T/attempts"
             test "$(wc -l <"$T/attempts")" -ge 3 || exit 6
             cp "$T/content" "$T/place/gpu-bootstrap.new""#;
-        // An older program of the image is no substitute.
+        // An older binary in the image must not be used instead.
         fs::write(place.join("gpu-bootstrap"), "old").expect("written");
         program(&folder, "timeout", r#"shift; exec "$@""#);
         match has_curl {
@@ -458,7 +458,7 @@ fn a_download_is_tried_again_and_verified() {
 }
 
 #[test]
-fn settings_become_a_desired_state() {
+fn settings_resolve_to_a_desired_state() {
     let of = |machine, path| {
         let wish = resolved(machine, &settings(path));
         wish.unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -477,7 +477,7 @@ fn settings_become_a_desired_state() {
     ] {
         let wish = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
         assert_eq!(wish.method.name(), method, "{path}");
-        // So there is no startup taint: nothing could remove it.
+        // No startup taint, because it could not be removed.
         assert_eq!(wish.access, None, "{path}");
     }
     let managed = object("ConfigMap")["data"]["50-daemonset.toml"].clone();
@@ -491,7 +491,7 @@ fn settings_become_a_desired_state() {
 }
 
 #[test]
-fn the_file_of_the_agent_of_aks_is_json_and_the_command_reads_it() {
+fn aks_agent_file_is_json_for_the_command() {
     let (name, file) = (written("aks/user-data.yaml").into_iter())
         .find(|(name, _)| name.ends_with(".json"))
         .expect("the agent's file");
@@ -504,13 +504,13 @@ fn the_file_of_the_agent_of_aks_is_json_and_the_command_reads_it() {
     let wish = resolved(ubuntu(), &settings("aks/user-data.yaml"));
     let Some(JoinMethod::Command { command, .. }) = wish.expect("settings").map(|it| it.method)
     else {
-        panic!("it joins by a command");
+        panic!("the join method is not a command");
     };
     assert_eq!(command.last(), Some(&name));
 }
 
 #[test]
-fn what_the_file_for_kubeadm_sets_is_needed() {
+fn all_settings_of_the_kubeadm_file_are_required() {
     let settings = settings("kubeadm/user-data.yaml");
     for key in ["version", "server", "token", "ca-cert-hashes"] {
         let less: Vec<&str> = (settings.lines())
@@ -523,7 +523,7 @@ fn what_the_file_for_kubeadm_sets_is_needed() {
 }
 
 #[test]
-fn scripts_have_no_errors_of_syntax() {
+fn scripts_have_no_syntax_errors() {
     let folder = folder();
     let mut scripts = vec![script(), filled(&text(STARTUP_SCRIPT))];
     for path in ["eks/user-data.mime", "eks-ubuntu/user-data.mime", KARPENTER] {
@@ -537,7 +537,7 @@ fn scripts_have_no_errors_of_syntax() {
 }
 
 #[test]
-fn the_boothook_of_eks_holds_nodeadm_back() {
+fn eks_boothook_holds_nodeadm_back() {
     let folder = folder();
     program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
     let hooks = parts("eks/user-data.mime");
@@ -551,7 +551,7 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
     let instance = folder.path().join("instance-id");
     fs::write(&instance, "i-2\n").expect("written");
     let hook = hook.replace(nodeadm::INSTANCE_ID, &instance.display().to_string());
-    // Each boot runs it.
+    // It runs at each boot.
     for instance in ["i-1", "i-2"] {
         fs::write(&may_join, format!("{instance}\n")).expect("written");
         let output = run(&folder, &hook, false);
@@ -572,9 +572,9 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
     );
 }
 
-/// Canonical's image has no nodeadm: its script joins, once the machine is validated, and its kubelet is a snap.
+/// Canonical's image has no nodeadm. Its script joins after the machine is validated, and its kubelet is a snap.
 #[test]
-fn canonicals_image_joins_by_its_own_script() {
+fn canonical_image_joins_with_its_script() {
     let path = "eks-ubuntu/user-data.mime";
     let folder = folder();
     let place = folder.path().display().to_string();
@@ -596,7 +596,7 @@ fn canonicals_image_joins_by_its_own_script() {
 
     let (program_path, join) = (written(path).into_iter())
         .find(|(name, _)| name.ends_with("eks-join"))
-        .expect("what joins");
+        .expect("the join script");
     let Some(JoinMethod::Command {
         command,
         joined_file,
@@ -605,7 +605,7 @@ fn canonicals_image_joins_by_its_own_script() {
         .expect("settings")
         .map(|it| it.method)
     else {
-        panic!("it joins by a command");
+        panic!("the join method is not a command");
     };
     assert_eq!(command, [program_path]);
     let join = join["content"].as_str().expect("a script");
@@ -633,10 +633,10 @@ fn canonicals_image_joins_by_its_own_script() {
     );
 }
 
-/// What a person must know before a node exists: which image reads user data, which pools allow the pod, and who brings the
-/// runtime class (k3s-io/docs, advanced.md).
+/// The documentation lists which images read user data, which pools allow the pod, and which components install the runtime
+/// class (k3s-io/docs, advanced.md).
 #[test]
-fn the_documents_say_what_a_provider_or_an_agent_does_by_itself() {
+fn documents_state_provider_and_agent_limits() {
     let manifest = text("daemonset/daemonset.yaml");
     for (document, needed) in [
         (
@@ -662,10 +662,10 @@ fn the_documents_say_what_a_provider_or_an_agent_does_by_itself() {
     }
 }
 
-/// AKS lets nobody remove the taints of a pool, and Google's own plugin would compete with NVIDIA's. What is applied has
-/// an image.
+/// AKS node pool taints cannot be removed, and the device plugin of GKE would compete with the one from NVIDIA. Applied
+/// manifests have an image.
 #[test]
-fn the_commands_of_node_pools_have_what_the_run_needs() {
+fn node_pool_commands_have_the_required_options() {
     let manifest = text("daemonset/daemonset.yaml");
     let docs = text("../docs/cloud-init.md");
     let taint =
@@ -700,13 +700,13 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
         let image = format!("\"registry.example.com/tools/gpu-bootstrap@sha256:{DIGEST}\"");
         assert!(printed.contains(&image), "{form}");
     }
-    // `az aks nodepool add` knows neither initialization taints nor taints that anybody else may remove.
+    // `az aks nodepool add` supports neither initialization taints nor taints that pods can remove.
     for (name, text) in [("manifest", &manifest), ("documentation", &docs)] {
         let (_, command) = text.split_once("az aks nodepool add").expect("a command");
         let command: String = command.lines().take(3).collect();
         assert!(!command.contains("taint"), "{name}: {command}");
     }
-    // The other manifest is no form: its marks are filled in by a command.
+    // The other manifest is not a template of `user-data`: the documented command replaces its placeholders.
     for mark in ["@REGISTRY@", "@DIGEST@"] {
         assert!(text("daemonset/gpu-pod.yaml").contains(mark));
         assert!(docs.contains(&format!("s|{mark}|")), "{mark}");
@@ -714,10 +714,10 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
     assert!(!docs.contains("apply -f cloud-init/"));
 }
 
-/// On AKS no taint holds pods back. Node Feature Discovery and the chart's affinity know nothing of the validation, and a node
-/// selector counts beside any affinity.
+/// On AKS no taint keeps pods away. Node Feature Discovery and the affinity of the chart ignore the validation, so a node
+/// selector is added, which applies in addition to any affinity.
 #[test]
-fn the_device_plugin_waits_for_a_label_of_the_run_and_for_nothing_else() {
+fn device_plugin_waits_only_for_the_validation_label() {
     let values = "daemonset/device-plugin-values.yaml";
     let values_of = &documents(values)[0];
     let keys: Vec<&String> = values_of.as_object().expect("values").keys().collect();
@@ -738,7 +738,7 @@ fn the_device_plugin_waits_for_a_label_of_the_run_and_for_nothing_else() {
             .trim_end()
             .ends_with(&format!("--values cloud-init/{values}"))
     );
-    // The same command stands in the file.
+    // The file contains the same command.
     let words = |text: &str| {
         text.replace(['#', '\\'], " ")
             .split_whitespace()
@@ -748,9 +748,9 @@ fn the_device_plugin_waits_for_a_label_of_the_run_and_for_nothing_else() {
     assert!(words(&text(values)).contains(&words(command)));
 }
 
-/// It asks for a GPU with the image of the DaemonSet, also before the startup taint goes.
+/// The pod requests a GPU, uses the DaemonSet image, and tolerates the startup taint.
 #[test]
-fn the_pod_with_a_gpu_goes_with_the_daemonset() {
+fn gpu_pod_matches_the_daemonset() {
     let gpu_pod = &documents("daemonset/gpu-pod.yaml")[0]["spec"];
     let container = &gpu_pod["containers"][0];
     assert_eq!(container["image"], pod()["containers"][0]["image"]);
@@ -767,7 +767,7 @@ fn the_pod_with_a_gpu_goes_with_the_daemonset() {
 }
 
 #[test]
-fn the_manifest_may_run_where_it_must() {
+fn manifest_has_the_required_permissions() {
     let kinds: Vec<String> = (documents("daemonset/daemonset.yaml").iter())
         .map(|document| document["kind"].as_str().expect("a kind").to_owned())
         .collect();
@@ -792,21 +792,21 @@ fn the_manifest_may_run_where_it_must() {
         pod["tolerations"],
         serde_json::json!([{"operator": "Exists"}])
     );
-    // GKE admits the class only where a quota names it.
+    // GKE admits the priority class only in namespaces with a quota for it.
     let scope = &object("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0];
     assert_eq!(scope["values"][0], pod["priorityClassName"]);
-    // The program finds kubectl where the script puts it.
+    // gpu-bootstrap finds kubectl where the script installs it.
     let found = "/opt/gpu-bootstrap/bin/kubectl";
     assert!(kubectl::PROGRAMS.iter().any(|one| one.program == found));
-    // The image has the programs where the script takes them from.
+    // The script copies the programs from their paths in the image.
     assert!(text("daemonset/Dockerfile").contains("COPY gpu-bootstrap kubectl /opt/\n"));
     assert!(script().contains(
         "install -m 0755 /opt/gpu-bootstrap /opt/kubectl $host/opt/gpu-bootstrap/bin/\n"
     ));
 }
 
-/// Runs the pod's script on a host that is a folder. The resume unit runs at first, then another run is faster, and then
-/// the program ends with the status.
+/// Runs the pod script on a host that is a directory. First the resume unit is running, then another run gets the lock first,
+/// and then the program exits with this status.
 fn pod_on_host(status: u8) -> (TempDir, Output) {
     let folder = folder();
     let script = script_on_host(&folder, &format!("exit {status}"));
@@ -814,7 +814,7 @@ fn pod_on_host(status: u8) -> (TempDir, Output) {
     (folder, output)
 }
 
-/// The pod's script for such a host, where the program's second run is this command.
+/// The pod script for such a host. The second run of the program executes this command.
 fn script_on_host(folder: &TempDir, second_run: &str) -> String {
     for (path, content) in [
         ("account/token", "a.b.c"),
@@ -827,7 +827,7 @@ fn script_on_host(folder: &TempDir, second_run: &str) -> String {
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         fs::write(path, content).expect("a file");
     }
-    // The script's last wait ends with the loop that renews the token: here that is at once.
+    // The last wait of the script lasts until the token renewal loop ends, which is immediately in this test.
     program(folder, "sleep", "test \"$1\" != 600");
     program(
         folder,
@@ -871,7 +871,7 @@ esac"#
     script
 }
 
-/// The files in the host's `/etc/gpu-bootstrap`.
+/// The files in `/etc/gpu-bootstrap` on the host.
 fn left_on_host(folder: &TempDir) -> Vec<String> {
     let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
     let mut left: Vec<String> = left
@@ -885,8 +885,8 @@ fn left_on_host(folder: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
-    // The machine reboots, and the run goes on.
+fn pod_waits_for_other_runs_and_prepares_host() {
+    // The machine reboots, and the run continues.
     let (folder, output) = pod_on_host(8);
     assert!(output.status.success(), "{}", said(&output));
     let reset = "systemctl --quiet is-failed gpu-bootstrap.service\n\
@@ -918,7 +918,7 @@ fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
 
 /// After exit status 8 the run continues at the next boot, perhaps before the next pod.
 #[test]
-fn the_token_is_removed_unless_the_run_continues_after_a_reboot() {
+fn token_is_kept_only_if_the_run_resumes() {
     for (status, pod, keeps) in [
         (0, 0, false),
         (5, 5, false),
@@ -939,13 +939,16 @@ fn the_token_is_removed_unless_the_run_continues_after_a_reboot() {
 }
 
 #[test]
-fn a_signal_ends_the_pod_and_removes_the_token() {
+fn signal_stops_the_pod_and_removes_the_token() {
     let folder = folder();
     let script = script_on_host(&folder, r#"touch "$T/runs"; exec /bin/sleep 30"#);
     let mut pod = shell(&folder, &script, false).spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(20);
     while !folder.path().join("runs").exists() {
-        assert!(Instant::now() < deadline, "the program was not started");
+        assert!(
+            Instant::now() < deadline,
+            "the program was not started before the deadline"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(left_on_host(&folder), ["cluster.kubeconfig", "config.d"]);
@@ -953,12 +956,12 @@ fn a_signal_ends_the_pod_and_removes_the_token() {
     kill(Pid::from_raw(pid), Signal::SIGTERM).expect("a signal");
     let status = pod.wait().expect("the end of the pod");
     assert_eq!(status.code(), Some(143));
-    assert!(Instant::now() < deadline, "it waited for the run");
+    assert!(Instant::now() < deadline, "the pod waited for the run");
     assert_eq!(left_on_host(&folder), ["config.d"]);
 }
 
 #[test]
-fn the_account_changes_only_the_taints_of_its_own_node() {
+fn service_account_changes_only_taints_of_its_node() {
     let policy = object("ValidatingAdmissionPolicy");
     let binding = object("ValidatingAdmissionPolicyBinding");
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
@@ -972,7 +975,7 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
         (&rule["resources"][0], &rule["operations"][0]),
         (&"nodes".into(), &"UPDATE".into())
     );
-    // All that the role allows beside reading is what the policy judges.
+    // The policy covers all write permissions of the role.
     assert_eq!(
         object("ClusterRole")["rules"],
         serde_json::json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}])
@@ -1005,7 +1008,7 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
 }
 
 #[test]
-fn what_a_run_could_not_do_is_seen_at_the_pod() {
+fn pod_logs_the_failures_of_a_run() {
     for status in [6, 7] {
         let (folder, _) = pod_on_host(status);
         let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
@@ -1013,7 +1016,7 @@ fn what_a_run_could_not_do_is_seen_at_the_pod() {
     }
 }
 
-/// The forms of `user-data`, with their files and what they need to be complete.
+/// The templates of `user-data`, with their files and the options that complete them.
 const FORMS: [(&str, &str, &[&str]); 10] = [
     ("bare", "bare/user-data.yaml", &[]),
     ("kubeadm", "kubeadm/user-data.yaml", KUBEADM),
@@ -1116,17 +1119,17 @@ const DAEMONSET: &[&str] = &[
     "digest=00000000000000000000000000000000000000000000000000000000000000aa",
 ];
 
-/// Those that kubectl applies.
+/// The templates applied with kubectl.
 const APPLIED: [&str; 3] = ["aks", "gke", "eks-karpenter"];
 
-/// What `user-data` prints, with the token in a file, and what it says.
+/// Standard output and standard error of `user-data`, with the token in a file.
 fn printed(form: &str, options: &[&str]) -> (String, String) {
     let (status, text, warnings) = user_data_of(form, options);
     assert_eq!(status, Some(0), "{form}: {warnings}");
     (text, warnings)
 }
 
-/// The same, with the exit status.
+/// Runs `user-data`, and returns exit status, standard output and standard error.
 fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     let folder = folder();
     let token = folder.path().join("token");
@@ -1154,7 +1157,7 @@ fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// The marks of a form, without their signs.
+/// The placeholders of a template, without their `@`.
 fn marks_of(form: &str) -> Vec<String> {
     let form = form.replace("gpu-bootstrap@sha256:", "");
     let lines = form
@@ -1164,9 +1167,9 @@ fn marks_of(form: &str) -> Vec<String> {
     marks.map(str::to_owned).collect()
 }
 
-/// Without values it is the file that the other tests examine, and each value that it needs is named.
+/// Without values, the output is the file that the other tests examine, and a warning lists each missing value.
 #[test]
-fn the_program_prints_its_own_files() {
+fn user_data_prints_the_repository_files() {
     for (form, path, _) in FORMS {
         if APPLIED.contains(&form) {
             continue;
@@ -1184,9 +1187,9 @@ fn the_program_prints_its_own_files() {
     }
 }
 
-/// kubectl would apply a form with its marks, so an incomplete one is not printed.
+/// kubectl would apply unreplaced placeholders, so an incomplete template is not printed.
 #[test]
-fn a_form_for_kubectl_is_printed_only_when_it_is_complete() {
+fn kubectl_template_is_printed_only_if_complete() {
     for (form, path, options) in FORMS {
         if !APPLIED.contains(&form) {
             continue;
@@ -1207,7 +1210,7 @@ fn a_form_for_kubectl_is_printed_only_when_it_is_complete() {
     }
 }
 
-/// A slash at the end of a registry would make a name with two.
+/// A trailing slash must not lead to an image name with a double slash.
 #[test]
 fn a_registry_may_end_with_a_slash() {
     let digest = format!("digest={DIGEST}");
@@ -1240,7 +1243,7 @@ fn a_registry_may_end_with_a_slash() {
 
 /// EKS adds its own NodeConfig to the user data of a node group with an AMI type.
 #[test]
-fn the_form_of_a_node_group_is_that_of_eks_without_a_node_config() {
+fn node_group_template_is_eks_without_node_config() {
     let digest = format!("sha256={DIGEST}");
     let program = [
         "--value",
@@ -1257,8 +1260,7 @@ fn the_form_of_a_node_group_is_that_of_eks_without_a_node_config() {
     assert_eq!(group, format!("{head}--gpu-bootstrap\n{others}"));
 }
 
-/// With its values nothing is left to fill in: it parses, its settings are those of the command line, and the
-/// file has changed in nothing else.
+/// With all values, the output has no placeholder, parses, has the settings of the command line, and otherwise equals the file.
 #[test]
 fn printed_user_data_is_ready_to_paste() {
     for (form, path, options) in FORMS {
@@ -1352,9 +1354,9 @@ fn printed_user_data_is_ready_to_paste() {
     }
 }
 
-/// A token in a store of secrets is not in user data, and no file waits for one.
+/// If the token is in a secret store, the user data has neither the token nor a file for it.
 #[test]
-fn user_data_without_a_token_has_no_place_for_one() {
+fn user_data_without_token_has_no_token_file() {
     for form in ["kubeadm", "k3s", "google"] {
         let (text, warnings) = printed(form, &["--set", "cluster.token=credential:join"]);
         assert!(

@@ -1,13 +1,13 @@
-//! The documents list tests by file and name. Each of them exists.
+//! Checks that all tests listed in documents exist.
 
 use std::path::Path;
 
-/// The tests in one document: the file, and the names after it.
+/// The tests in one document: a file, followed by test names.
 fn listed(text: &str) -> Vec<(String, Vec<String>)> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for row in text.lines().filter(|line| line.starts_with("| ")) {
         let cell = row.trim_end_matches([' ', '|']).rsplit(" | ").next();
-        // Every second part is inside of backticks.
+        // Every second part was in backticks.
         let words = cell.unwrap_or_default().split('`').skip(1).step_by(2);
         let mut at = None;
         for word in words {

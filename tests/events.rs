@@ -1,4 +1,4 @@
-//! The schema of events must match the type.
+//! The event schema must match the type.
 
 use std::{fs, path::Path};
 

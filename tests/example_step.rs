@@ -1,7 +1,7 @@
-//! A whole step as an example: a wish, a state, `detect`, `decide`, the `Step`, and a table of tests.
-//! It is compiled and run with all other tests, so that it stays true.
+//! A complete example of a step: spec, state, `detect`, `decide`, the `Step`, and a table of tests. It is compiled and executed
+//! with all other tests, so that it stays up to date.
 //!
-//! In the product the wish is a field of `Desired`, and the file is one of `src/steps`.
+//! In the product, the spec is a field of `Desired`, and the step is a file in `src/steps`.
 
 use std::sync::Arc;
 
@@ -26,33 +26,33 @@ use gpu_bootstrap::{
 
 const PATH: &str = "/etc/motd";
 
-/// Nothing is executed on a machine in memory.
+/// The in-memory machine cannot execute commands.
 const SCOPE: Scope = Scope { executes: false };
 
-/// What is wanted.
+/// The desired state.
 struct Motd {
-    /// The message of the day; `None` leaves the file alone.
+    /// The message of the day. `None` leaves the file unchanged.
     wish: Option<String>,
 }
 
-/// What was read.
+/// The observed state.
 #[derive(Default)]
 struct MotdState {
     content: Option<String>,
 }
 
-/// Reads the machine, and decides nothing.
+/// Reads the machine, without any decision.
 fn detect(cx: &Cx<'_>) -> Result<MotdState, StepError> {
     Ok(MotdState {
         content: cx.host.files().read_text(Utf8Path::new(PATH))?,
     })
 }
 
-/// Decides, and reads nothing: all rules are here.
+/// Contains all rules, and does not read the machine.
 fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
     let Some(wish) = wish else {
         return Assessment::NotApplicable {
-            why: "no message is wanted".into(),
+            why: "no message is configured".into(),
         };
     };
     let why = match &state.content {
@@ -82,7 +82,7 @@ impl Step for Motd {
 }
 
 #[test]
-fn each_state_has_its_answer() {
+fn each_state_has_its_assessment() {
     for (content, wish, answer) in [
         (None, None, "not applicable"),
         (None, Some("hello"), "`/etc/motd` is missing"),
@@ -100,13 +100,13 @@ fn each_state_has_its_answer() {
             Assessment::NotApplicable { .. } => "not applicable".to_owned(),
             Assessment::Satisfied { .. } => "satisfied".to_owned(),
             Assessment::Needs { why, .. } => why,
-            other => panic!("no such answer: {other:?}"),
+            other => panic!("unexpected assessment: {other:?}"),
         };
         assert_eq!(found, answer, "{content:?}, {wish:?}");
     }
 }
 
-/// Hears what a change says while it is applied.
+/// Discards the output of a change.
 struct Silent;
 
 impl Sink for Silent {
@@ -116,7 +116,7 @@ impl Sink for Silent {
 }
 
 #[tokio::test]
-async fn what_it_changes_satisfies_it_and_is_undone() {
+async fn applied_changes_satisfy_the_step_and_are_undone() {
     let (host, fakes) = fake::host();
     for (path, content) in [
         ("/etc/os-release", "ID=debian\nVERSION_ID=\"12\"\n"),
@@ -137,7 +137,7 @@ async fn what_it_changes_satisfies_it_and_is_undone() {
     let before = fakes.files.snapshot();
 
     let Assessment::Needs { changes, .. } = machine.assess(&step).await else {
-        panic!("the message is another one");
+        panic!("the step needs no change");
     };
     let policy = machine.desired.packages.clone();
     let state = Utf8PathBuf::from("/var/lib/gpu-bootstrap");
@@ -154,7 +154,7 @@ async fn what_it_changes_satisfies_it_and_is_undone() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A machine in memory with all that a step is given.
+/// An in-memory machine with all inputs of a step.
 struct Machine {
     host: Host,
     facts: Arc<Facts>,
@@ -188,6 +188,6 @@ impl Machine {
             desired: &self.desired,
             matrix: None,
         };
-        step.assess(&cx).await.expect("an answer")
+        step.assess(&cx).await.expect("an assessment")
     }
 }

@@ -1,11 +1,11 @@
-//! The registry of findings: the page about them is made from it, and the inputs of tests show each of them.
+//! The registry of findings. Its documentation page is generated from it, and test inputs must cover each finding.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
 use gpu_bootstrap::model::findings::{Layer, rows};
 use toml::{Table, Value};
 
-/// The page.
+/// Renders the documentation page.
 fn page() -> String {
     let mut page = String::from(
         "<!-- Generated from src/model/findings.toml by `make update`. -->\n\n# The findings of `check`\n\nBy layer, from the \
@@ -52,59 +52,58 @@ fn the_page_is_current() {
     assert!(kept == page, "docs/findings.md is stale; run `make update`");
 }
 
-/// What a finding can say of an input.
+/// A kind of result of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     Passes,
-    /// It fails, or warns.
+    /// Fails or warns.
     Fails,
-    /// What it needs cannot be read, or does not tell.
+    /// The data is unreadable or inconclusive.
     CannotKnow,
 }
 
 use Case::{CannotKnow, Fails, Passes};
 
-/// The cases that a finding cannot have, and why.
+/// Results that a finding cannot have, with the reason.
 const NEVER: &[(&str, Case, &str)] = &[
     (
         "virt.container",
         Passes,
-        "that a machine is no container is no merit: it is skipped",
+        "skipped outside of a container, because that is not an achievement",
     ),
     (
         "virt.container",
         CannotKnow,
-        "a runtime leaves its marks in a container, and what has none is no container",
+        "container runtimes always leave evidence, so its absence means no container",
     ),
     (
         "virt.vgpu-host",
         Passes,
-        "a machine that gives no vGPUs away is skipped",
+        "skipped on a machine that is not a vGPU host",
     ),
     (
         "pci.gpu.identity",
         CannotKnow,
-        "that no table knows a GPU is its warning",
+        "a GPU that is missing in all tables is its warning",
     ),
     (
         "pci.driver-bound",
         CannotKnow,
-        "`check --lspci` skips it where the text names no drivers; a machine of which the links of drivers cannot be read \
-         ends `check` before",
+        "`check --lspci` skips it if the output has no drivers, and `check` fails earlier if driver links are unreadable",
     ),
     (
         "os.managed",
         Fails,
-        "that somebody else manages the driver is no fault",
+        "a driver managed by another program is not a failure",
     ),
 ];
 
-/// The findings and verdicts that the inputs of other tests must give: the scenarios, and the trees of `tests/hosts`.
+/// The findings and results that other tests expect: the scenarios, and the trees of `tests/hosts`.
 fn expected() -> BTreeSet<(String, String)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut files = vec![tests.join("hosts/reports.toml")];
     for folder in ["scenarios", "hosts/machines"] {
-        let folder = fs::read_dir(tests.join(folder)).expect("a folder of tests");
+        let folder = fs::read_dir(tests.join(folder)).expect("a test directory");
         files.extend(folder.map(|entry| entry.expect("a file").path()));
     }
     let mut found = BTreeSet::new();
@@ -115,7 +114,7 @@ fn expected() -> BTreeSet<(String, String)> {
         let text = fs::read_to_string(&path).expect("an input");
         let table: Table = (text.parse()).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
         for key in ["then", "machine", "case"] {
-            // The machine of a scenario is a table, and those of `tests/hosts` are a list.
+            // A scenario has a table `machine`, the files in `tests/hosts` have a list of machines.
             let inputs = table.get(key).and_then(Value::as_array);
             for input in inputs.into_iter().flatten() {
                 for named in ["findings", "finds"] {
@@ -134,7 +133,7 @@ fn expected() -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn each_finding_has_inputs_in_which_it_passes_fails_and_cannot_know() {
+fn each_finding_has_passing_failing_and_unknown_inputs() {
     let expected = expected();
     let mut wrong = String::new();
     for row in rows() {

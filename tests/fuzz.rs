@@ -1,11 +1,12 @@
-//! The corpus of the fuzzers (`make fuzz`), given to the same functions without a fuzzer. A text that was a finding stays in it.
+//! The corpus of the fuzzers (`make fuzz`), passed to the same functions without a fuzzer. Inputs of fixed bugs remain in the
+//! corpus.
 
 use std::{fs, panic, path::Path};
 
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
-/// The texts of a target: its corpus, and journals of other tests, as in `fuzz/run.sh`.
+/// The inputs of a target: its corpus and the journals of other tests, as in `fuzz/run.sh`.
 fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![here.join("fuzz/corpus").join(name)];

@@ -1,8 +1,8 @@
-//! The facts of the machines in `tests/hosts`, compared with snapshots.
+//! Compares the facts of the machines in `tests/hosts` with snapshots.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a panic is how a test says that its own ground is gone"
+    reason = "a panic is how a test reports a broken fixture"
 )]
 
 use std::{fs, sync::Arc};
@@ -43,7 +43,7 @@ fn hosts() -> Vec<(String, Utf8PathBuf)> {
     hosts
 }
 
-/// Loads a directory tree into a machine in memory whose filesystem sizes do not change.
+/// Loads a directory tree into an in-memory machine with constant filesystem sizes.
 fn load(root: &Utf8Path) -> Fakes {
     let (_, fakes) = fake::host();
     let room = |total| Room {
@@ -82,7 +82,7 @@ fn copy(root: &Utf8Path, folder: &Utf8Path, to: &Fakes) {
 
 async fn gather(fakes: &Fakes, executes: bool) -> Value {
     let mut facts = facts_of(fakes.host(), executes).await;
-    // How much is free in the machine in memory depends on the size of every file in the tree.
+    // The free space of the in-memory machine depends on the size of all files in the tree.
     for disk in facts["disks"].as_array_mut().unwrap() {
         disk["free-bytes"] = (disk["total-bytes"].as_u64().unwrap() / 2).into();
     }
@@ -116,14 +116,14 @@ async fn with_root_nothing_is_executed() {
     }
 }
 
-/// The same through the real files of a `--root` tree, whose links are the kernel's business.
+/// The same with the files of a `--root` tree, where the kernel resolves symlinks.
 #[tokio::test]
-async fn a_tree_on_disk_gives_the_same_facts() {
+async fn tree_on_disk_has_the_same_facts() {
     for (name, folder) in hosts() {
         let root = folder.join("root");
         let mut on_disk = facts_of(rooted::host(&root).unwrap(), false).await;
         let mut in_memory = gather(&load(&root), false).await;
-        // Sizes are those of the disk that the tree is on.
+        // Filesystem sizes depend on the disk with the tree.
         for facts in [&mut on_disk, &mut in_memory] {
             let disks = facts["disks"].as_array_mut().unwrap();
             assert!(!disks.is_empty(), "{name}");
@@ -145,10 +145,10 @@ async fn rpm_is_queried_if_programs_may_run() {
         compare(&format!("{name}.live"), &gather(&fakes, true).await);
         queried += 1;
     }
-    assert!(queried > 0, "no machine has the answer of rpm");
+    assert!(queried > 0, "no machine has the output of rpm");
 }
 
-/// The documented keys exist, whatever was found.
+/// The documented keys always exist.
 fn has_the_documented_keys(json: &Value) {
     for (object, keys) in [
         (
@@ -218,7 +218,7 @@ async fn the_contract_holds_even_for_an_empty_machine() {
 }
 
 #[tokio::test]
-async fn the_keys_of_a_gpu_are_those_of_the_contract() {
+async fn gpu_has_the_documented_keys() {
     let (_, folder) = hosts()
         .into_iter()
         .find(|(name, _)| name == "ubuntu-24.04-h100x8")
@@ -247,14 +247,14 @@ async fn the_document_has_every_fact() {
         let host = load(&folder.join("root")).host();
         let facts = facts::gather(host.reader(), Some(&matrix), Scope { executes: false });
         let back: Facts = serde_json::from_value(facts_of(host, false).await).unwrap();
-        // The document's own list also has what is unknown about the state.
+        // The `unknown` list of the document also contains entries about the state.
         let unknown = back.unknown.clone();
         assert_eq!(back, Facts { unknown, ..facts }, "{name}");
     }
 }
 
 mod garbage {
-    //! Gathering facts never panics, and leaves out no key, whatever the files contain.
+    //! Gathering facts never panics or omits a key, regardless of the file contents.
 
     use super::*;
     use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What is read in journals: from the first release on, every later version reads the same in those of that release.
+//! Journals of earlier releases are parsed to the same values by every later version, from the first release on.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ fn folder() -> std::path::PathBuf {
 }
 
 fn read(name: &str) -> History {
-    let content = fs::read(folder().join(name)).expect("a sample that can be read");
+    let content = fs::read(folder().join(name)).expect("a readable sample");
     parse(Utf8Path::new(name), &content).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -22,7 +22,7 @@ fn receipt(name: &str) -> Receipt {
     fold(&read(name).lines)
 }
 
-/// `intent step` of each standing change, newest first; `?` marks an intent without an end.
+/// `intent step` of each applied change, newest first. `?` marks an intent without an end record.
 fn standing(receipt: &Receipt) -> Vec<String> {
     receipt
         .standing
@@ -48,7 +48,7 @@ fn every_sample_is_read() {
 }
 
 #[test]
-fn a_receipt_survives_its_own_file() {
+fn receipt_round_trips_through_its_file() {
     for name in ["complete.jsonl", "uninstalled-in-part.jsonl"] {
         let receipt = receipt(name);
         let text = serde_json::to_string(&receipt).unwrap();
@@ -59,7 +59,7 @@ fn a_receipt_survives_its_own_file() {
 #[test]
 fn a_complete_run() {
     let receipt = receipt("complete.jsonl");
-    // Changes that leave nothing behind are not standing.
+    // Changes without a lasting effect are not in the list of applied changes.
     assert_eq!(
         standing(&receipt),
         ["7 driver.persistence", "3 packages.hold", "1 driver.module"]
@@ -71,9 +71,9 @@ fn a_complete_run() {
     );
 }
 
-/// By kubeadm, and later by a command of the administrator's.
+/// With kubeadm, and with a command of the administrator.
 #[test]
-fn a_machine_that_has_joined_knows_how_it_leaves() {
+fn joined_machine_has_a_leave_method() {
     let history = read("left-and-joined-anew.jsonl");
     let ways: Vec<Leave> = (history.lines.iter())
         .filter_map(|line| match &line.record {
@@ -102,7 +102,7 @@ fn a_machine_that_has_joined_knows_how_it_leaves() {
 }
 
 #[test]
-fn files_and_packages_of_an_image() {
+fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");
     assert_eq!(standing(&receipt), ["3 driver.packages", "1 kernel.deny"]);
     assert_eq!(receipt.standing[0].steps.len(), 2);
@@ -117,7 +117,7 @@ fn an_interrupted_run() {
 }
 
 #[test]
-fn a_torn_last_line_is_no_record() {
+fn truncated_last_line_is_not_a_record() {
     let history = read("torn.jsonl");
     let torn = history.torn.unwrap();
     assert_eq!((torn.line, history.lines.len()), (5, 4));
@@ -128,13 +128,13 @@ fn a_torn_last_line_is_no_record() {
 }
 
 #[test]
-fn a_last_line_that_lacks_only_its_line_feed_is_a_record() {
+fn last_line_without_line_feed_is_a_record() {
     let history = read("whole-without-line-feed.jsonl");
     assert_eq!((history.lines.len(), history.torn), (3, None));
 }
 
 #[test]
-fn a_failure_and_an_interruption() {
+fn failure_and_interruption_are_recorded() {
     let receipt = receipt("failed-then-interrupted.jsonl");
     assert_eq!(receipt.standing[0].intent, 5);
     assert!(receipt.standing.iter().all(|standing| !standing.open));
@@ -151,14 +151,14 @@ fn an_awaited_reboot() {
 }
 
 #[test]
-fn changes_that_were_left_are_still_standing() {
+fn changes_left_by_uninstall_remain_applied() {
     let receipt = receipt("uninstalled-in-part.jsonl");
     assert_eq!(standing(&receipt), ["1 driver.module"]);
     assert_eq!(receipt.runs[1].mode, "uninstall");
 }
 
 #[test]
-fn a_change_that_was_withdrawn_in_part_stands_for_the_steps_that_still_want_it() {
+fn reduced_change_remains_applied_for_the_other_steps() {
     let receipt = receipt("withdrawn-in-part.jsonl");
     assert_eq!(
         standing(&receipt),
@@ -176,7 +176,7 @@ fn a_change_that_was_withdrawn_in_part_stands_for_the_steps_that_still_want_it()
 }
 
 #[test]
-fn the_policy_is_that_of_the_last_run_that_recorded_one() {
+fn last_recorded_policy_is_used() {
     assert_eq!(receipt("complete.jsonl").policy, None);
     let policy = receipt("withdrawn-in-part.jsonl").policy.unwrap();
     assert_eq!(policy.lock_timeout_seconds, 600);
@@ -184,7 +184,7 @@ fn the_policy_is_that_of_the_last_run_that_recorded_one() {
 }
 
 #[test]
-fn garbage_is_refused_with_its_line_and_a_remedy() {
+fn garbage_is_rejected_with_line_and_remedy() {
     let good = fs::read_to_string(folder().join("complete.jsonl")).unwrap();
     let path = Utf8Path::new("/var/lib/gpu-bootstrap/journal.jsonl");
     let lines: Vec<&str> = good.lines().collect();
@@ -205,7 +205,7 @@ fn garbage_is_refused_with_its_line_and_a_remedy() {
             ..
         }
     ));
-    // A power cut never leaves a complete JSON object that is no record, not even at the end.
+    // A power loss cannot leave a complete JSON object that is not a record, not even at the end.
     let strange = format!("{}\n{{\"schema\":1,\"seq\":1}}\n", lines[0]);
     let error = refused(strange);
     assert!(matches!(error, JournalError::Garbage { line: 2, .. }));
@@ -224,7 +224,7 @@ fn garbage_is_refused_with_its_line_and_a_remedy() {
 }
 
 #[test]
-fn boots_that_ended_before_the_run_did() {
+fn boots_that_interrupted_the_run_are_counted() {
     let receipt = receipt("gave-up.jsonl");
     // The first boot made progress.
     let boots: Vec<&str> = (receipt.unfinished.iter())
@@ -236,9 +236,9 @@ fn boots_that_ended_before_the_run_did() {
     assert_eq!(receipt.request.unwrap().deadline_seconds, Some(3600));
 }
 
-/// The first boot crashed in the middle of package work; the next ones did after the run had looked what became of that work.
+/// The first boot crashed during package work, the next ones after the run had reconciled that work.
 #[test]
-fn open_package_work_excuses_only_the_boot_that_did_it() {
+fn open_package_work_excuses_only_its_own_boot() {
     let receipt = receipt("crashed-in-packages.jsonl");
     let boots: Vec<(&str, bool)> = (receipt.unfinished.iter())
         .map(|boot| (boot.boot_id.as_str(), boot.in_packages))
@@ -247,25 +247,25 @@ fn open_package_work_excuses_only_the_boot_that_did_it() {
 }
 
 #[test]
-fn a_driver_that_failed_its_proof_and_the_one_that_was_proven_before() {
+fn failed_driver_rolls_back_to_the_validated_one() {
     let receipt = receipt("going-back.jsonl");
     let back = receipt.going_back.expect("a rollback");
     assert_eq!(
         (back.from.as_str(), back.to.as_str()),
         ("of branch 595", "580.178.04")
     );
-    let proven = receipt.proven.expect("a driver was proven");
+    let proven = receipt.proven.expect("a validated driver");
     assert!(
         (proven.driver.iter()).any(|package| package.name == "libcuda1"
             && package.version.as_deref() == Some("580.178.04-1"))
     );
     assert!(proven.settings.contains(&"driver.branch=580".to_owned()));
-    // Those for the driver that failed count in the sum alone.
+    // Boots for the failed driver count only in the sum.
     assert_eq!((receipt.reboots, receipt.reboots_in_all), (1, 2));
 }
 
 #[test]
-fn a_rollback_that_has_ended() {
+fn finished_rollback_is_recorded() {
     let receipt = receipt("went-back.jsonl");
     assert_eq!(receipt.going_back, None);
     assert!(receipt.proven.is_some());

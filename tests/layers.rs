@@ -1,5 +1,5 @@
-//! Modules import downwards only. The order below is the order of `src/lib.rs` and of
-//! ARCHITECTURE.md; a module may use those before it.
+//! Modules import only lower layers. The order is the same as in `src/lib.rs` and ARCHITECTURE.md. A module may use the modules
+//! before it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -10,7 +10,7 @@ use std::{
 
 mod source;
 
-/// From the ground up. Modules on one line are of one floor and do not use each other.
+/// The layers, from the bottom up. Modules in one line are in the same layer and must not use each other.
 const FLOORS: &[&[&str]] = &[
     &["compat"],
     &["model", "exit"],
@@ -50,7 +50,7 @@ fn imports_go_down_only() {
             continue;
         };
         let Some(own) = floor(top) else {
-            wrong.push(format!("`{top}` has no floor in this test"));
+            wrong.push(format!("`{top}` has no layer in this test"));
             continue;
         };
         for (path, line) in module.paths() {
@@ -58,8 +58,8 @@ fn imports_go_down_only() {
                 continue;
             };
             let whose = match floor(other) {
-                Some(floor) if floor > own => "which is above",
-                Some(floor) if floor == own => "of its own floor",
+                Some(floor) if floor > own => "a higher layer",
+                Some(floor) if floor == own => "in the same layer",
                 _ => continue,
             };
             wrong.push(format!("{}: uses `{other}`, {whose}", module.place(line)));
@@ -67,18 +67,18 @@ fn imports_go_down_only() {
     }
     assert!(
         wrong.is_empty(),
-        "imports that do not go down:\n{}",
+        "imports of the same or a higher layer:\n{}",
         wrong.join("\n")
     );
 }
 
-/// Modules of one room may use each other, but not in a circle: each can be read after those that it uses.
-/// `mod.rs` belongs to no circle. It is the face of its room, and what it offers all modules may use.
+/// Modules in one directory may use each other, but not in cycles, so that each can be read after its dependencies. `mod.rs` is
+/// not part of a cycle, because it exports the interface of its directory, which all modules may use.
 #[test]
-fn no_circle_of_modules_in_a_room() {
+fn modules_in_a_directory_have_no_cycles() {
     let mut wrong = Vec::new();
     for room in PRODUCT.all() {
-        // The rooms themselves are on floors.
+        // The top-level modules are checked by layer.
         if room.path.is_empty() {
             continue;
         }
@@ -102,15 +102,15 @@ fn no_circle_of_modules_in_a_room() {
     }
     assert!(
         wrong.is_empty(),
-        "modules that use each other in a circle:\n{}",
+        "cyclic module dependencies:\n{}",
         wrong.join("\n")
     );
 }
 
-/// By module, the modules that it uses, and where it first does.
+/// The dependencies of each module, with the location of the first use.
 type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, String>>;
 
-/// Each module of a circle is named in one circle, the shortest that begins with it.
+/// Reports each module of a cycle once, in the shortest cycle that begins with it.
 fn circles(uses: &Uses<'_>) -> Vec<String> {
     let mut named = BTreeSet::new();
     let mut found = Vec::new();
@@ -146,7 +146,7 @@ fn circles(uses: &Uses<'_>) -> Vec<String> {
 }
 
 #[test]
-fn a_circle_is_named_with_its_lines() {
+fn cycle_is_reported_with_lines() {
     let uses = Uses::from([
         (
             "a",
@@ -162,7 +162,7 @@ fn a_circle_is_named_with_its_lines() {
 }
 
 #[test]
-fn code_is_told_from_comments_literals_and_tests() {
+fn comments_literals_and_tests_are_not_code() {
     let code = source::production(
         r##"use super::{a, b::{c as d, e}}; // super::comment
 let x: &'a str = "super::text \" //"; let y = ['"', '\'', r#"super::raw""#];
@@ -188,16 +188,15 @@ crate::f::g::<u8>();"##,
     assert_eq!(paths, expected.map(|(path, line)| (path.to_owned(), line)));
 }
 
-/// What depends on the package manager is behind one seam: no other code names one. The words count
-/// in identifiers, also as a part of one (`AptSources`, `rpm_query`), and in texts, paths included;
-/// not in comments.
+/// Only the backends depend on the package manager, so other code must not mention one. Checked in identifiers, including their
+/// parts (`AptSources`, `rpm_query`), and in string literals, but not in comments.
 #[test]
-fn only_backends_and_the_profile_reader_name_a_package_manager() {
+fn only_backends_and_profiles_mention_a_package_manager() {
     const NAMES: [&str; 4] = ["apt", "dpkg", "dnf", "rpm"];
     const ALLOWED: [&[&str]; 3] = [
         &["tools", "packages"],
         &["config", "profile"],
-        // Files with logins, of all kinds of systems, that a recording must not hold.
+        // Files with credentials on all systems, which a recording must not contain.
         &["host", "record", "sensitive"],
     ];
     let mut wrong = Vec::new();
@@ -222,25 +221,25 @@ fn only_backends_and_the_profile_reader_name_a_package_manager() {
     wrong.dedup();
     assert!(
         wrong.is_empty(),
-        "code that names a package manager:\n{}",
+        "code that mentions a package manager:\n{}",
         wrong.join("\n")
     );
 }
 
-/// What depends on the container runtime is behind one seam: no other code names one. Sentences for people, and lists of
-/// public ids, are texts and do not count.
+/// Only `runtimes` depends on the container runtime, so other code must not mention one. Only identifiers are checked, because
+/// messages and public ids are string literals.
 #[test]
-fn only_the_room_of_runtimes_names_one_in_code() {
+fn only_the_runtimes_module_mentions_a_runtime() {
     const NAMES: [&str; 4] = ["docker", "containerd", "crio", "podman"];
     const ALLOWED: [&[&str]; 6] = [
-        // The list of the steps.
+        // The list of steps.
         &["steps"],
-        // Findings about the containerd of a kubelet.
+        // Findings about the kubelet's containerd.
         &["checks"],
         &["checks", "containerd"],
         &["checks", "kubelet"],
         &["state", "kubelet"],
-        // nodeadm writes containerd's file itself.
+        // nodeadm writes the containerd configuration.
         &["joins", "nodeadm"],
     ];
     let mut wrong = Vec::new();
@@ -260,7 +259,7 @@ fn only_the_room_of_runtimes_names_one_in_code() {
     }
     assert!(
         wrong.is_empty(),
-        "code that names a container runtime:\n{}",
+        "code that mentions a container runtime:\n{}",
         wrong.join("\n")
     );
 }
@@ -269,7 +268,7 @@ fn starts(path: &[String], with: &[&str]) -> bool {
     path.len() >= with.len() && path.iter().zip(with).all(|(one, other)| one == other)
 }
 
-/// The words of an identifier in small letters: `AptSources` and `apt_sources` are `apt` and `sources`.
+/// Splits an identifier into lower-case words: `AptSources` and `apt_sources` are `apt` and `sources`.
 fn words(identifier: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut after_small = false;
@@ -285,9 +284,9 @@ fn words(identifier: &str) -> Vec<String> {
     words
 }
 
-/// `case NAME`, `scenario NAME`, and `FILE`: `FUNCTION`, of which a row may have several.
+/// The test references of a row: `case NAME`, `scenario NAME`, or one or more of `FILE`: `FUNCTION`.
 #[test]
-fn the_table_of_breakages_names_tests_that_exist() {
+fn guarantees_refer_to_existing_tests() {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cases: String = (fs::read_dir("tests/vm/cases").expect("the cases"))
         .map(|entry| read(entry.expect("a file").path().to_str().expect("UTF-8")))

@@ -1,4 +1,4 @@
-//! The manual pages are made from the definition of the command line, and from the table of the settings.
+//! The manual pages are generated from the command line definition and the settings table.
 
 use std::{fs, path::Path};
 
@@ -33,7 +33,7 @@ fn settings_page() -> String {
     page.render()
 }
 
-/// A command, and those below it that are shown.
+/// A command and its visible subcommands.
 fn shown(command: &Command) -> Vec<Command> {
     let below = (command.get_subcommands())
         .filter(|one| !one.is_hide_set() && one.get_name() != "help")
@@ -41,7 +41,7 @@ fn shown(command: &Command) -> Vec<Command> {
     std::iter::once(command.clone()).chain(below).collect()
 }
 
-/// The pages by file name: one for the program, one for each command that is shown, and that of the settings.
+/// The pages by file name: the program, each visible command, and the settings file.
 fn pages() -> Vec<(String, String)> {
     let mut program = Cli::command();
     program.build();
@@ -55,8 +55,8 @@ fn pages() -> Vec<(String, String)> {
             let mut page = Vec::new();
             clap_mangen::Man::new(command)
                 .render(&mut page)
-                .expect("memory takes every page");
-            let page = String::from_utf8(page).expect("a page is text");
+                .expect("a rendered page");
+            let page = String::from_utf8(page).expect("a page is UTF-8");
             (format!("{name}.1"), page)
         })
         .chain([("gpu-bootstrap.toml.5".to_owned(), settings_page())])
@@ -78,7 +78,7 @@ fn manual_pages_are_current() {
         assert!(kept == *page, "docs/man/{name} is stale; run `make update`");
     }
     let files = fs::read_dir(&folder).unwrap().count();
-    assert_eq!(files, pages.len(), "docs/man has pages of no command");
+    assert_eq!(files, pages.len(), "docs/man has pages without a command");
 }
 
 #[test]

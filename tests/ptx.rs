@@ -1,5 +1,5 @@
-//! The probe's kernel, assembled by NVIDIA's own `ptxas` for the architectures of the matrix. `make ptx`
-//! brings the programs and runs these tests.
+//! Assembles the CUDA kernel of the probe with NVIDIA's `ptxas` for all architectures of the matrix. `make ptx` downloads the
+//! assemblers and runs these tests.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ use gpu_bootstrap::{compat::matrix::Matrix, model::capability::ComputeCapability
 
 const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/host/real/cuda/kernel.ptx");
 
-/// The first architecture for which the kernel is written.
+/// The oldest architecture that the kernel supports.
 const FIRST: ComputeCapability = ComputeCapability { major: 5, minor: 0 };
 
-/// The assemblers: one version alone does not know all architectures.
+/// The assemblers. More than one version is needed to support all architectures.
 fn programs() -> Vec<PathBuf> {
-    let folder = std::env::var("PTXAS_PROGRAMS").expect("`make ptx` names the folder of programs");
+    let folder = std::env::var("PTXAS_PROGRAMS").expect("`PTXAS_PROGRAMS` is set by `make ptx`");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let programs = fs::read_dir(&folder).expect("a folder with programs");
+    let programs = fs::read_dir(&folder).expect("a directory of programs");
     let programs: Vec<_> = programs
         .map(|entry| entry.expect("readable").path())
         .collect();
@@ -27,7 +27,7 @@ fn programs() -> Vec<PathBuf> {
     programs
 }
 
-/// What an assembler says: `None` if it does not know the architecture.
+/// Assembles the kernel. `None` if the assembler does not support the architecture.
 fn assemble(
     program: &Path,
     ptx: &Path,
@@ -51,7 +51,7 @@ fn assemble(
 
 #[test]
 #[ignore = "needs ptxas: run `make ptx`"]
-fn the_kernel_assembles_for_every_architecture_of_the_matrix() {
+fn kernel_assembles_for_every_matrix_architecture() {
     let matrix = Matrix::builtin().expect("the matrix");
     let wanted: Vec<ComputeCapability> = (matrix.capabilities.iter())
         .flat_map(|row| row.versions.iter().copied())
@@ -74,14 +74,14 @@ fn the_kernel_assembles_for_every_architecture_of_the_matrix() {
         .collect();
     assert!(
         missing.is_empty(),
-        "no assembler knows {}",
+        "no assembler supports {}",
         missing.join(", ")
     );
 }
 
 #[test]
 #[ignore = "needs ptxas: run `make ptx`"]
-fn the_assemblers_refuse_a_kernel_with_an_error() {
+fn assemblers_reject_an_invalid_kernel() {
     let text = fs::read_to_string(KERNEL).expect("the kernel");
     let broken = text.replace("fma.rn.f32 ", "fma.rn.f33 ");
     assert_ne!(text, broken);

@@ -1,18 +1,18 @@
-//! `make release`: what refuses a program that old systems could not start, and what signs the checksums.
+//! `make release`: the check that the binary starts on old systems, and the signature of the checksums.
 
 use std::process::{Command, Output, Stdio};
 
-/// Whether the C library of this version is new enough for the program of this build.
+/// Checks whether this C library version is new enough for this build.
 fn symbols(newest: &str) -> Output {
     Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/release/symbols.sh"))
         .arg(env!("CARGO_BIN_EXE_gpu-bootstrap"))
         .arg(newest)
         .output()
-        .expect("sh and objdump, which compiling needs, too")
+        .expect("sh and objdump, which are also needed to compile")
 }
 
 #[test]
-fn a_program_that_needs_a_newer_c_library_is_refused_with_its_symbols() {
+fn too_new_c_library_symbols_are_rejected() {
     // Older than the first C library of every architecture.
     let refused = symbols("2.2");
     assert!(!refused.status.success());
@@ -22,14 +22,14 @@ fn a_program_that_needs_a_newer_c_library_is_refused_with_its_symbols() {
 }
 
 #[test]
-fn versions_of_the_c_library_are_compared_as_numbers() {
+fn c_library_versions_are_compared_as_numbers() {
     // As text, 2.100 is older than 2.17.
     let accepted = symbols("2.100");
     let said = String::from_utf8_lossy(&accepted.stderr);
     assert!(accepted.status.success(), "{said}");
 }
 
-/// Of an archive, its checksums and its signature, with the key of the release or without one.
+/// The checksums and signature of an archive, with or without a release key.
 #[test]
 fn checksums_are_signed_if_a_key_is_given() {
     let folder = tempfile::tempdir().expect("a folder");

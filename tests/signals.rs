@@ -1,4 +1,4 @@
-//! What asks a run to stop. A program of its own: the handlers stay until it ends.
+//! Signals that stop a run. A separate test program, because signal handlers remain until the process exits.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use gpu_bootstrap::{engine::Cancel, exit::Exit};
 use nix::sys::signal::{Signal, raise};
 
 #[tokio::test]
-async fn each_signal_stops_a_run_with_its_own_exit_status() {
+async fn each_signal_has_its_exit_status() {
     for (signal, exit) in [
         (Signal::SIGINT, Exit::Interrupted),
         (Signal::SIGTERM, Exit::Terminated),
     ] {
         let cancel = Cancel::new();
         cancel.on_signals().expect("handlers");
-        // Whoever waits for signals has begun to.
+        // Let the tasks that wait for signals start.
         tokio::task::yield_now().await;
         assert_eq!(cancel.exit(), None);
         raise(signal).expect("a signal");

@@ -1,8 +1,8 @@
-//! What a fuzzer does with a text: a function for each kind of text that this program reads and others write.
+//! The fuzz targets: one function for each kind of input that gpu-bootstrap reads but does not write itself.
 //!
-//! Each asserts more than that nothing panics: no control character of others reaches an output, no error is without its own
-//! exit status, an error names the file, and what was written is read the same. `tests/fuzz.rs` gives the corpus to the same
-//! functions, without a fuzzer.
+//! Each target asserts more than the absence of panics: untrusted control characters do not reach the output, each error has
+//! its exit status and contains the file path, and written data is parsed to the same values. `tests/fuzz.rs` runs the corpus
+//! through the same functions without a fuzzer.
 
 use std::{
     collections::BTreeMap,
@@ -50,10 +50,9 @@ use gpu_bootstrap::{
     },
 };
 
-/// A target: a name, which is that of its folder in the corpus, too, and its function.
+/// A target: its name, which is also its directory in the corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
 pub const TARGETS: [Target; 6] = [
     ("answers", answers),
     ("journal", journal),
@@ -63,8 +62,8 @@ pub const TARGETS: [Target; 6] = [
     ("tree", tree),
 ];
 
-/// Gives a text to a target. One with the number that marks this process' own colours is left out: a fuzzer reads it out of the
-/// program's comparisons, and nobody else can know it.
+/// Runs a target. Inputs that contain the random number that marks our own colors are skipped. A fuzzer can read it from the
+/// comparisons in the program, but an attacker cannot know it.
 pub fn give(name: &str, text: &[u8]) {
     let own = colour_mark()
         .trim_start_matches("\u{1b}[")
@@ -76,14 +75,14 @@ pub fn give(name: &str, text: &[u8]) {
     target.expect("a target").1(text);
 }
 
-/// What a command line has said.
+/// The output of a command line.
 struct Said {
     exit: Exit,
     out: String,
     err: String,
 }
 
-/// Standard error, which another thread writes, too.
+/// Standard error, which another thread also writes.
 #[derive(Clone, Default)]
 struct Talk(Arc<Mutex<Vec<u8>>>);
 
@@ -97,7 +96,7 @@ impl Write for Talk {
     }
 }
 
-/// Runs a command line as root of a machine, and asserts what holds for all of them.
+/// Runs a command line as root, and asserts the properties of all command lines.
 fn run(host: &Host, args: &[&str]) -> Said {
     let (mut out, err) = (Vec::new(), Talk::default());
     let (mut talk, more) = (err.clone(), err.clone());
@@ -150,7 +149,7 @@ fn run(host: &Host, args: &[&str]) -> Said {
     said
 }
 
-/// The systems and GPUs that settings are tried for. A text whose first line is `#` and a digit chooses one.
+/// The systems and GPUs that settings are resolved for. A first line of `#` and a digit selects one.
 const TRIALS: [(&str, &str); 6] = [
     ("ubuntu-24.04", "H100"),
     ("debian-12", "L4"),
@@ -160,7 +159,7 @@ const TRIALS: [(&str, &str); 6] = [
     ("debian-13", "V100"),
 ];
 
-/// A file of settings: it is tried for a machine that is not there.
+/// A settings file, resolved for a described machine (`plan --os`).
 pub fn settings(text: &[u8]) {
     const FILE: &str = "/settings.toml";
     let (host, fakes) = fake::host();
@@ -180,7 +179,7 @@ pub fn settings(text: &[u8]) {
     assert_eq!(document.exit, said.exit);
 }
 
-/// A journal: it is read, written again, told and undone.
+/// A journal, which is parsed, serialized, shown by `status` and undone.
 pub fn journal(text: &[u8]) {
     let path = journal::path();
     let read = journal::parse(&path, text);
@@ -189,7 +188,7 @@ pub fn journal(text: &[u8]) {
             .map(|line| serde_json::to_string(line).expect("a record is JSON") + "\n")
             .collect();
         let again = journal::parse(&path, lines.concat().as_bytes());
-        let again = again.expect("what this program writes it reads");
+        let again = again.expect("a serialized journal can be parsed");
         assert_eq!(again.lines, history.lines);
         assert_eq!(journal::fold(&again.lines), journal::fold(&history.lines));
         assert!(history.whole <= text.len());
@@ -207,9 +206,9 @@ pub fn journal(text: &[u8]) {
     assert_eq!(now().as_deref(), Some(text), "`status` changes nothing");
     let said = run(&host, &["uninstall"]);
     match (read, now()) {
-        // What cannot be read stays as it is.
+        // An unreadable journal is not modified.
         (Err(_), now) => assert_eq!(now.as_deref(), Some(text), "{}", said.err),
-        // Nothing that it says is lost before all is undone.
+        // All records are kept until everything is undone.
         (Ok(history), Some(now)) => {
             assert!(now.starts_with(&text[..history.whole]), "{}", said.err);
         }
@@ -239,16 +238,16 @@ pub fn lspci(text: &[u8]) {
     }
 }
 
-/// A part of a machine: it begins with a line `=== HEAD`, and ends before the next one.
+/// A part of a machine, from a line `=== HEAD` to the next one.
 ///
-/// `/PATH` is a file, `/PATH -> TARGET` a link, `$ WORDS` what commands print that begin with these words, and `! WORDS` what
-/// they complain about when they fail.
+/// `/PATH` is a file, `/PATH -> TARGET` a symlink, `$ WORDS` the standard output of commands that begin with these words, and
+/// `! WORDS` their error output when they fail.
 struct Part<'t> {
     head: &'t str,
     body: &'t [u8],
 }
 
-/// The number of the machine that is changed, which is the first digit, and the parts that change it.
+/// The index of the machine to change (the first digit), and the parts that change it.
 fn parts(text: &[u8]) -> (usize, Vec<Part<'_>>) {
     const MARK: &[u8] = b"\n=== ";
     let machine = text.first().copied().unwrap_or_default();
@@ -269,7 +268,7 @@ fn parts(text: &[u8]) -> (usize, Vec<Part<'_>>) {
     (usize::from(machine), found)
 }
 
-/// The folders of the recorded machines in `tests/hosts`, in the order of their names.
+/// The directories of the recorded machines in `tests/hosts`, sorted by name.
 fn recorded() -> Vec<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let hosts = (here.ancestors().map(|folder| folder.join("tests/hosts")))
@@ -284,18 +283,18 @@ fn recorded() -> Vec<PathBuf> {
     found
 }
 
-/// A copy of a recorded machine on the disk, or of none, which a text changes and puts back.
+/// A copy of a recorded machine on disk, or an empty tree, which an input changes and then restores.
 struct Tree {
     root: PathBuf,
     aside: PathBuf,
     done: Vec<Done>,
 }
 
-/// What a text has done to a [`Tree`].
+/// A change that an input made to a [`Tree`].
 enum Done {
-    /// Something is there that was not.
+    /// A new entry.
     Made(PathBuf),
-    /// What was there is aside.
+    /// A replaced entry, which was moved aside.
     PutAside { aside: PathBuf, path: PathBuf },
 }
 
@@ -315,7 +314,7 @@ impl Tree {
         }
     }
 
-    /// Makes what a part says, if it can be made. Nothing is made outside of the tree, because no link is followed.
+    /// Applies a part, if possible. Symlinks are not followed, so nothing is created outside of the tree.
     fn put(&mut self, part: &Part<'_>) {
         let (path, target) = match part.head.split_once(" -> ") {
             Some((path, target)) => (path, Some(target)),
@@ -341,7 +340,7 @@ impl Tree {
         at.push(name);
         if at.symlink_metadata().is_ok() {
             let aside = self.aside.join(self.done.len().to_string());
-            fs::rename(&at, &aside).expect("it is put aside");
+            fs::rename(&at, &aside).expect("the entry is moved aside");
             let path = at.clone();
             self.done.push(Done::PutAside { aside, path });
         }
@@ -355,7 +354,8 @@ impl Tree {
         }
     }
 
-    /// Undoes all that was done. A folder that is not empty by then was written to by the program, which may not.
+    /// Reverts all changes. A directory that is not empty by then contains files written by the program, which must not write
+    /// here.
     fn put_back(&mut self) {
         while let Some(done) = self.done.pop() {
             let undone = match done {
@@ -386,7 +386,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The trees of a thread, of each recorded machine and of none, and the folder that they are in.
+/// The trees of a thread (each recorded machine and an empty one), and their parent directory.
 struct Trees {
     _folder: tempfile::TempDir,
     trees: Vec<Tree>,
@@ -394,7 +394,7 @@ struct Trees {
 
 impl Trees {
     fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let recorded = recorded();
         let recorded = (recorded.iter()).map(|root| Some(root.as_path()));
         let trees = (recorded.chain([None]).enumerate())
@@ -407,7 +407,7 @@ impl Trees {
     }
 }
 
-/// A machine on the disk, as `check --root` and `facts --root` see it.
+/// A machine on disk, read by `check --root` and `facts --root`.
 pub fn tree(text: &[u8]) {
     thread_local! {
         static TREES: std::cell::RefCell<Trees> = std::cell::RefCell::new(Trees::new());
@@ -435,14 +435,14 @@ pub fn tree(text: &[u8]) {
     });
 }
 
-/// What commands print that begin with these words, or what they complain about when they fail.
+/// The output of commands that begin with these words: standard output, or error output if they fail.
 struct Answer {
     words: String,
     fails: bool,
     says: String,
 }
 
-/// A machine in memory whose programs answer what the text says.
+/// A machine in memory with the command outputs of the input.
 pub fn answers(text: &[u8]) {
     let (machine, parts) = parts(text);
     let (host, fakes) = fake::host();
@@ -468,7 +468,7 @@ pub fn answers(text: &[u8]) {
                 says: String::from_utf8_lossy(part.body).into_owned(),
             });
         } else if part.head.starts_with('/') {
-            // What no machine can have, such as a file below a file, is none of it.
+            // Impossible entries, such as a file below a file, are skipped.
             let _ = match part.head.split_once(" -> ") {
                 Some((path, target)) => fakes.files.link(path.into(), target.into()),
                 None => fakes.files.write(part.head.into(), part.body, 0o644),
@@ -518,7 +518,7 @@ fn load(root: &Path, folder: &Path, files: &FakeFiles) {
     }
 }
 
-/// What a tool has printed, or a file of its: each text is read by each parser.
+/// Output or files of a tool. Each input is passed to every parser.
 pub fn texts(bytes: &[u8]) {
     let _ = openpgp::parse(bytes);
     let _ = module_file::modinfo(bytes, "vermagic");
@@ -529,10 +529,10 @@ pub fn texts(bytes: &[u8]) {
     packages(text);
     runtimes(text);
     documents(text);
-    // The kernel, its modules and its machine.
+    // Kernel, modules and hardware.
     let mut records = kernel_log::records(text);
     records.extend(kernel_log::records_of_journal(text));
-    // As the messages of a log without time stamps.
+    // As log messages without timestamps.
     records.extend(text.lines().map(str::to_owned));
     let records = kernel_log::last_boot(&records);
     let messages = kernel_log::read(records.iter().map(String::as_str));
@@ -562,7 +562,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = mounts::holding(text, Utf8Path::new("/var/lib/docker"));
     let _ = sysctl::parse_swaps(text);
     if let Some(rest) = sysctl::without_swap(text) {
-        assert_eq!(sysctl::without_swap(&rest), None, "no swap is left");
+        assert_eq!(sysctl::without_swap(&rest), None, "no swap remains");
     }
     let _ = gpu_bootstrap::tools::device_nodes::majors(text);
     let _ = cdi::driver_of(text);
@@ -589,7 +589,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = token::is_bootstrap(text);
 }
 
-/// What an archive of modules is asked for.
+/// The request for a module archive.
 fn purpose() -> prebuilt::BuildTarget {
     prebuilt::BuildTarget {
         distribution: "debian".to_owned(),
@@ -665,7 +665,7 @@ fn packages(text: &str) {
     }
 }
 
-/// What container runtimes say, and their files.
+/// Output and configuration files of container runtimes.
 fn runtimes(text: &str) {
     let _ = docker::can_validate(text);
     let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
@@ -727,7 +727,7 @@ fn runtimes(text: &str) {
     }
 }
 
-/// A file of a daemon that gets keys: docker's and containerd's are set, and the result is a file again that says them.
+/// A daemon configuration file. The Docker and containerd keys are set, and the result must parse and contain them.
 fn documents(text: &str) {
     if let Ok(mut document) = Document::parse(Format::Json, text) {
         let runtime = docker::DockerRuntime {
@@ -740,7 +740,7 @@ fn documents(text: &str) {
         let wanted = docker::settings(&document, &runtime);
         if wanted.iter().all(|one| document.set(one).is_ok()) {
             let again = Document::parse(Format::Json, &document.text());
-            let again = again.expect("what was written is read");
+            let again = again.expect("the written file can be parsed");
             assert!(docker::settings(&again, &runtime).is_empty(), "{text}");
         }
     }
@@ -748,7 +748,7 @@ fn documents(text: &str) {
         let again = Document::parse(Format::Toml, &document.text());
         assert!(
             again
-                .expect("what was read is read again")
+                .expect("the parsed file can be parsed again")
                 .is_like(&document)
         );
     }

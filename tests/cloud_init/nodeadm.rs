@@ -1,5 +1,5 @@
-//! The real nodeadm and the user data for EKS: the answers that `tests/nodeadm/record.sh` has recorded. The case `eks-karpenter`
-//! of `tests/vm` holds its stand-in to the same answers.
+//! The results of the real nodeadm for the EKS user data, recorded by `tests/nodeadm/record.sh`. The case `eks-karpenter` of
+//! `tests/vm` compares the fake nodeadm with the same results.
 
 use std::{
     env, fs,
@@ -21,14 +21,14 @@ const TAINTS: &str = "
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Recorded {
-    /// The version of its module.
+    /// The version of the Go module.
     nodeadm: String,
     /// The NodeConfigs of the user data.
     asked: Vec<Value>,
     answer: Answer,
 }
 
-/// As `tests/nodeadm/answers.go` writes it.
+/// The format written by `tests/nodeadm/answers.go`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Answer {
@@ -44,8 +44,8 @@ fn below_root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The user data, with our part of the configuration behind its own parts: the nodeadm that can be had does not know the
-/// folder of parts, and merges both in the same way.
+/// The user data, with our configuration appended as another part, because the available nodeadm version does not support the
+/// drop-in directory. It merges both in the same way.
 fn user_data() -> Vec<(&'static str, String)> {
     let mut form = super::text("eks/user-data.mime");
     for (place, value) in [
@@ -84,7 +84,7 @@ fn boundary(text: &str) -> &str {
     rest.split_once('"').expect("its end").0
 }
 
-/// The NodeConfigs of user data, in their order.
+/// The NodeConfigs in the user data, in order.
 fn node_configs(text: &str) -> Vec<Value> {
     let mark = format!("\n--{}", boundary(text));
     let header = "\nContent-Type: application/node.eks.aws\n\n";
@@ -98,7 +98,7 @@ fn file(name: &str) -> PathBuf {
     below_root("tests/vm/image-files/eks/usr/lib/stand-in/real").join(format!("{name}.json"))
 }
 
-/// What the real program says in a root folder of its own.
+/// Runs the real program in a separate root directory.
 fn asked(root: &Path, user_data: &str) -> Answer {
     let folder = super::folder();
     let copied = Command::new("cp")
@@ -123,7 +123,7 @@ fn asked(root: &Path, user_data: &str) -> Answer {
     serde_json::from_slice(&output.stdout).expect("an answer")
 }
 
-/// Asks the real program, if there is one: `NODEADM` is its root folder.
+/// Records the results of the real program if `NODEADM` is set to its root directory.
 fn record() {
     let Some(root) = env::var_os("NODEADM") else {
         return;
@@ -140,7 +140,7 @@ fn record() {
     }
 }
 
-/// Without what is empty: the real one writes empty tables for what is not there.
+/// Removes empty tables, because the real program writes them for missing values.
 fn without_empty(value: &Value) -> Value {
     let Value::Object(table) = value else {
         return value.clone();
@@ -151,7 +151,7 @@ fn without_empty(value: &Value) -> Value {
         .collect()
 }
 
-/// The specs as one: the later value counts, and flags of all of them are there.
+/// Merges specs: later values override earlier ones, but flags are appended.
 fn merged(specs: &[Value]) -> Value {
     fn into(old: &mut Value, new: &Value, is_flags: bool) {
         match (old, new) {
@@ -171,9 +171,9 @@ fn merged(specs: &[Value]) -> Value {
     all
 }
 
-/// Cluster, taints and flags of the user data reach the kubelet, beside the labels that this program adds.
+/// Cluster, taints and flags of the user data reach the kubelet, together with the labels that gpu-bootstrap adds.
 #[test]
-fn the_real_nodeadm_takes_the_user_data_of_eks_as_it_is_meant() {
+fn real_nodeadm_interprets_eks_user_data_as_intended() {
     record();
     for (name, text) in user_data() {
         let kept = fs::read_to_string(file(name)).expect("an answer");
@@ -181,7 +181,7 @@ fn the_real_nodeadm_takes_the_user_data_of_eks_as_it_is_meant() {
         assert_eq!(
             kept.asked,
             node_configs(&text),
-            "nodeadm was not asked this: run tests/nodeadm/record.sh"
+            "no recording for this input: run tests/nodeadm/record.sh"
         );
         let specs: Vec<Value> = kept.asked.iter().map(|one| one["spec"].clone()).collect();
         let spec = without_empty(&merged(&specs));
@@ -191,7 +191,7 @@ fn the_real_nodeadm_takes_the_user_data_of_eks_as_it_is_meant() {
         let flags: Vec<&str> = flags.iter().filter_map(Value::as_str).collect();
         assert_eq!(kept.answer.last_arguments, flags.join(" "), "{name}");
         assert!(flags.last().is_some_and(|one| one.contains("pool=gpu")));
-        // A flag would replace the whole list.
+        // A flag would replace the whole list of taints.
         assert!(
             !kept.answer.last_arguments.contains("register-with-taints"),
             "{name}"

@@ -1,4 +1,4 @@
-//! From sysfs to the pick of a driver: a GPU keeps its identity on the way.
+//! A GPU keeps its identity from sysfs to driver selection.
 
 use gpu_bootstrap::compat::pick::{Wish, pick};
 use gpu_bootstrap::facts::{Facts, Scope, gather};
@@ -6,7 +6,7 @@ use gpu_bootstrap::host::fake;
 
 use crate::matrix;
 
-/// The facts of a machine with one GPU of this device id, and a list of PCI ids.
+/// The facts of a machine that has a GPU with this device id and a `pci.ids` file.
 fn facts(device: &str, list: &str) -> Facts {
     let (host, fakes) = fake::host();
     let folder = "/sys/bus/pci/devices/0000:18:00.0";
@@ -27,14 +27,14 @@ fn facts(device: &str, list: &str) -> Facts {
 }
 
 #[test]
-fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
+fn gpu_without_row_keeps_its_pci_ids_chip() {
     let list = "10de  NVIDIA Corporation\n\t1d81  GV100 [TITAN V]\n";
     let facts = facts("0x1d81", list);
     let gpu = &facts.gpus[0];
     assert_eq!(gpu.name.as_deref(), Some("TITAN V"));
     let architecture = gpu.architecture.as_ref().map(ToString::to_string);
     assert_eq!(architecture.as_deref(), Some("volta"));
-    // What `facts` says is what the pick of the driver goes by.
+    // Driver selection uses the identity that `facts` reports.
     let pick =
         pick(matrix(), &Wish::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert_eq!(pick.branch.to_string(), "580");
@@ -49,7 +49,7 @@ fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
 }
 
 #[test]
-fn a_desktop_card_that_nothing_names_keeps_the_architecture_of_its_id() {
+fn unlisted_desktop_card_keeps_its_id_range_architecture() {
     let facts = facts("0x2786", "10de  NVIDIA Corporation\n");
     let gpu = &facts.gpus[0];
     assert_eq!(gpu.name, None);

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-/// The rows of a table that a test goes through, a line for each, as in `src/lib.rs`.
+/// The rows of a test table, one line each, as in `src/lib.rs`.
 macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
 }
@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 use gpu_bootstrap::compat::matrix::Matrix;
 use gpu_bootstrap::model::gpu::GpuIdentity;
 
-/// The built-in matrix, read once: properties query it thousands of times.
+/// The built-in matrix, parsed only once, because the property tests query it thousands of times.
 fn matrix() -> &'static Matrix {
     static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().unwrap());
     &MATRIX

@@ -1,4 +1,4 @@
-//! What a refusal says about the nearest wish that a driver fits.
+//! The nearest constraints with a compatible driver, which an incompatibility report suggests.
 
 use gpu_bootstrap::compat::pick::{NoDriver, Wish, pick};
 use gpu_bootstrap::model::gpu::Flavour;
@@ -10,13 +10,13 @@ const H100: &str = "10de:2330";
 const H200: &str = "10de:2335";
 const B200: &str = "10de:2901";
 
-/// A wish that no driver fits.
+/// Constraints without a compatible driver.
 #[derive(Default)]
 struct Asked {
     branch: &'static str,
     version: &'static str,
     flavour: Option<Flavour>,
-    /// The only driver of the repository.
+    /// The only driver in the repository.
     offer: &'static str,
     cuda: &'static str,
     kernel: &'static str,
@@ -30,7 +30,7 @@ fn refused(wish: &Wish) -> Box<NoDriver> {
     pick(matrix(), wish).expect_err("no driver fits")
 }
 
-/// What is given up for the nearest pick, and its branch and modules.
+/// The relaxed constraints of the nearest selection, with its branch and modules.
 fn nearest(id: &str, asked: Asked) -> String {
     let mut wish = Wish {
         gpus: vec![gpu(id)],
@@ -43,20 +43,20 @@ fn nearest(id: &str, asked: Asked) -> String {
         ..Wish::default()
     };
     let found = refused(&wish);
-    // The kernel of the next boot counts as the running one does.
+    // The kernel of the next boot counts like the running one.
     std::mem::swap(&mut wish.kernel, &mut wish.next_kernel);
     assert_eq!(refused(&wish).nearest, found.nearest, "{wish:?}");
     let near = found
         .nearest_pick
         .as_ref()
-        .expect("a driver fits the GPU alone");
+        .expect("a driver for the GPU without other constraints");
     let (given_up, _) = (found.nearest[0].split_once(": ")).unwrap_or_else(|| panic!("{found:?}"));
     format!("{given_up}: {} {}", near.branch, near.flavour)
 }
 
-/// No part of a wish is given up that need not be, and each that must be is.
+/// Exactly the constraints that prevent a selection are relaxed.
 #[test]
-fn the_nearest_wish_gives_up_as_little_as_possible() {
+fn nearest_selection_relaxes_a_minimal_set_of_constraints() {
     let proprietary = Some(Flavour::Proprietary);
     let old = "2.6.32";
     for (id, asked, expected) in rows! {

@@ -1,4 +1,4 @@
-//! The driver that real machines get, or the reason for a refusal.
+//! Driver selection for real machines, or the reason why no driver is compatible.
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::pick::{NoDriver, Pick, Wish, pick};
@@ -43,7 +43,7 @@ fn refused(wish: &Wish) -> Box<NoDriver> {
     }
 }
 
-/// Branch and flavour in short, `580 open`.
+/// Branch and flavor in short form, such as `580 open`.
 fn brief(wish: &Wish) -> String {
     let pick = picked(wish);
     format!("{} {}", pick.branch, pick.flavour)
@@ -81,7 +81,8 @@ fn defaults_per_gpu() {
         // The GPU is supported from driver 595.71.05 on.
         (&["10de:2909"], "595 open"),
         (&["10de:3000"], "615 open"),
-        // It has no row (kubevirt/kubevirt#19070 has seen it on a Vera Rubin platform); its range tells the architecture.
+        // The device id has no row (seen on a Vera Rubin platform in kubevirt/kubevirt#19070). The architecture follows from
+        // its id range.
         (&["10de:307f"], "615 open"),
         (&[V100, H100], "580 proprietary"),
         (&[V100, T4, A100], "580 proprietary"),
@@ -91,9 +92,10 @@ fn defaults_per_gpu() {
     }
 }
 
-/// Its first release has been run by few: a machine gets it where nothing else serves the GPU, or where it is asked for.
+/// The first release of a branch has few users. It is selected only if it is configured, or if no other branch supports the
+/// GPU.
 #[test]
-fn a_young_long_term_branch_is_no_default_before_its_day() {
+fn new_long_term_branch_is_not_default_yet() {
     let offered = |wish: &mut Wish| wish.candidates = candidates(&["580.178.04", "620.70.06"]);
     let wish = with(&[H100], offered);
     let mut later = matrix().clone();
@@ -105,12 +107,12 @@ fn a_young_long_term_branch_is_no_default_before_its_day() {
         wish.branch = Some("620".parse().expect("a branch"))
     });
     assert_eq!(brief(&asked), "620 open");
-    // Of the others that serve Rubin the offer has none.
+    // The candidates have no other branch that supports Rubin.
     assert_eq!(brief(&with(&["10de:3041"], offered)), "620 open");
 }
 
 #[test]
-fn eight_equal_gpus_give_the_result_of_one() {
+fn eight_equal_gpus_behave_like_one() {
     let pick = picked(&gpus(&[H100; 8]));
     assert_eq!(
         pick.reasons
@@ -131,7 +133,7 @@ fn eight_equal_gpus_give_the_result_of_one() {
 }
 
 #[test]
-fn boards_need_their_own_first_driver() {
+fn boards_require_their_first_driver() {
     for (id, branch, first) in [
         (H100, "520", "525.85.05"),
         (H200, "535", "550.90.07"),
@@ -167,7 +169,7 @@ fn boards_need_their_own_first_driver() {
 }
 
 #[test]
-fn the_first_driver_holds_per_branch() {
+fn first_driver_is_checked_per_branch() {
     let version = |text: &str| with(&[H200], |wish| wish.version = Some(text.parse().unwrap()));
     assert!(reasons(&refused(&version("555.42.02"))).contains("555.42.06"));
     assert!(reasons(&refused(&version("550.54.14"))).contains("550.90.07"));
@@ -176,7 +178,7 @@ fn the_first_driver_holds_per_branch() {
         "550.90.07"
     );
     assert_eq!(picked(&version("560.28.03")).branch.to_string(), "560");
-    // A branch between two branches that list the board gives a warning, not a refusal.
+    // A branch between two branches that list the board gives a warning, not an error.
     let h20 = with(&["10de:232c"], |wish| {
         wish.branch = Some("560".parse().unwrap())
     });
@@ -224,7 +226,7 @@ fn old_and_new_gpus_in_one_machine() {
         "{:?}",
         refusal.nearest
     );
-    // Three kinds: the refusal names only the pair that excludes each other.
+    // Three models. The error lists only the incompatible pair.
     let refusal = refused(&gpus(&[V100, T4, B200]));
     assert_eq!(
         refusal
@@ -276,7 +278,7 @@ fn flavours() {
         wish.branch = Some("615".parse().unwrap());
     });
     assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
-    // GPUs with GSP on a branch whose default is not yet the open modules.
+    // GPUs with GSP on a branch that does not default to open modules yet.
     let on_535 = |id| with(&[id], |wish| wish.branch = Some("535".parse().unwrap()));
     assert_eq!(brief(&on_535(T4)), "535 proprietary");
     assert_eq!(brief(&on_535(GH200)), "535 open");
@@ -313,13 +315,13 @@ fn cuda() {
     // Older than the GPU.
     let pick = picked(&wish(H100, "11.4"));
     assert!(pick.warnings.iter().any(|w| w.contains("PTX")), "{pick:?}");
-    // A version without a row gives a warning, not a refusal.
+    // A version without a row gives a warning, not an error.
     let pick = picked(&wish(H100, "14.0"));
     assert!(
         pick.doubtful && pick.warnings.iter().any(|w| w.contains("CUDA 14.0")),
         "{pick:?}"
     );
-    // An old branch and a new CUDA version: refused, with the package that would work.
+    // An old branch and a new CUDA version are incompatible. The error suggests the compatibility package.
     let on_535 = Wish {
         branch: Some("535".parse().unwrap()),
         ..wish(A100, "13.0")
@@ -378,7 +380,7 @@ fn kernels_per_branch() {
             "{kernel} {version}"
         );
     }
-    // The version number of a vendor kernel is evidence, not proof.
+    // Vendor kernels backport patches, so their version number is only evidence.
     for (kernel, version) in [
         ("6.19.6-1-amd64", "535.274.02"),
         ("6.4.0-150600.23-default", "530.41.03"),
@@ -400,7 +402,7 @@ fn kernels_per_branch() {
         let pick = picked(&asked);
         assert_eq!(pick.doubtful, doubtful, "{pick:?}");
     }
-    // It holds for later kernels, too, up to the driver version that has the fix.
+    // The report also applies to later kernels, until the driver version with the fix.
     for (kernel, version, doubtful) in [
         ("6.1.0-55-amd64", "535.261.03", false),
         ("6.1.0-57-cloud-amd64", "535.261.03", true),
@@ -423,13 +425,13 @@ fn kernels_per_branch() {
 }
 
 #[test]
-fn both_kernels_count_and_move_the_pick() {
+fn running_and_next_kernel_affect_selection() {
     let wish = with(&[A100], |wish| {
         wish.kernel = Some("6.1.0-44-amd64".parse().unwrap());
         wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
         wish.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
     });
-    // The long-term branch is available, but too old for the next kernel; 570 has the fix.
+    // The long-term branch is available, but too old for the next kernel. 570 has the fix.
     assert_eq!(picked(&wish).version.unwrap().to_string(), "570.211.01");
     let only_now = Wish {
         next_kernel: None,
@@ -489,7 +491,7 @@ fn unlisted_gpus() {
     );
     let refusal = refused(&gpus(&["10de:0040"]));
     assert!(refusal.unknown, "{refusal:?}");
-    // The range of its id tells Kepler.
+    // Kepler, by its id range.
     let pick = picked(&gpus(&["10de:0fff"]));
     assert!(pick.assumed && !pick.doubtful);
     assert_eq!(pick.branch.to_string(), "470");
@@ -511,8 +513,7 @@ fn unlisted_gpus() {
         ..Wish::default()
     };
     assert_eq!(refused(&both).reasons[0].rule, Rule::Pair);
-    // An unknown branch gives a warning if its version is known, else a refusal because it has no
-    // row.
+    // An unknown branch gives a warning if its version is known, otherwise an error because it has no row.
     let new = with(&[H100], |wish| {
         wish.version = Some("640.10.01".parse().unwrap())
     });
@@ -526,7 +527,7 @@ fn unlisted_gpus() {
 }
 
 #[test]
-fn slices_need_the_grid_driver() {
+fn gpu_slices_require_the_grid_driver() {
     let slice = GpuIdentity {
         subsystem_id: Some("10de:1733".parse().unwrap()),
         ..gpu("10de:27b8")
@@ -560,7 +561,7 @@ fn slices_need_the_grid_driver() {
 }
 
 #[test]
-fn the_fabric_needs_a_visible_switch() {
+fn fabric_manager_requires_a_visible_switch() {
     let seen = |id: &str, pci, management| {
         let wish = with(&[id], |wish| {
             wish.nvswitch = pci;
@@ -571,7 +572,7 @@ fn the_fabric_needs_a_visible_switch() {
     assert_eq!(seen(H100, Some(true), None), Fabric::Fm);
     assert_eq!(seen(H100, None, None), Fabric::Fm);
     assert_eq!(seen(H100, Some(false), None), Fabric::None);
-    // Its switches are not on the PCI bus.
+    // The NVSwitches are not on the PCI bus.
     assert_eq!(seen(B200, Some(false), None), Fabric::FmNvlsm);
     assert_eq!(seen(B200, Some(false), Some(true)), Fabric::FmNvlsm);
     assert_eq!(seen(B200, Some(false), Some(false)), Fabric::None);
@@ -580,7 +581,7 @@ fn the_fabric_needs_a_visible_switch() {
 }
 
 #[test]
-fn a_board_gets_the_branch_that_its_vendor_recommends() {
+fn board_gets_the_vendor_recommended_branch() {
     const RTX_PRO_4500: &str = "10de:2c3a";
     assert_eq!(brief(&gpus(&[RTX_PRO_4500])), "595 open");
     // 580 is selected if it is requested or the only one.
@@ -597,7 +598,7 @@ fn a_board_gets_the_branch_that_its_vendor_recommends() {
 }
 
 #[test]
-fn instance_types_that_fail_with_the_gsp_get_proprietary_modules() {
+fn instance_types_failing_with_gsp_get_proprietary_modules() {
     const A10G: &str = "10de:2237";
     let of = |id: &str, instance: &str, branch: Option<u32>| {
         brief(&with(&[id], |wish| {
@@ -607,7 +608,7 @@ fn instance_types_that_fail_with_the_gsp_get_proprietary_modules() {
     };
     assert_eq!(of(T4, "g4dn.xlarge", None), "580 proprietary");
     assert_eq!(of(A10G, "g5.48xlarge", None), "580 proprietary");
-    // This branch has no others.
+    // This branch has no other modules.
     assert_eq!(of(A10G, "g5.48xlarge", Some(615)), "615 open");
     assert_eq!(of("10de:27b8", "g6.xlarge", None), "580 open");
     assert_eq!(brief(&gpus(&[A10G])), "580 open");

@@ -1,5 +1,4 @@
-//! A pick breaks no rule and a refusal is right, each checked against the rows by code that shares
-//! nothing with the pick but the rows.
+//! Checks selections and errors against the rows, with code that shares only the rows with the selection.
 
 use std::{
     cell::RefCell,
@@ -17,7 +16,7 @@ use proptest::test_runner::TestRunner;
 use crate::matrix;
 use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 
-/// Whether the rows allow a driver, tested row by row.
+/// Checks each row that applies to a driver.
 fn allowed(
     matrix: &Matrix,
     wish: &Wish,
@@ -189,7 +188,7 @@ fn builds(
     fixed && within && young && !outlived
 }
 
-/// Every version in a row, and some that are in none.
+/// All versions in the matrix, and some that are not in it.
 fn versions(matrix: &Matrix) -> Vec<DriverVersion> {
     let mut all: BTreeSet<DriverVersion> = BTreeSet::new();
     for row in &matrix.branches {
@@ -269,7 +268,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
     )
         .prop_map(
             |(gpus, (kernel, next_kernel), arch, branch, version, flavour, cuda, list)| {
-                // A configured version is mostly one that the repository has.
+                // A configured version is usually in the repository.
                 let version = match (&version, &list) {
                     (Some(_), Some((list, index))) if !list.is_empty() => {
                         Some(index.get(list).clone())
@@ -292,7 +291,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
         )
 }
 
-/// The versions that a wish allows.
+/// The versions that the constraints allow.
 fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
     let newest = || {
         matrix
@@ -330,8 +329,8 @@ fn flavours(wish: &Wish) -> Vec<Flavour> {
         })
 }
 
-/// Tests each of 400 wishes, and that enough of them reach what is compared: a property of wishes that never occur says
-/// nothing. The bounds are a third of what 400 wishes reach on the average.
+/// Tests 400 random constraint sets, and asserts that enough of them reach each comparison, because a property without samples
+/// is not tested. The bounds are a third of the average.
 fn each_wish(
     least: &[(&str, u32)],
     test: impl Fn(Wish, Index, &dyn Fn(&'static str)) -> Result<(), TestCaseError>,
@@ -353,17 +352,17 @@ fn each_wish(
         let count = counts.get(what).copied().unwrap_or(0);
         assert!(
             count >= *least,
-            "of 400 wishes only these reach what is compared: {counts:?}"
+            "too few of 400 constraint sets reach each comparison: {counts:?}"
         );
     }
 }
 
 #[test]
-fn a_pick_breaks_no_rule_and_a_refusal_is_right() {
+fn selections_and_errors_are_correct() {
     each_wish(
         &[
             ("a pick", 1),
-            ("a version that is refused", 1),
+            ("a rejected version", 1),
             ("a nearest pick", 1),
         ],
         |wish, _, reached| {
@@ -391,10 +390,10 @@ fn a_pick_breaks_no_rule_and_a_refusal_is_right() {
                 Err(refusal) => {
                     for version in &choice {
                         for flavour in flavours(&wish) {
-                            reached("a version that is refused");
+                            reached("a rejected version");
                             prop_assert!(
                                 !allowed(matrix, &wish, &boards, version, flavour),
-                                "{version} {flavour} would do: {refusal:?}"
+                                "{version} {flavour} is compatible: {refusal:?}"
                             );
                         }
                     }
@@ -419,7 +418,7 @@ fn a_pick_breaks_no_rule_and_a_refusal_is_right() {
 }
 
 #[test]
-fn a_refusal_names_rules_that_are_broken() {
+fn errors_list_only_violated_rules() {
     each_wish(
         &[
             ("a rule about a GPU", 1),
@@ -446,8 +445,7 @@ fn a_refusal_names_rules_that_are_broken() {
                         .zip(wish.version.as_ref())
                         .is_some_and(|(b, v)| v.branch() != b),
                     Rule::Pair => {
-                        // The GPUs of the refusal: each alone has a driver, but no driver among the
-                        // newest supports them together.
+                        // The GPUs in the error: each has a driver, but none of the newest drivers supports all of them.
                         let newest = self::choice(matrix, &Wish::default());
                         newest.iter().all(|version| {
                             [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
@@ -486,7 +484,7 @@ fn a_refusal_names_rules_that_are_broken() {
                         "a rule about CUDA"
                     }
                     Rule::Kernel => "a rule about a kernel",
-                    Rule::Offered | Rule::Wish | Rule::Pair => "a rule about the wish",
+                    Rule::Offered | Rule::Wish | Rule::Pair => "a rule about the constraints",
                     _ => "a rule about a GPU",
                 });
                 prop_assert!(right, "{reason:?}");

@@ -1,4 +1,4 @@
-//! The answers of the `compat` command.
+//! The results of the `compat` command.
 
 use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
@@ -20,7 +20,7 @@ fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
 }
 
 #[test]
-fn a_driver_below_a_security_floor_is_told_with_the_bulletin() {
+fn driver_below_security_floor_lists_the_bulletin() {
     let said = ask("H100 PCIe", "", "535.261.03", "").why.join("; ");
     assert!(said.contains("bulletin 5821 of 2026-05-19"), "{said}");
 }
@@ -51,14 +51,14 @@ fn verdicts() {
         ("10de:0fff", "", "580", "", Incompatible), // Kepler, by the range of its id
         ("10de:0040", "", "580", "", Unknown),
         ("", "", "640", "", Unknown),
-        // The row of the first release of 10.2 names no update.
+        // The row of the first 10.2 release has no update number.
         ("", "10.2.0", "418.226.00", "", NeedsForwardCompat),
         ("", "", "535.274.02", "6.19", Incompatible),
         ("", "", "535.274.02", "6.19.6-1-amd64", Unknown),
         ("", "", "590.48.01", "6.19.7", Unknown),
         ("", "", "590.48.01", "6.18.9", Compatible),
         ("", "", "580.178.04", "6.1.0-44-amd64", Compatible),
-        // Kernels newer than all data about the version.
+        // Kernels newer than all data for the version.
         ("", "", "580.178.04", "7.3.0-1-liquorix-amd64", Unknown),
         ("", "", "580.159.03", "7.1.3-4-liquorix-amd64", Unknown),
         ("", "", "580.159.03", "7.0.14-2-liquorix-amd64", Compatible),
@@ -84,7 +84,7 @@ fn verdicts() {
 
 /// A newer long-term branch exists, but is not recommended yet.
 #[test]
-fn the_reason_for_an_older_long_term_branch_is_reported() {
+fn reason_for_older_long_term_branch_is_reported() {
     let why = ask("L4", "", "", "").why.join("; ");
     assert!(
         why.contains("branch 620 (long-term support branch, supported until 2029-09) is newer"),
@@ -122,7 +122,7 @@ fn a_driver_is_evaluated_with_its_default_modules() {
 }
 
 #[test]
-fn answers_have_the_documented_form() {
+fn results_have_the_documented_format() {
     let answer = ask("10de:1db1", "12.4", "", "");
     let json = serde_json::to_value(&answer).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
@@ -161,9 +161,9 @@ fn answers_have_the_documented_form() {
     );
 }
 
-/// A B200 runs with open modules alone, a V100 with proprietary ones alone.
+/// A B200 requires open modules, a V100 proprietary ones.
 #[test]
-fn gpus_that_share_no_modules_get_no_flavour() {
+fn gpus_without_common_modules_get_no_flavor() {
     for (gpus, want) in rows! {
         ["10de:1db1", "10de:2901"], None;
         ["10de:2901", "10de:1db1"], None;
@@ -186,7 +186,7 @@ fn gpus_that_share_no_modules_get_no_flavour() {
     }
 }
 
-/// The verdict about a cuDNN version, and all that is said.
+/// The verdict for a cuDNN version, and all reasons as text.
 fn cudnn(version: &str, gpu: &str, cuda: &str, driver: &str) -> (Compatibility, String) {
     let question = Question {
         cudnn: version.parse().ok(),
@@ -201,7 +201,7 @@ fn cudnn(version: &str, gpu: &str, cuda: &str, driver: &str) -> (Compatibility, 
 }
 
 #[test]
-fn cudnn_is_asked_about_like_cuda() {
+fn cudnn_queries_work_like_cuda_queries() {
     use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
     for (version, gpu, cuda, driver, want, why) in rows! {
         // One of its packages is enough.
@@ -224,7 +224,7 @@ fn cudnn_is_asked_about_like_cuda() {
         "9.5", "H100", "12.6", "580", Compatible, "needs driver 525.60.13 or newer";
         "9.0", "B200", "12.8", "580", Unknown, "ends with compute capability 9.0, and the GPU has 10.0";
         "9.17", "10de:2e12", "13.0", "580", Compatible, "needs driver 580.65.06 or newer";
-        // What was not read refuses nothing, and says so.
+        // Missing data never makes a result incompatible, and is reported.
         "9.1", "", "", "580", Compatible, "partly unverified";
         "9.1", "", "", "418.226.00", Unknown, "418.226.00 is older";
         "9.3", "", "12.4", "580", Compatible,
@@ -233,7 +233,7 @@ fn cudnn_is_asked_about_like_cuda() {
         "9.13", "", "13.0", "580", Compatible, "the data of 9.12 is used";
         "9.28", "V100", "", "580", Incompatible, "it requires compute capability 7.5";
         "6.0", "", "", "580", Unknown, "the requirements of cuDNN 6.0 are unknown";
-        // Which driver it needs.
+        // The required driver.
         "9.17", "", "13.0", "", Compatible, "needs driver 580.65.06 or newer; 580.178.04 supports it";
         "9.17", "V100", "", "", Incompatible, "possible with another version of cuDNN";
     } {
@@ -254,7 +254,7 @@ fn cudnn_is_asked_about_like_cuda() {
     assert!(answer.citations.iter().any(|one| one.contains("cuDNN")));
 }
 
-/// The branch's line of the table: its CUDA versions and its kernel modules.
+/// The table row of a branch: CUDA versions and kernel modules.
 fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
     let row = answer.branches.iter().find(|row| row.branch.0 == branch)?;
     let of = |version: Option<gpu_bootstrap::model::version::CudaVersion>| {
@@ -265,7 +265,7 @@ fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
 }
 
 #[test]
-fn a_gpu_alone_gets_the_branches_that_drive_it() {
+fn query_with_only_a_gpu_lists_supported_branches() {
     for (name, branch, line) in [
         ("H100 PCIe", 535, Some("11.8 12.2 12.9 Either")),
         ("H100 PCIe", 470, None),
@@ -276,7 +276,7 @@ fn a_gpu_alone_gets_the_branches_that_drive_it() {
         // The branches that all boards of the name share.
         ("H100", 580, Some("11.8 13.0 13.5 Either")),
         ("p5.48xlarge", 580, Some("11.8 13.0 13.5 Either")),
-        // A part of a GPU, and a GPU of which nothing is known.
+        // A part of a GPU, and an unknown GPU.
         ("g6f.xlarge", 580, None),
         ("10de:ffff", 580, None),
     ] {
@@ -291,7 +291,7 @@ fn a_gpu_alone_gets_the_branches_that_drive_it() {
 }
 
 #[test]
-fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
+fn empty_query_is_an_error_unlike_unknown_names() {
     assert_eq!(
         question::answer(matrix(), &Question::default()),
         Err(EmptyQuestion)
@@ -299,13 +299,13 @@ fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
     let answer = ask("H300X", "12.4", "580", "");
     assert_eq!(answer.verdict, Compatibility::Unknown);
     assert!(answer.why[0].contains("H300X"), "{:?}", answer.why);
-    // What holds for any GPU is still an answer.
+    // Facts that hold for any GPU are still returned.
     let answer = ask("H300X", "13.0", "510", "");
     assert_eq!(answer.verdict, Compatibility::Incompatible);
 }
 
 #[test]
-fn the_machine_says_nothing_about_a_gpu_that_nobody_knows() {
+fn machine_facts_do_not_apply_to_unknown_gpus() {
     let question = Question {
         gpu: Some("H300X".to_owned()),
         machine: Some(MachineGpus {
@@ -321,7 +321,7 @@ fn the_machine_says_nothing_about_a_gpu_that_nobody_knows() {
 }
 
 #[test]
-fn several_meanings_that_agree_have_one_answer() {
+fn matching_names_with_equal_results_have_one_result() {
     use Compatibility::{Compatible, Incompatible, Unknown};
     for (gpu, cuda, driver, want) in [
         ("H100", "", "580", Compatible),
@@ -330,7 +330,7 @@ fn several_meanings_that_agree_have_one_answer() {
         ("V100", "", "595", Incompatible),
         ("A100", "11.0", "450.248.02", Compatible),
         ("H100", "", "470", Incompatible),
-        // The first driver of the PCIe board is older than that of the SXM board.
+        // The first driver of the PCIe board is older than the first driver of the SXM board.
         ("H100", "", "520.61.05", Unknown),
     ] {
         let answer = ask(gpu, cuda, driver, "");
@@ -353,7 +353,7 @@ fn several_meanings_that_agree_have_one_answer() {
     };
     assert_eq!(verdict("H100 PCIe"), Some(Compatible));
     assert_eq!(verdict("H100 SXM5 80GB"), Some(Incompatible));
-    // All boards of one name must be served.
+    // All boards with this name must be supported.
     assert_eq!(
         ask("H100", "", "", "").driver.min,
         "535.104.05".parse().ok()
@@ -361,7 +361,7 @@ fn several_meanings_that_agree_have_one_answer() {
 }
 
 #[test]
-fn instance_types_are_asked_like_gpus() {
+fn instance_types_are_accepted_like_gpus() {
     use Compatibility::{Compatible, Incompatible, Unknown};
     for (name, driver, want, why) in rows! {
         "p5.48xlarge", "580", Compatible, "no rule rejects it";
@@ -389,7 +389,7 @@ fn instance_types_are_asked_like_gpus() {
 }
 
 #[test]
-fn drivers_of_any_age_have_an_answer() {
+fn drivers_of_any_age_have_a_result() {
     use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
     for (gpu, cuda, driver, kernel, want) in [
         ("", "9.2", "450.248.02", "", Compatible),
@@ -404,7 +404,7 @@ fn drivers_of_any_age_have_an_answer() {
         ("V100", "", "396.54", "", Compatible),
         ("T4", "", "396.54", "", Incompatible),
         ("", "", "640", "", Unknown),
-        // Branches that ended before a kernel came.
+        // Branches that were end-of-life before a kernel release.
         ("", "", "340.108", "6.8", Incompatible),
         ("", "", "396.54", "6.8", Unknown),
         ("", "", "450.248.02", "6.4", Compatible),
@@ -428,7 +428,7 @@ fn drivers_of_any_age_have_an_answer() {
 }
 
 #[test]
-fn cuda_without_code_for_a_gpu_is_not_compatible() {
+fn cuda_without_code_for_a_gpu_is_incompatible() {
     use Compatibility::{Compatible, Incompatible};
     for (gpu, cuda, want) in [
         ("H100 PCIe", "11.7", Incompatible),
@@ -455,7 +455,7 @@ fn cuda_without_code_for_a_gpu_is_not_compatible() {
 }
 
 #[test]
-fn cards_without_a_row_are_judged_by_their_architecture() {
+fn cards_without_a_row_are_evaluated_by_architecture() {
     use Compatibility::{Compatible, Incompatible, Unknown};
     for (gpu, driver, want) in [
         ("10de:2786", "580", Compatible), // RTX 4070
@@ -465,7 +465,7 @@ fn cards_without_a_row_are_judged_by_their_architecture() {
         ("10de:1180", "470", Compatible), // GTX 680
         ("10de:1180", "535", Incompatible),
         ("RTX 4070", "470", Incompatible),
-        // A new board may need a newer driver of the branch than the one at hand.
+        // A new board may need a newer driver of the branch than the given one.
         ("10de:2d19", "580", Unknown),
         ("10de:ffff", "580", Unknown),
     ] {

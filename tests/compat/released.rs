@@ -1,4 +1,4 @@
-//! The matrix agrees with what the releases of the driver say about themselves: `released-gpus.toml`.
+//! The matrix agrees with the documentation of the driver releases (`released-gpus.toml`).
 
 use std::collections::BTreeSet;
 
@@ -35,11 +35,11 @@ fn knows(since: &[DriverVersion], release: &DriverVersion) -> bool {
         .any(|first| first.branch() == release.branch() && first <= release)
 }
 
-/// Boards that are sold for virtual GPUs only: T10 and L40G. The tables name the virtual GPUs and, under
-/// other names and later, the boards.
+/// Boards that are sold only for virtual GPUs: T10 and L40G. The tables list the virtual GPUs, and later the boards under other
+/// names.
 const FOR_VIRTUAL_GPUS: [&str; 2] = ["10de:1e37", "10de:26b8"];
 
-/// Boards older than every release here, which the table of names leaves out before 565: P4 and T4.
+/// Boards older than all releases in the file, missing in the name tables before 565: P4 and T4.
 const NAMED_LATE: [&str; 2] = ["10de:1bb3", "10de:1eb8"];
 
 impl Gpu {
@@ -58,7 +58,7 @@ fn wish(id: &str, candidates: Vec<DriverVersion>, flavour: Option<Flavour>) -> W
     }
 }
 
-/// The GPUs that have a row in the matrix, and the releases.
+/// The GPUs with a row in the matrix, and the releases.
 fn listed() -> (Vec<Gpu>, Vec<DriverVersion>) {
     let rows: BTreeSet<String> = matrix()
         .gpus
@@ -74,7 +74,7 @@ fn listed() -> (Vec<Gpu>, Vec<DriverVersion>) {
 }
 
 #[test]
-fn a_picked_release_knows_the_gpu_in_its_flavour() {
+fn selected_release_supports_the_gpu_with_its_flavor() {
     let (gpus, releases) = listed();
     let mut wrong = Vec::new();
     for gpu in &gpus {
@@ -93,7 +93,7 @@ fn a_picked_release_knows_the_gpu_in_its_flavour() {
 }
 
 #[test]
-fn a_release_that_does_not_know_the_gpu_is_refused_or_doubted() {
+fn release_without_the_gpu_is_incompatible_or_unknown() {
     let (gpus, releases) = listed();
     let mut wrong = Vec::new();
     for gpu in &gpus {

@@ -1,5 +1,5 @@
-//! The rows of the built-in matrix agree with each other. What a file of an administrator's must fulfil, too, is tested
-//! where it is read (`compat/src/load.rs`).
+//! The rows of the built-in matrix are consistent. Rules that also apply to a custom matrix file are tested in the loader
+//! (`compat/src/load.rs`).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use gpu_bootstrap::model::version::{Branch, DriverVersion};
 
 use crate::matrix;
 
-/// Each branch once, and all of them in the matrix.
+/// Each branch is listed once, and is in the matrix.
 fn are_known_branches(versions: &[DriverVersion]) -> bool {
     let branches: Vec<Branch> = versions.iter().map(DriverVersion::branch).collect();
     let different: BTreeSet<Branch> = branches.iter().copied().collect();
@@ -18,13 +18,13 @@ fn are_known_branches(versions: &[DriverVersion]) -> bool {
     different.len() == branches.len() && branches.iter().all(known)
 }
 
-/// The first is not above the second, where both are known.
+/// The first does not exceed the second, if both are known.
 fn ordered<T: PartialOrd>(low: Option<&T>, high: Option<&T>) -> bool {
     low.zip(high).is_none_or(|(low, high)| low <= high)
 }
 
 #[test]
-fn every_row_names_its_sources() {
+fn every_row_has_sources() {
     let text = include_str!("../../compat/cuda-driver-matrix.toml");
     let all: toml::Table = text.parse().unwrap();
     let mut used = BTreeSet::new();
@@ -41,12 +41,12 @@ fn every_row_names_its_sources() {
     }
     for citation in &matrix().citations {
         let is_used = used.contains(citation.key.as_str());
-        assert!(is_used, "no row names source {}", citation.key);
+        assert!(is_used, "no row has source {}", citation.key);
     }
 }
 
 #[test]
-fn architectures_and_capabilities_are_told_apart() {
+fn architectures_and_capabilities_are_distinguished() {
     let matrix = matrix();
     let mut prefixes = BTreeSet::new();
     for row in &matrix.architectures {
@@ -110,13 +110,13 @@ fn gpus_agree_with_their_architecture_and_capability() {
             row.min_drivers.is_sorted_by_key(DriverVersion::branch),
             "{name}"
         );
-        // An unverified row may not refuse a driver.
+        // An unverified row must not exclude a driver.
         assert!(
             row.confidence != Confidence::Unverified || row.min_drivers.is_empty(),
             "{name}"
         );
         for branch in &row.not_named_in {
-            // What `min-drivers` decides is not said again.
+            // Rows must not repeat `min-drivers`.
             let listed = (row.min_drivers.iter()).any(|version| version.branch() == *branch);
             let first = first.or(row.named_since.as_ref()).unwrap();
             assert!(!listed && *branch >= first.branch(), "{name}: {branch}");
@@ -125,7 +125,7 @@ fn gpus_agree_with_their_architecture_and_capability() {
 }
 
 #[test]
-fn ranges_and_series_are_of_one_architecture() {
+fn ranges_and_series_have_one_architecture() {
     let matrix = matrix();
     for (index, row) in matrix.chip_ranges.iter().enumerate() {
         assert!(row.first <= row.last, "{}", row.first);
@@ -154,7 +154,7 @@ fn ranges_and_series_are_of_one_architecture() {
 }
 
 #[test]
-fn module_options_are_for_some_machines() {
+fn module_options_match_some_machines() {
     for row in &matrix().module_options {
         assert_eq!(row.provider.is_none(), row.instance_types.is_empty());
         assert!(!row.instance_types.is_empty() || !row.gpu_ids.is_empty());
@@ -162,7 +162,7 @@ fn module_options_are_for_some_machines() {
 }
 
 #[test]
-fn instance_flavours_match_known_instance_types() {
+fn instance_flavors_match_known_instance_types() {
     for row in &matrix().instance_flavours {
         for pattern in &row.instance_types {
             let known = (matrix().instance_types.iter())
@@ -173,7 +173,7 @@ fn instance_flavours_match_known_instance_types() {
 }
 
 #[test]
-fn a_part_of_a_gpu_is_no_whole_board() {
+fn gpu_part_is_not_a_whole_board() {
     let matrix = matrix();
     for row in &matrix.vgpus {
         for profile in &row.profiles {
@@ -192,7 +192,7 @@ fn security_floors_are_sound() {
         assert!(are_known_branches(&row.first_fixed), "{}", row.bulletin);
     }
     for row in &matrix.package_floors {
-        // Epoch and revision are left out.
+        // Epoch and revision are omitted.
         let mut parts = row.first_fixed.split('.');
         let numbers = parts.all(|part| part.parse::<u32>().is_ok());
         assert!(numbers, "{}", row.first_fixed);
@@ -200,7 +200,7 @@ fn security_floors_are_sound() {
 }
 
 #[test]
-fn rows_about_kernels_are_sound() {
+fn kernel_rows_are_sound() {
     let matrix = matrix();
     for row in &matrix.kernel_fixes {
         assert!(are_known_branches(&row.first_fixed), "{}", row.kernel);

@@ -1,4 +1,4 @@
-//! What a machine needs, in the terms of the matrix.
+//! Conversion of machine facts to matrix constraints.
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::pick::{Wish, pick};
@@ -8,7 +8,7 @@ use gpu_bootstrap::model::gpu::GpuIdentity;
 use crate::{gpu, matrix};
 
 #[test]
-fn facts_become_a_wish() {
+fn facts_become_constraints() {
     let facts: Facts = serde_json::from_value(serde_json::json!({
         "schema": 1,
         "os": null,

@@ -1,4 +1,4 @@
-//! Every release, architecture, source and GPU is resolved, or refused with a reason.
+//! Every release, architecture, source and GPU is resolved, or rejected with a reason.
 
 use std::fmt::Write as _;
 
@@ -96,7 +96,7 @@ fn answer(os: &str, version: &str, arch: &str, source: &str, gpu: &str) -> Strin
     }
 }
 
-/// The ids above belong to the GPUs that are named there.
+/// The ids above belong to the GPUs listed there.
 #[test]
 fn gpu_ids_match_their_names() {
     for (name, id) in GPUS {

@@ -28,10 +28,10 @@ fn schema_is_current() {
     );
 }
 
-/// The rows of the keys come from src/config/file.rs; what stands around them is written by hand. A table has all keys of the
-/// tables that it has some of, so a new key needs no line.
+/// The rows of the keys are generated from src/config/file.rs, and the text around them is written by hand. A documentation
+/// table contains all keys of its TOML tables, so a new key needs no manual edit.
 #[test]
-fn every_key_is_documented_and_no_other() {
+fn exactly_the_existing_keys_are_documented() {
     let rows = reference::rows();
     let known: BTreeSet<String> = keys::all().into_iter().collect();
     let told: BTreeSet<String> = rows.iter().map(|row| row.name.clone()).collect();
@@ -68,14 +68,14 @@ fn every_key_is_documented_and_no_other() {
     }
 }
 
-/// Whether a text is a key, or was one: it is in a table of settings.
+/// Whether a text is a current or former key, i.e. belongs to a TOML table of the settings.
 fn is_key(text: &str, rows: &[KeyRow]) -> bool {
     let table = text.rsplit_once('.').map(|(table, _)| table);
     rows.iter()
         .any(|row| row.name == text || table.is_some_and(|table| row.place().0 == table))
 }
 
-/// Each row of the tables that a block has keys of; of the keys without a table those that it names.
+/// All rows of the TOML tables in a block, and the top-level keys that it lists.
 fn of_block<'r>(rows: &'r [KeyRow], block: &[&str]) -> Vec<&'r KeyRow> {
     let table = |key: &str| key.rsplit_once('.').map(|(table, _)| table.to_owned());
     let tables: BTreeSet<_> = block.iter().filter_map(|key| table(key)).collect();

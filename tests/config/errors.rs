@@ -1,4 +1,4 @@
-//! Messages about wrong configuration: the place, the key, the remedy.
+//! Messages for invalid configuration: location, key and remedy.
 
 use std::fmt::Write as _;
 
@@ -129,7 +129,7 @@ fn wrong_environment_and_flags() {
 }
 
 #[test]
-fn machines_that_cannot_be_what_is_wanted() {
+fn machines_that_do_not_meet_the_configuration() {
     let mut vgpu = Machine::debian();
     vgpu.facts.gpus[0].vgpu = true;
     let mut unknown_os = Machine::debian();
@@ -171,9 +171,9 @@ fn machines_that_cannot_be_what_is_wanted() {
     insta::assert_snapshot!(all);
 }
 
-/// A kernel of kernel.org runs, on which the distribution's driver does not build.
+/// The machine runs a kernel.org kernel, for which the distribution's driver does not compile.
 #[test]
-fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
+fn unsupported_running_kernel_defers_to_next_boot() {
     let kernel = |text: &str| Some(text.parse().unwrap());
     let machine = |next: &str, installed: &[&str]| {
         let mut machine = Machine::debian().set("driver.source=distribution");
@@ -193,7 +193,7 @@ fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
             && warnings.contains("6.1.0-44-amd64, which the next boot starts"),
         "{warnings}"
     );
-    // The boot loader would start it again: the refusal says which kernel helps.
+    // The boot loader would start the same kernel again, so the error suggests a supported kernel.
     let hint = |machine: &Machine| refused(machine).hint().unwrap();
     let there = hint(&machine("6.19.3", &[debian, "6.19.3"]));
     assert!(
@@ -209,7 +209,7 @@ fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
     );
 }
 
-/// Any input gives an error or a resolution, and never a panic.
+/// Any input gives an error or a resolution, never a panic.
 #[test]
 fn garbage_does_not_panic() {
     let pieces = [
@@ -258,9 +258,9 @@ fn garbage_does_not_panic() {
     }
 }
 
-/// A person mends a file in one go, and not in a round for each error.
+/// All errors are reported at once, so that the administrator can fix the file in one edit.
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_errors_are_reported_at_once() {
     let told = |text: &str| -> Vec<String> {
         let error = refused(&Machine::debian().config(text).set("driver.brnch=1"));
         (error.parts().iter())
@@ -317,7 +317,7 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn only_a_signature_has_a_time() {
+fn only_signatures_have_a_time() {
     let machine = Machine::debian()
         .set("driver.prebuilt.sources=https://modules.example/gpu")
         .set("driver.prebuilt.unsigned=true")
@@ -327,7 +327,7 @@ fn only_a_signature_has_a_time() {
 }
 
 #[test]
-fn modules_are_published_with_a_signature_unless_none_is_needed() {
+fn modules_are_published_with_a_required_signature() {
     let to = "driver.prebuilt.publish=oci://registry.example/gpu";
     let key = "driver.prebuilt.sign-key=/etc/gpu-bootstrap/fleet.key";
     let unsigned = "driver.prebuilt.unsigned=true";

@@ -1,4 +1,4 @@
-//! Machines for the tests of the resolution.
+//! Machines for the resolution tests.
 
 use std::sync::LazyLock;
 
@@ -47,7 +47,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A bare machine with this distribution and one GPU of each id.
+    /// A bare machine with this distribution and one GPU per id.
     pub fn new(id: &str, version: &str, arch: &str, gpus: &[&str]) -> Self {
         let kernel = match id {
             "ubuntu" => "6.8.0-149-generic".to_owned(),

@@ -1,10 +1,9 @@
-//! Configuration from files to the desired state: every supported release, architecture, source and
-//! GPU is resolved or refused with a reason; layers are applied in order; errors name the place and
-//! the remedy.
+//! Tests the configuration from files to the desired state. Every supported release, architecture, source and GPU is resolved
+//! or rejected with a reason, sources are applied in order, and errors contain location and remedy.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a panic is how a test says that its own ground is gone"
+    reason = "a panic is how a test reports a broken fixture"
 )]
 
 mod combinations;

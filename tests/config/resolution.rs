@@ -1,4 +1,4 @@
-//! The result of layers, profiles and facts.
+//! Resolution of settings, profiles and facts to the desired state.
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::config::{
@@ -20,7 +20,7 @@ fn repository<'a>(all: &'a [Repository], name: &str) -> &'a Repository {
 }
 
 #[test]
-fn later_layers_win_and_name_their_place() {
+fn later_sources_win_and_report_their_location() {
     let branch = |machine: &Machine| {
         let resolution = machine.resolution();
         let places: Vec<String> = resolution
@@ -75,7 +75,7 @@ fn later_layers_win_and_name_their_place() {
 }
 
 #[test]
-fn text_values_are_toml_or_text_or_a_list() {
+fn set_values_are_toml_text_or_lists() {
     let desired = Machine::debian()
         .set("driver.cuda=12.4,12.8")
         .set("driver.version=580.159.04")
@@ -126,7 +126,7 @@ fingerprints = ["0123 4567 89ab cdef 0123  4567 89ab cdef 0123 4567"]
 }
 
 #[test]
-fn debian_13_gets_a_branch_that_its_repository_has() {
+fn debian_13_gets_a_branch_of_its_repository() {
     let machine = |gpu| Machine::new("debian", "13", "x86_64", &[gpu]);
     let desired = machine(H100).resolution().desired;
     let driver = desired.driver.expect("a driver");
@@ -139,7 +139,7 @@ fn debian_13_gets_a_branch_that_its_repository_has() {
             "{error}"
         );
     }
-    // Only the Debian archive has a branch for Volta.
+    // Only the Debian archive has a branch that supports Volta.
     let error = machine(V100).load().unwrap_err();
     let hint = error.hint().unwrap_or_default();
     assert!(
@@ -149,7 +149,7 @@ fn debian_13_gets_a_branch_that_its_repository_has() {
 }
 
 #[test]
-fn a_trial_accepts_only_versions_of_the_archive() {
+fn trial_accepts_only_archive_versions() {
     let refused = |version: &str, trial| {
         let version = format!("driver.version={version}");
         let mut machine = (Machine::debian().set("driver.source=distribution")).set(&version);
@@ -195,7 +195,7 @@ fn kubeadm_needs_kernel_4_19() {
     assert!(newer.resolution().desired.cluster.is_some());
 }
 
-/// An upgrade in the background would restart the runtime.
+/// An unattended upgrade would restart the runtime.
 #[test]
 fn installed_alternatives_of_docker_and_containerd_are_held() {
     for name in ["debian", "ubuntu"] {
@@ -239,14 +239,14 @@ fn debian_by_default() {
 }
 
 #[test]
-fn the_image_of_the_probe_is_nvidias_for_the_driver_or_as_it_is_named() {
+fn probe_image_matches_the_driver_or_is_configured() {
     let image = |machine: Machine| machine.resolution().desired.validation.image;
     let cuda = Machine::debian().set("validation.image=cuda");
     assert_eq!(
         image(cuda.set("driver.branch=580")).as_deref(),
         Some("docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04")
     );
-    // Of the machine's own family, if there is one.
+    // An image of the distribution family, if one exists.
     let family = Machine::new("almalinux", "9.6", "x86_64", &[V100]);
     assert_eq!(
         image(family.set("validation.image=cuda")).as_deref(),
@@ -258,7 +258,7 @@ fn the_image_of_the_probe_is_nvidias_for_the_driver_or_as_it_is_named() {
 }
 
 #[test]
-fn repositories_are_moved_replaced_added_and_left_out() {
+fn repositories_are_moved_replaced_added_and_removed() {
     let text = r#"
 [repositories.nvidia-cuda]
 url = "https://mirror.example/{cuda-arch}"
@@ -294,7 +294,7 @@ keyring = "/usr/share/keyrings/own.gpg"
             .iter()
             .all(|repository| repository.name != "nvidia-cuda")
     );
-    // Of a key without a known fingerprint, its file is accepted by digest.
+    // If the fingerprint of a key is unknown, the key file is verified by digest.
     let desired = Machine::new("almalinux", "10.1", "x86_64", &[H100])
         .resolution()
         .desired;
@@ -303,7 +303,7 @@ keyring = "/usr/share/keyrings/own.gpg"
 }
 
 #[test]
-fn the_archive_of_the_machine_is_extended() {
+fn existing_archive_source_is_extended() {
     let distribution = |machine: Machine| {
         machine
             .set("driver.source=distribution")
@@ -323,7 +323,7 @@ fn the_archive_of_the_machine_is_extended() {
         non_free.keyring.as_ref().map(|path| path.as_str()),
         Some("/usr/share/keyrings/debian-archive-keyring.gpg")
     );
-    // A source file of the product does not count as existing.
+    // Source files written by gpu-bootstrap do not count as existing.
     let ours = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\n\
                 Components: contrib non-free non-free-firmware\n";
     let again = Machine::debian().file(
@@ -349,7 +349,7 @@ fn machines_without_a_gpu() {
     assert!(desired.driver.is_none() && desired.toolkit.is_none() && desired.cdi.is_none());
     assert!(!desired.runtimes.is_empty());
 
-    // A file that is wrong on each machine is told on this one, too.
+    // An error that affects all machines is also reported on this one.
     let wrong = bare().config("cluster.join = \"k3s\"").load();
     assert_eq!(
         wrong.err().map(|error| error.reason()),
@@ -371,7 +371,7 @@ fn machines_without_a_gpu() {
 }
 
 #[test]
-fn gpus_reserved_for_virtual_machines_do_not_count() {
+fn gpus_reserved_for_vms_are_ignored() {
     let machine = Machine::new("debian", "12", "x86_64", &[H100, V100]);
     let reserve = |gpu: usize| {
         machine.files.put_link(
@@ -397,16 +397,16 @@ fn gpus_reserved_for_virtual_machines_do_not_count() {
 }
 
 #[test]
-fn derived_distributions_use_a_related_profile_with_a_warning() {
+fn derived_distributions_use_related_profile_with_warning() {
     for (profile, version, id, like) in [
         ("almalinux", "9.6", "rocky", "rhel centos fedora"),
-        // These name no family in common with it.
+        // No common family in `ID_LIKE`.
         ("almalinux", "9.6", "rhel", "fedora"),
         ("almalinux", "9.6", "ol", "fedora"),
-        // No profile names it, so its family does.
+        // No profile for the distribution, so the family profile is used.
         ("almalinux", "9.6", "unnamed", "rhel"),
         ("ubuntu", "24.04", "pop", "ubuntu debian"),
-        // `--os` tells the name alone.
+        // `--os` provides only the name.
         ("almalinux", "9.6", "rocky", ""),
         ("ubuntu", "24.04", "pop", ""),
     ] {
@@ -422,7 +422,7 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
         let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
         let driver = resolution.desired.driver.unwrap();
         assert_eq!(driver.stream.as_deref(), stream, "{id}");
-        // A profile that is named explicitly gives no warning.
+        // An explicitly selected profile gives no warning.
         relative.ask.profile = Some(profile.into());
         let warnings = relative.resolution().warnings;
         assert!(
@@ -433,7 +433,7 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
 }
 
 #[test]
-fn profiles_by_name_path_and_in_etc() {
+fn profiles_are_found_by_name_path_and_etc() {
     let built_in = include_str!("../../profiles/debian.toml");
     let changed = built_in.replace("lock-timeout = \"15m\"", "lock-timeout = \"7s\"");
     let timeout = |machine: Machine| machine.resolution().desired.packages.lock_timeout_seconds;
@@ -445,7 +445,7 @@ fn profiles_by_name_path_and_in_etc() {
     let mut flag = Machine::debian().set("packages.lock-timeout=5s");
     flag.ask.lock_timeout_seconds = Some(3);
     assert_eq!(timeout(flag), 3);
-    // An error in a profile names its place.
+    // An error in a profile includes its location.
     let broken = built_in.replace("codename = \"bookworm\"", "codenam = \"bookworm\"");
     let broken = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &broken);
     let error = broken
@@ -498,7 +498,7 @@ fn profiles_refer_only_to_existing_repositories() {
 }
 
 #[test]
-fn a_machine_with_nvswitches_needs_the_fabric_manager() {
+fn nvswitches_require_the_fabric_manager() {
     let mut machine = Machine::debian();
     let fabric = |machine: &Machine| machine.resolution().desired.driver.unwrap().fabric;
     assert_eq!(fabric(&machine), Fabric::None);
@@ -508,7 +508,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
         name: None,
     });
     assert_eq!(fabric(&machine), Fabric::Fm);
-    // The switches of the machine that builds an image are not those of its instances.
+    // The machine that builds an image may have other NVSwitches than its instances.
     machine.ask.flags.image = true;
     assert_eq!(fabric(&machine), Fabric::None);
     let resolution = machine.resolution();
@@ -526,7 +526,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
 }
 
 #[test]
-fn the_fabric_manager_comes_with_the_driver_and_is_held_with_it() {
+fn fabric_manager_is_held_with_the_driver() {
     let switch = |machine: &mut Machine| {
         machine.facts.nvswitches.push(PciFact {
             pci_address: "0000:07:00.0".parse().unwrap(),
@@ -534,7 +534,7 @@ fn the_fabric_manager_comes_with_the_driver_and_is_held_with_it() {
             name: None,
         });
     };
-    // Names with the branch in Ubuntu's archive, without it in NVIDIA's repository.
+    // Package names include the branch in the Ubuntu archive, but not in the NVIDIA repository.
     for (source, names) in [
         (
             "distribution",
@@ -558,17 +558,14 @@ fn the_fabric_manager_comes_with_the_driver_and_is_held_with_it() {
             assert!(held(names[0]) && held(names[1]));
             wished(names[0])
         };
-        assert!(
-            !has(&machine),
-            "nothing manages switches that are not there"
-        );
+        assert!(!has(&machine), "no fabric manager without NVSwitches");
         switch(&mut machine);
         assert!(has(&machine), "{source}");
         let driver = machine.resolution().desired.driver.unwrap();
         let unit = driver.fabric_service.unwrap().unit;
         assert_eq!(unit.as_deref(), Some("nvidia-fabricmanager.service"));
     }
-    // Debian's own archive has none.
+    // The Debian archive has no fabric manager.
     let mut machine = Machine::debian().config("driver.source = \"distribution\"");
     switch(&mut machine);
     let driver = machine.resolution().desired.driver.unwrap();
@@ -577,7 +574,7 @@ fn the_fabric_manager_comes_with_the_driver_and_is_held_with_it() {
 }
 
 #[test]
-fn boards_whose_switches_only_one_source_manages_take_the_driver_from_there() {
+fn nvlink5_boards_use_source_with_fabric_packages() {
     let mut machine = Machine::new("ubuntu", "24.04", "x86_64", &[B200]);
     let source = |machine: &Machine| machine.resolution().desired.driver.unwrap().source;
     assert_eq!(source(&machine), "distribution");
@@ -600,7 +597,7 @@ fn boards_whose_switches_only_one_source_manages_take_the_driver_from_there() {
     let service = driver.fabric_service.unwrap();
     assert_eq!(service.modules, ["mlx5_core", "ib_umad"]);
     assert!(!service.exact.iter().any(|name| name == "nvlsm"));
-    // A source that is asked for is taken, and the step says what is missing.
+    // A configured source is used, and the step reports the missing packages.
     let machine = machine.config("driver.source = \"distribution\"");
     let driver = machine.resolution().desired.driver.unwrap();
     assert_eq!(
@@ -610,7 +607,7 @@ fn boards_whose_switches_only_one_source_manages_take_the_driver_from_there() {
 }
 
 #[test]
-fn boards_of_racks_get_imex() {
+fn rack_boards_get_imex() {
     let machine = Machine::new("ubuntu", "24.04", "aarch64", &["10de:2941"]);
     let driver = machine.resolution().desired.driver.unwrap();
     let imex = format!("nvidia-imex-{}", driver.branch);
@@ -622,7 +619,7 @@ fn boards_of_racks_get_imex() {
 }
 
 #[test]
-fn modules_of_almalinux_leave_the_branch_to_the_package_lists_unless_a_setting_names_it() {
+fn almalinux_modules_take_the_branch_from_package_lists() {
     let with = |text: &str| {
         let text = format!("driver.source = \"distribution\"\n{text}");
         Machine::new("almalinux", "9.8", "x86_64", &[T4]).config(&text)
@@ -632,9 +629,13 @@ fn modules_of_almalinux_leave_the_branch_to_the_package_lists_unless_a_setting_n
     let branches: Vec<u32> = (kernel.ways.iter())
         .map(|way| way.branch.expect("a branch").0)
         .collect();
-    assert_eq!(branches[..2], [580, 595], "the order is that of the matrix");
+    assert_eq!(
+        branches[..2],
+        [580, 595],
+        "the branches have the order of the matrix"
+    );
     assert!(branches.contains(&615));
-    // Nothing is guarded that the lists decide.
+    // The branch comes from the package lists, so no version is pinned.
     assert_eq!(desired.packages.guard.driver, None);
     let wanted = desired.driver.unwrap().packages[0].clone();
     assert_eq!(wanted.name, "kmod-nvidia-open");
@@ -654,7 +655,7 @@ fn modules_of_almalinux_leave_the_branch_to_the_package_lists_unless_a_setting_n
 }
 
 #[test]
-fn modules_of_almalinux_are_for_its_own_kernels_alone() {
+fn almalinux_modules_require_almalinux_kernels() {
     let distribution = "driver.source = \"distribution\"";
     let mut rocky = Machine::new("almalinux", "9.6", "x86_64", &[H100]).config(distribution);
     let os = rocky.facts.os.as_mut().unwrap();
@@ -663,7 +664,7 @@ fn modules_of_almalinux_are_for_its_own_kernels_alone() {
     assert!(error.to_string().contains("no driver packages"), "{error}");
     let old = Machine::new("almalinux", "8.10", "x86_64", &[H100]).config(distribution);
     assert!(old.load().is_err());
-    // Where they are, a source whose module is compiled names them, and the other way round.
+    // If precompiled modules exist, a DKMS source suggests them as an alternative, and vice versa.
     let alternative = |text: &str| {
         let machine = Machine::new("almalinux", "9.6", "x86_64", &[H100]).config(text);
         let other = machine.resolution().desired.driver.unwrap().alternative;
@@ -674,7 +675,7 @@ fn modules_of_almalinux_are_for_its_own_kernels_alone() {
 }
 
 #[test]
-fn a_host_of_vgpus_is_refused() {
+fn vgpu_host_is_rejected() {
     let mut machine = Machine::debian();
     machine.facts.virtual_functions.push(PciFact {
         pci_address: "0000:41:00.4".parse().unwrap(),
@@ -690,10 +691,9 @@ fn a_host_of_vgpus_is_refused() {
     );
 }
 
-/// They are in the archive for kernels with pages of 64 KiB, too, and for that of Azure's Grace machines: nothing is compiled
-/// there.
+/// The archive also has signed modules for 64 KiB page kernels and the Azure Grace kernel, so DKMS is not needed.
 #[test]
-fn kernels_for_arm_get_their_signed_modules() {
+fn arm_kernels_get_signed_modules() {
     for (version, kernel) in [
         ("24.04", "6.8.0-1060-aws-64k"),
         ("24.04", "6.8.0-1073-gcp-64k"),

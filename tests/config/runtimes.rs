@@ -1,11 +1,11 @@
-//! Which runtimes are wanted, and from where.
+//! Selection of container runtimes and their sources.
 
 use gpu_bootstrap::config::desired::{PackageWish, RuntimeKind};
 
 use super::machine::{H100, Machine};
 
 #[test]
-fn podman_comes_from_the_distribution_and_reads_the_specification() {
+fn podman_is_a_distribution_package_with_cdi() {
     let podman = |source| {
         Machine::debian()
             .set("runtime.use=docker,podman")
@@ -36,7 +36,7 @@ fn podman_comes_from_the_distribution_and_reads_the_specification() {
 
 /// Without them Docker does not start, and pods have no network.
 #[test]
-fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_lack() {
+fn enterprise_linux_10_gets_the_missing_network_modules() {
     let machine = |version: &str, gpus: &[&str]| {
         let mut machine = Machine::new("almalinux", version, "x86_64", gpus);
         let kernel: gpu_bootstrap::model::version::KernelVersion =
@@ -54,7 +54,7 @@ fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_l
     assert_eq!(modules(machine("10.1", &[H100])), wanted);
     let without_gpu = machine("10.1", &[]).set("gpu=optional");
     assert_eq!(modules(without_gpu), wanted);
-    // k3s brings its own containerd, and needs them, too.
+    // k3s ships containerd, and also needs the modules.
     let k3s = machine("10.1", &[H100])
         .set("runtime.use=[]")
         .set("cluster.join=k3s")
@@ -67,9 +67,9 @@ fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_l
     assert_eq!(modules(machine("9.6", &[H100])), []);
 }
 
-/// They conflict with the archive's own packages, which would remove the runtime of a node of AKS.
+/// The archive packages conflict with them and would remove the runtime of an AKS node.
 #[test]
-fn microsofts_packages_count_as_the_runtimes_that_are_there() {
+fn microsoft_packages_count_as_installed_runtimes() {
     for id in [("ubuntu", "24.04"), ("debian", "12")] {
         for source in ["distribution", "docker"] {
             let machine = Machine::new(id.0, id.1, "x86_64", &[H100])
@@ -86,9 +86,9 @@ fn microsofts_packages_count_as_the_runtimes_that_are_there() {
     }
 }
 
-/// What is installed is chosen where the settings leave it open, if there are packages of it for this system.
+/// Without a setting, an installed runtime is selected if this system has packages for it.
 #[test]
-fn the_runtime_of_the_machine_is_chosen() {
+fn installed_runtime_is_selected() {
     for (id, version, program, wanted) in [
         (
             "debian",

@@ -1,4 +1,4 @@
-//! `check --root` and `facts --root` on the machines of `machines/*.toml`, built as trees.
+//! Runs `check --root` and `facts --root` on the machines of `machines/*.toml`, which are built as directory trees.
 
 use std::{
     collections::BTreeMap,
@@ -65,7 +65,7 @@ fn x86_64() -> String {
     "x86_64".to_owned()
 }
 
-/// What a command said.
+/// The result of a command.
 pub(super) struct Ran {
     pub(super) exit: u8,
     pub(super) out: String,
@@ -172,7 +172,7 @@ impl Machine {
         text
     }
 
-    /// What is wrong about the findings, in words.
+    /// Describes the differences from the expected findings.
     fn judge(&self, ran: &Ran) -> Result<String, String> {
         let document: Value =
             serde_json::from_str(&ran.out).map_err(|_| format!("no document: {}", ran.err))?;
@@ -200,7 +200,7 @@ impl Machine {
             .as_ref()
             .filter(|says| !why.contains(says.as_str()))
         {
-            wrong.push(format!("`{why}` does not say `{says}`"));
+            wrong.push(format!("`{why}` does not contain `{says}`"));
         }
         for (id, verdict) in &self.finds {
             let found = of(id).map(|finding| text(finding, "status"));
@@ -221,7 +221,7 @@ impl Machine {
     }
 }
 
-/// A function on the bus.
+/// A PCI function.
 struct Function {
     id: String,
     subsystem: String,
@@ -236,7 +236,7 @@ fn functions(row: &str) -> Vec<Function> {
         Some((row, driver)) => (row, Some(driver.to_owned())),
         None => (row, None),
     };
-    // A 3D controller, as GPUs without a display are.
+    // By default a 3D controller, like GPUs without display.
     let (id, class) = row.split_once('/').unwrap_or((row, "030200"));
     let (id, subsystem) = id.split_once('+').unwrap_or((id, "0000"));
     let one = || Function {
@@ -271,7 +271,7 @@ impl Function {
 pub(super) fn run(args: &[&str]) -> Ran {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let (host, fakes) = fake::host();
-    // Files of the command line are those of the disk.
+    // Paths on the command line refer to the disk.
     for path in args
         .iter()
         .filter(|path| fs::metadata(path).is_ok_and(|file| file.is_file()))
@@ -331,7 +331,7 @@ fn machines() -> Vec<Machine> {
         .collect()
 }
 
-/// Runs something on each machine's tree, on two threads, and gathers what it says by name.
+/// Runs a function on the tree of each machine, in two threads, and returns the results by machine name.
 fn on_each(say: impl Fn(&Machine, &Utf8Path) -> String + Sync) -> BTreeMap<String, String> {
     let (todo, said) = (Mutex::new(machines()), Mutex::new(BTreeMap::new()));
     let work = || {
@@ -343,7 +343,7 @@ fn on_each(say: impl Fn(&Machine, &Utf8Path) -> String + Sync) -> BTreeMap<Strin
             machine.build(root);
             let words = say(&machine, root);
             let twice = said.lock().unwrap().insert(machine.name.clone(), words);
-            assert_eq!(twice, None, "{} is there twice", machine.name);
+            assert_eq!(twice, None, "{} is duplicated", machine.name);
         }
     };
     thread::scope(|threads| {
@@ -357,10 +357,10 @@ fn on_each(say: impl Fn(&Machine, &Utf8Path) -> String + Sync) -> BTreeMap<Strin
 const HEADS: [&str; 3] = ["fault", "risk", "difference"];
 
 #[test]
-fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {
+fn audit_reports_the_first_problem_of_every_machine() {
     let wrong = Mutex::new(String::new());
     let said = on_each(|machine, root| {
-        // The disk that the tree is on is not the machine's.
+        // The disk with the tree does not belong to the machine.
         let check = ["check", "--root", root.as_str(), "--ignore", "preflight"];
         let ran = run(&[&check[..], &["--format", "json"]].concat());
         let first = machine.judge(&ran).unwrap_or_else(|why| {
@@ -370,7 +370,7 @@ fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {
         let text = run(&check);
         assert_eq!(text.exit, ran.exit, "{}", machine.name);
         let verdict = text.out.lines().next().unwrap_or_default();
-        // What a person reads first is the first problem.
+        // The first line shows the first problem.
         match first.split_once(": ") {
             Some((id, why)) if (HEADS.iter()).any(|head| verdict == format!("{head}: {why}")) => {
                 format!("{verdict} [{id}]")
@@ -392,7 +392,7 @@ fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {
 }
 
 #[test]
-fn facts_speak_on_every_machine_and_say_what_is_unknown() {
+fn facts_list_unknown_values_on_every_machine() {
     on_each(|machine, root| {
         let ran = run(&["facts", "--root", root.as_str(), "--format", "json"]);
         assert_eq!(ran.exit, 0, "{}: {}", machine.name, ran.err);

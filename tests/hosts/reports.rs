@@ -1,5 +1,5 @@
-//! What the program answers about machines of public reports: the inputs of `reports/*.txt`, the questions and the right
-//! answers of `reports.toml`.
+//! Runs the program on machines from public reports: the inputs in `reports/*.txt`, the command lines and expected results in
+//! `reports.toml`.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, os::unix::fs::symlink};
 
@@ -42,8 +42,8 @@ struct Case {
     finds: BTreeMap<String, String>,
 }
 
-/// Writes the files of an input: `==> PATH` begins one, `=x> PATH HEX` is one that is no text, `--> PATH TARGET` a
-/// link, `==/ PATH` a folder.
+/// Writes the files of an input: `==> PATH` starts a text file, `=x> PATH HEX` is a binary file, `--> PATH TARGET` a symlink,
+/// `==/ PATH` a directory.
 fn unpack(text: &str, to: &Utf8Path) {
     let make = |path: &str| {
         let path = to.join(path);
@@ -93,11 +93,11 @@ fn unpack(text: &str, to: &Utf8Path) {
 }
 
 impl Case {
-    /// What is wrong about the answer, in words.
+    /// Describes the differences from the expected result.
     fn judge(&self, text: &Ran, document: Option<&Value>) -> Vec<String> {
         let mut wrong = Vec::new();
         let all = format!("{}\n{}", text.out, text.err);
-        // Lines are wrapped for people; words are compared without that.
+        // Compare without line wrapping.
         let flat = all.split_whitespace().collect::<Vec<_>>().join(" ");
         if text.exit != self.exit {
             wrong.push(format!("exit {}", text.exit));
@@ -118,7 +118,7 @@ impl Case {
         }
         for words in &self.says {
             if !flat.contains(words.as_str()) {
-                wrong.push(format!("it does not say `{words}`"));
+                wrong.push(format!("the output does not contain `{words}`"));
             }
         }
         for words in &self.never {
@@ -168,7 +168,7 @@ impl Case {
 }
 
 #[test]
-fn machines_of_public_reports_get_the_right_answer() {
+fn publicly_reported_machines_have_correct_results() {
     let table: Table = toml::from_str(include_str!("reports.toml")).unwrap();
     let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/reports");
     let mut wrong = String::new();
@@ -185,7 +185,7 @@ fn machines_of_public_reports_get_the_right_answer() {
         let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
         let is_check = words[0] == "check";
         if is_check {
-            // The disk that the tree is on is not the machine's.
+            // The disk with the tree does not belong to the machine.
             words.extend(["--ignore", "preflight"]);
         }
         let text = run(&words);

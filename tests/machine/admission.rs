@@ -1,4 +1,4 @@
-//! The order in which a machine becomes a schedulable node.
+//! The order of validation, join and startup taint removal.
 
 use toml::Table;
 
@@ -8,7 +8,7 @@ const KUBECONFIG: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
 
 /// Pods are scheduled as soon as the startup taint is gone.
 #[test]
-fn the_startup_taint_is_removed_after_validation_and_join() {
+fn startup_taint_is_removed_after_validation_and_join() {
     let machine = Machine::new(describe("debian-12-cluster", Table::new()));
     let files = &machine.fakes.files;
     files.put_mode(KUBECONFIG, "clusters: []\n", 0o600);

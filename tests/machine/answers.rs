@@ -1,4 +1,4 @@
-//! The simulated package managers answer as real ones do: see `tests/packages/contract.rs`.
+//! Contract tests of the simulated package managers: see `tests/packages/contract.rs`.
 
 #[path = "../packages/contract.rs"]
 mod contract;
@@ -17,7 +17,7 @@ use crate::{
     state::{PackageLock, lock},
 };
 
-/// The files of the repository, for both package managers.
+/// The repository configuration files of both package managers.
 const FILES: [(&str, &str); 3] = rows! {
     "/etc/apt/sources.list.d/debian.sources",
         "Types: deb\nURIs: http://packages.example.org/demo\nSuites: stable\nComponents: main\n\
@@ -35,7 +35,7 @@ const LOCKS: (&str, &str) = (
     "[main]\nenabled = 1\nlocklist = /etc/dnf/plugins/versionlock.list\n",
 );
 
-/// The machine in memory.
+/// The in-memory machine.
 struct Imitation(Machine);
 
 impl Imitation {
@@ -54,7 +54,7 @@ impl Imitation {
             .files
             .extend(files.map(|(path, text)| (path.to_owned(), text.to_owned())));
         let imitation = Self(Machine::new(about));
-        // A module is compiled where there are headers.
+        // DKMS compiles a module if headers are installed.
         let files = &imitation.0.fakes.files;
         let running = kernel::running(files);
         files.put_folder(&format!("/lib/modules/{running}/build"), 0o755);
@@ -62,9 +62,9 @@ impl Imitation {
         imitation
     }
 
-    /// The keyring has one of the two keys of the tests.
+    /// The keyring contains one of the two test keys.
     fn trust(&self, at: usize) {
-        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the test keys");
         for path in KEYRINGS {
             self.0.fakes.files.put(path, keys.keys[at].armoured.clone());
         }
@@ -100,7 +100,7 @@ impl contract::Machine for Imitation {
                 self.trust(0);
             }
             "the suite is gone" => state.archive.repos.clear(),
-            // It has no cache of what is installed.
+            // The simulation has no cache of installed packages.
             "the cache is cleaned" => {}
             "scripts fail" => faults.dkms = true,
             "scripts succeed" => faults.dkms = false,
@@ -116,7 +116,7 @@ impl contract::Machine for Imitation {
                 assert!(files.exists("/etc/demo/app.conf".into()).expect("files"));
                 files.put("/etc/demo/app.conf", "mine\n");
             }
-            other => panic!("the machine does not know that {other}"),
+            other => panic!("unknown event `{other}`"),
         }
     }
 
@@ -137,11 +137,11 @@ fn compare(manager: Manager) {
 }
 
 #[test]
-fn the_simulated_apt_answers_as_the_real_one() {
+fn simulated_apt_behaves_like_real_apt() {
     compare(Manager::Apt);
 }
 
 #[test]
-fn the_simulated_dnf_answers_as_the_real_one() {
+fn simulated_dnf_behaves_like_real_dnf() {
     compare(Manager::Dnf);
 }

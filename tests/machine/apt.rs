@@ -74,12 +74,12 @@ fn parse(cmd: &Cmd) -> Line {
             }
             option if option.starts_with("-o") => assert!(
                 OPTIONS.iter().any(|known| option[2..].starts_with(known)),
-                "the simulated apt-get knows no `{option}` in `{}`",
+                "the simulated apt-get does not support `{option}` in `{}`",
                 cmd.line()
             ),
             word if !word.starts_with('-') && line.verb.is_empty() => line.verb = word.to_owned(),
             word => panic!(
-                "the simulated apt-get knows no `{word}` in `{}`",
+                "the simulated apt-get does not support `{word}` in `{}`",
                 cmd.line()
             ),
         }
@@ -110,10 +110,10 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         assert!(
             cmd.env
                 .contains(&("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned())),
-            "apt-get may ask: {}",
+            "apt-get may prompt: {}",
             cmd.line()
         );
-        // The lists have a lock of their own.
+        // The package lists have a separate lock.
         if let Some(lock) = (state.faults.package_lock.as_ref()).filter(|_| line.verb != "update") {
             return Ok(failed(
                 100,
@@ -129,7 +129,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     if line.verb == "update" {
         return Ok(update(files, state));
     }
-    assert!(line.yes, "apt-get would ask: {}", cmd.line());
+    assert!(line.yes, "apt-get would prompt: {}", cmd.line());
     let interrupted = !crate::state::list(files, "/var/lib/dpkg/updates").is_empty();
     if interrupted && !line.simulate {
         return Ok(failed(
@@ -144,7 +144,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         "purge" | "remove" => Ok(remove(files, state, &line)),
         "dist-upgrade" if line.simulate => Ok(crate::upgrade::simulate(files)),
         verb => panic!(
-            "the simulated apt-get knows no `{verb}` in `{}`",
+            "the simulated apt-get does not support `{verb}` in `{}`",
             cmd.line()
         ),
     }
@@ -162,7 +162,7 @@ struct Solver<'s> {
     state: &'s State,
     database: BTreeMap<String, Entry>,
     recommends: bool,
-    /// The versions that the command line names: they are the candidates.
+    /// The versions on the command line, which become the candidates.
     named: BTreeMap<String, String>,
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
@@ -176,8 +176,7 @@ impl Solver<'_> {
             .map(|entry| entry.version.clone())
     }
 
-    /// Installed packages whose dependencies the transaction breaks are removed; those that it names
-    /// must not be.
+    /// Removes installed packages with dependencies that the transaction breaks, but never packages on the command line.
     fn remove_broken(&self, transaction: &mut Transaction) -> Result<(), String> {
         loop {
             let gone = |name: &str| transaction.removes.iter().any(|(one, _)| one == name);
@@ -274,7 +273,7 @@ impl Solver<'_> {
             if self.now(name).as_deref() == Some(package.version.as_str()) {
                 return Ok(());
             }
-            // apt installs the candidate of a dependency, or nothing.
+            // apt installs only the candidate version of a dependency.
             let chosen = self.chosen.get(name).cloned();
             let target = chosen
                 .or_else(|| self.named.get(name).cloned())
@@ -322,7 +321,7 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
         order: Vec::new(),
     };
     let mut transaction = Transaction::default();
-    // Packages that are named with a version come first, so that dependencies must match them.
+    // Packages with an explicit version come first, so that dependencies must match them.
     let going = |name: &&String| name.ends_with('-');
     for name in line.names.iter().filter(going) {
         let name = name.trim_end_matches('-');
@@ -481,7 +480,7 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
         }
         going.push(name.clone());
     }
-    // Packages that depend on a removed package are removed, too.
+    // Also remove packages that depend on a removed package.
     loop {
         let more: Vec<String> = database
             .iter()

@@ -23,7 +23,7 @@ pub fn apt_cache(cmd: &Cmd, files: &FakeFiles) -> Output {
             .filter(|name| name.starts_with(prefix))
             .map(|name| name + "\n")
             .collect::<String>()),
-        _ => panic!("the simulated apt-cache knows no `{}`", cmd.line()),
+        _ => panic!("the simulated apt-cache does not support `{}`", cmd.line()),
     }
 }
 
@@ -65,7 +65,7 @@ fn policy(files: &FakeFiles, name: &str) -> String {
 pub fn apt_mark(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let [verb, "--", ref names @ ..] = args[..] else {
-        panic!("the simulated apt-mark knows no `{}`", cmd.line());
+        panic!("the simulated apt-mark does not support `{}`", cmd.line());
     };
     let mut database = dpkg::read(files);
     let mut auto = dpkg::auto(files);
@@ -77,7 +77,7 @@ pub fn apt_mark(cmd: &Cmd, files: &FakeFiles) -> Output {
             "hold" => entry.want = "hold".to_owned(),
             "unhold" => entry.want = "install".to_owned(),
             "auto" => auto.push((*name).to_owned()),
-            verb => panic!("the simulated apt-mark knows no `{verb}`"),
+            verb => panic!("the simulated apt-mark does not support `{verb}`"),
         }
     }
     match verb {

@@ -1,18 +1,18 @@
-//! What the simulated `apt-get` says about a transaction.
+//! Output of the simulated `apt-get` for a transaction.
 
 use crate::state::State;
 
 /// The changes of a transaction.
 #[derive(Debug, Default)]
 pub struct Transaction {
-    /// Name, installed version, new version; dependencies come before the packages that need them.
+    /// Name, installed version and new version. Dependencies come first.
     pub installs: Vec<(String, Option<String>, String)>,
     pub removes: Vec<(String, String)>,
     /// The packages that the command line names.
     pub asked: Vec<String>,
 }
 
-/// The answer of `--print-uris`; every package has the same size.
+/// The answer of `--print-uris`. All packages have the same size.
 pub fn addresses(state: &State, transaction: &Transaction) -> String {
     if transaction.installs.is_empty() {
         return String::new();

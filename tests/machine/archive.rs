@@ -1,4 +1,4 @@
-//! The packages that the simulated mirrors offer, and apt's choice among them.
+//! The packages on the simulated mirrors, and apt's candidate selection.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::state::{State, exists, list, on, text};
 
-/// All packages that can be downloaded.
+/// All downloadable packages.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Archive {
@@ -30,7 +30,7 @@ pub struct Archive {
     /// Kernels, each for its packages.
     #[serde(default, rename = "kernel")]
     pub kernels: Vec<Kernel>,
-    /// Names of files with further packages and repositories.
+    /// Names of files with more packages and repositories.
     #[serde(default)]
     pub with: Vec<String>,
 }
@@ -45,7 +45,7 @@ pub struct Repo {
     pub suites: Vec<String>,
     #[serde(default)]
     pub component: Option<String>,
-    /// Fingerprint of the signing key; without one the distribution's keyring verifies the list.
+    /// Fingerprint of the signing key. Without one, the distribution keyring verifies the list.
     #[serde(default)]
     pub key: Option<String>,
 }
@@ -67,37 +67,37 @@ pub struct Package {
     pub contents: BTreeMap<String, String>,
     pub links: BTreeMap<String, String>,
     pub conffiles: BTreeMap<String, String>,
-    /// Enabled and started by the package's own script.
+    /// Enabled and started by the package script.
     pub units: Vec<String>,
     /// The DKMS module in the package.
     pub dkms: Option<String>,
-    /// The packaged driver module: the kernel, and the driver's version.
+    /// The packaged driver module: kernel and driver version.
     pub module: Option<(String, String)>,
     /// `MODULE:STREAM` if the package is in a stream of a module.
     pub stream: String,
 }
 
-/// One kernel of an archive, which stands for its packages.
+/// One kernel of an archive, expanded to its packages.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Kernel {
     /// `6.8.0-1067-gcp`.
     pub release: String,
-    /// Of all its packages.
+    /// The version of all its packages.
     pub version: String,
-    /// The archive has only its headers, and neither its image nor modules.
+    /// The archive has only the headers, without image and modules.
     #[serde(default)]
     pub only_headers: bool,
     /// Packaged modules: `580-server-open=580.173.02`.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// The series whose metapackages depend on it: `gcp-6.8`.
+    /// The series with metapackages that depend on it, such as `gcp-6.8`.
     #[serde(default)]
     pub newest_of: Vec<String>,
 }
 
 impl Kernel {
-    /// Its packages, as Ubuntu has them.
+    /// Expands to packages with Ubuntu's names.
     fn packages(&self) -> Vec<Package> {
         let Self {
             release, version, ..
@@ -163,13 +163,13 @@ impl Kernel {
     }
 }
 
-/// A package of a mirror whose list was downloaded.
+/// A package in a downloaded list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offered {
     pub version: String,
     pub repo: String,
     pub priority: i32,
-    /// The priority of its repository, whatever the records for the package say.
+    /// The priority of the repository, without records for the package.
     pub rank: i32,
 }
 
@@ -177,7 +177,7 @@ pub struct Offered {
 pub const LISTS: &str = "/var/lib/apt/lists";
 
 impl Archive {
-    /// The archive for an architecture; the files tell about `x86_64`.
+    /// The archive for an architecture, converted from the `x86_64` files.
     pub fn load(name: &str, arch: &str) -> Self {
         let path = format!(
             "{}/tests/machine/archives/{name}.toml",
@@ -203,7 +203,7 @@ impl Archive {
             .unwrap_or_else(|| panic!("the archive has no {name} {version}"))
     }
 
-    /// The newest version, whatever the lists say: the machine was installed from it.
+    /// The newest version, regardless of the package lists, because the machine was installed from the archive.
     pub fn newest(&self, name: &str) -> &Package {
         self.packages
             .iter()
@@ -220,7 +220,7 @@ impl Archive {
         })
     }
 
-    /// Downloads the lists of every source of the machine. A mirror in the middle of its sync is the first one.
+    /// Downloads the lists of every source of the machine. The first mirror is the one with an incomplete sync.
     pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>, in_sync: bool) -> Output {
         let (mut said, mut errors) = (String::new(), String::new());
         let mut entries = (Manager::Apt.backend().entries(files)).expect("sources can be read");
@@ -279,7 +279,7 @@ impl Archive {
             };
             if let Err(why) = signed(files, repo, entry.signed_by.as_deref()) {
                 let place = format!("{uri} {suite} InRelease");
-                // Those that are there stay.
+                // Existing lists are kept.
                 if exists(files, &list_of(repo, suite)) {
                     let mut failure = not_fetched("InRelease", "InRelease", &why);
                     failure.words = format!(
@@ -310,7 +310,7 @@ impl Archive {
     }
 
     fn fetch(&self, files: &FakeFiles, repo: &Repo, suite: &str) {
-        // The packages of a suite's updates are in the suite itself here.
+        // In this simulation, a suite contains its updates.
         let packages = self
             .packages
             .iter()
@@ -326,7 +326,7 @@ impl Archive {
     }
 }
 
-/// Why a source failed: apt's name for the file, the reason, and its error output.
+/// A failed source: apt's name for the file, the reason, and the error output.
 struct Failure {
     file: String,
     why: String,
@@ -394,7 +394,7 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
     found
 }
 
-/// `apt-cache show`: what packages need, as far as the product asks.
+/// `apt-cache show`: the dependency fields that gpu-bootstrap reads.
 pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let mut said = String::new();
     for name in cmd.args.iter().skip_while(|arg| *arg != "--").skip(1) {
@@ -407,7 +407,7 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             let common = depends
                 .iter_mut()
                 .find(|name| name.starts_with("nvidia-kernel-common-"));
-            let common = common.expect("a module needs it");
+            let common = common.expect("a dependency of the module");
             *common = format!("{common} (>= {driver})");
         }
         said.push_str(&format!(
@@ -422,9 +422,8 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     }
 }
 
-/// The version that `apt-get install NAME` takes: the highest priority, then the newest. Never one
-/// with a negative priority, and never one older than the installed one, unless the priority is
-/// above 1000.
+/// The version that `apt-get install NAME` selects: the newest with the highest priority. Versions with a negative priority are
+/// skipped, and so are versions older than the installed one, unless the priority is above 1000.
 pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Option<Offered> {
     let best = offers(files, name)
         .into_iter()
@@ -455,11 +454,11 @@ pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Opti
     }
 }
 
-/// Versions of rpm are compared by the backend; only the newest of an archive is asked for here.
+/// The backend compares rpm versions. Here only the newest version in an archive is needed.
 pub fn version(text: &str) -> Version {
     text.replace('_', ".")
         .parse()
-        .unwrap_or_else(|_| panic!("{text} is no Debian version"))
+        .unwrap_or_else(|_| panic!("{text} is not a Debian version"))
 }
 
 struct Preference {
@@ -483,7 +482,7 @@ impl Preference {
             }
     }
 
-    /// apt_preferences(5): a record for named packages has precedence over a general one.
+    /// Specific records take precedence over general ones, see apt_preferences(5).
     fn is_general(&self) -> bool {
         self.packages == ["*"]
     }
@@ -499,11 +498,11 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
             let pin = match pin.split_once(' ') {
                 Some(("version", version)) => Pin::Version(version.to_owned()),
                 Some(("origin", host)) => Pin::Origin(host.trim_matches('"').to_owned()),
-                _ => panic!("the simulated apt knows no `Pin: {pin}`"),
+                _ => panic!("the simulated apt does not support `Pin: {pin}`"),
             };
             found.push(Preference {
                 packages: field(paragraph, "Package")
-                    .expect("a preference names packages")
+                    .expect("a preference has packages")
                     .split_whitespace()
                     .map(str::to_owned)
                     .collect(),
@@ -518,7 +517,7 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
     found
 }
 
-/// Why a signature cannot be verified.
+/// The reason a signature cannot be verified.
 fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), String> {
     let Some(key) = &repo.key else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Kernels and driver modules that come as packages, and the menu of the boot loader.
+//! Packaged kernels and driver modules, and the boot loader menu.
 
 use gpu_bootstrap::{host::fake::FakeFiles, model::version::KernelVersion};
 
@@ -7,10 +7,10 @@ use crate::{
     state::{exists, list, text},
 };
 
-/// With this file GRUB's choice stays as it is.
+/// If this file exists, the GRUB default is kept.
 pub const CHOSEN: &str = "/etc/default/grub.d/chosen.cfg";
 
-/// Installs a kernel as its package does, and makes GRUB's menu anew. What is there stays.
+/// Installs a kernel like its package, and regenerates the GRUB menu. Existing files are kept.
 pub fn install(files: &FakeFiles, release: &str) {
     if !exists(files, &format!("/boot/vmlinuz-{release}")) {
         let image = match rpm::is_used(files) {
@@ -34,7 +34,7 @@ pub fn remove(files: &FakeFiles, kernel: &str) {
     update_grub(files);
 }
 
-/// GRUB starts the newest kernel, unless the administrator chose one.
+/// GRUB starts the newest kernel, unless the administrator selected another one.
 fn update_grub(files: &FakeFiles) {
     if exists(files, CHOSEN) {
         return;
@@ -65,7 +65,7 @@ pub fn next(files: &FakeFiles) -> Option<String> {
 
 const PACKAGED: &str = "kernel/nvidia-packaged";
 
-/// Adds the module of a package to a kernel.
+/// Adds a packaged module to a kernel.
 pub fn put_packaged(files: &FakeFiles, kernel: &str, version: &str, open: bool) {
     let path = format!("/lib/modules/{kernel}/modules.dep");
     let mut content = text(files, &path).unwrap_or_default();
@@ -80,7 +80,7 @@ pub fn put_packaged(files: &FakeFiles, kernel: &str, version: &str, open: bool) 
     files.put(&path, content);
 }
 
-/// Removes it.
+/// Removes a packaged module from a kernel.
 pub fn take_packaged(files: &FakeFiles, kernel: &str) {
     let path = format!("/lib/modules/{kernel}/modules.dep");
     if let Some(content) = text(files, &path) {

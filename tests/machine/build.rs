@@ -1,4 +1,4 @@
-//! Builds a machine from a description in TOML: a file of `bases/`, with the changes of a scenario.
+//! Builds a machine from a TOML description: a file of `bases/` with the changes of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct Description {
     pub kernel: String,
     /// The kernel of the next boot, if it differs.
     pub next_kernel: Option<String>,
-    /// Architecture as the kernel reports it.
+    /// The kernel's name of the architecture.
     pub architecture: String,
     /// `enabled`, `disabled`, or `unsupported` on a machine without UEFI.
     pub secure_boot: String,
@@ -40,36 +40,35 @@ pub struct Description {
     pub gpus: Vec<String>,
     /// In-tree drivers that bind the GPU at boot unless they are denied.
     pub in_tree: Vec<String>,
-    /// In-tree drivers in the initial RAM filesystem.
+    /// In-tree drivers in the initramfs.
     pub initrd: Vec<String>,
-    /// Packages from the archive, with their dependencies; `name=version` for one that is not the
-    /// newest.
+    /// Packages from the archive, with their dependencies. `name=version` selects an older version.
     pub packages: Vec<String>,
-    /// Packages of which only the name and version matter: `name=version`.
+    /// Packages with only a name and version: `name=version`.
     pub plain: Vec<String>,
     pub held: Vec<String>,
-    /// Packages that are half configured.
+    /// Half-configured packages.
     pub half: Vec<String>,
     pub memory_gib: u64,
     pub root_free_gib: u64,
     pub boot_free_mib: u64,
     /// Mount points that are read-only.
     pub read_only: Vec<String>,
-    /// Directories without space: every write fails.
+    /// Directories without free space, where every write fails.
     pub full: Vec<String>,
     pub files: BTreeMap<String, String>,
     pub links: BTreeMap<String, String>,
     /// Owners other than root, by path.
     pub owners: BTreeMap<String, u32>,
-    /// The values of the firmware: `sys_vendor`, `product_name`, ….
+    /// Firmware values: `sys_vendor`, `product_name`, ….
     pub dmi: BTreeMap<String, String>,
-    /// The output of `rpm -qa`, one package per line, in the product's format with `|` for tabs.
+    /// The output of `rpm -qa`, one package per line, in the format of gpu-bootstrap with `|` for tabs.
     pub rpm: Option<String>,
     /// Whether the package lists have been downloaded.
     pub lists: bool,
     /// The wall clock.
     pub now: Option<String>,
-    /// Whether the user is not root.
+    /// Runs as a non-root user.
     pub unprivileged: bool,
     pub faults: Faults,
 }
@@ -95,7 +94,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         read_only: about.read_only.iter().any(|only| only == path),
         inodes: None,
     };
-    // Written before any mount becomes read-only.
+    // Write this before mounts become read-only.
     let writable = |free| Room {
         total: 100 * GIB,
         free,
@@ -105,7 +104,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     files.mount("/", writable(about.root_free_gib * GIB));
     for (path, content) in &about.files {
         let content = on(&about.architecture, content);
-        // A secret is for root alone.
+        // Secrets are readable only by root.
         match path.ends_with("token") || path.ends_with(".key") {
             true => files.put_mode(path, content, 0o600),
             false => files.put(path, content),
@@ -168,7 +167,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         files.put_folder(folder, 0o755);
     }
     secure_boot(about, fakes);
-    // The package of modprobe owns it on every distribution.
+    // The modprobe package owns the directory on every distribution.
     files.put_folder("/etc/modprobe.d", 0o755);
     files.put_folder("/sys/bus/pci/devices", 0o755);
     for (at, id) in about.gpus.iter().enumerate() {
@@ -202,7 +201,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
         let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-            .expect("the keys of tests")
+            .expect("the test keys")
             .keys;
         files.put(
             "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9",
@@ -279,7 +278,7 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     fakes.files.put(&format!("{folder}/numa_node"), "-1\n");
 }
 
-/// The package of the archive that `NAME` or `NAME=VERSION` means.
+/// The archive package for `NAME` or `NAME=VERSION`.
 fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
     match wish.split_once('=') {
         Some((name, version)) => state.archive.package(name, version),
@@ -290,7 +289,7 @@ fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
 fn packages(about: &Description, fakes: &Fakes, state: &State) {
     let files = &fakes.files;
     let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-        .expect("the keys of tests")
+        .expect("the test keys")
         .keys;
     for distribution in ["debian", "ubuntu"] {
         files.put(
@@ -326,13 +325,13 @@ fn packages(about: &Description, fakes: &Fakes, state: &State) {
     for name in &about.held {
         database
             .get_mut(name)
-            .unwrap_or_else(|| panic!("{name} is to be held"))
+            .unwrap_or_else(|| panic!("{name} should be held, but is not installed"))
             .want = "hold".to_owned();
     }
     for name in &about.half {
         database
             .get_mut(name)
-            .unwrap_or_else(|| panic!("{name} is to be half there"))
+            .unwrap_or_else(|| panic!("{name} should be half-configured, but is not installed"))
             .state = "half-configured".to_owned();
     }
     dpkg::write(files, &database);

@@ -1,4 +1,4 @@
-//! A cluster: kubeadm, which joins it, and kubectl, which asks it. What they write and say follows kubeadm and kubectl 1.34.
+//! Simulates a cluster with kubeadm and kubectl. Their files and output follow version 1.34.
 
 use gpu_bootstrap::host::{
     Cmd, Output,
@@ -17,7 +17,7 @@ const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
 const CERTIFICATE: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
-/// What `kubeadm reset` removes of what `kubeadm join` writes. The folders stay.
+/// The files from `kubeadm join` that `kubeadm reset` removes. Directories are kept.
 const OF_JOIN: [&str; 6] = [
     KUBELET_CONF,
     BOOTSTRAP_CONF,
@@ -41,7 +41,7 @@ pub fn kubeadm(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
             }
             ok("[reset] Stopping the kubelet service\n")
         }
-        _ => panic!("the simulated kubeadm knows no `{}`", cmd.line()),
+        _ => panic!("the simulated kubeadm does not support `{}`", cmd.line()),
     }
 }
 
@@ -68,7 +68,7 @@ fn join(files: &FakeFiles, state: &mut State, path: &str) -> Output {
             files.put(CA, "");
         }
         if fault.killed {
-            // The product dies, not kubeadm alone.
+            // gpu-bootstrap is killed together with kubeadm.
             files.kill_at(1);
         }
         return failed(1, format!("{}\n", fault.said));
@@ -121,7 +121,7 @@ pub fn changes(cmd: &Cmd) -> bool {
     cmd.args.get(2).is_none_or(|verb| verb != "get")
 }
 
-/// Puts the values of one document into another; tables merge.
+/// Merges one document into another, table by table.
 fn lay_over(under: &mut Value, over: Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
@@ -137,7 +137,7 @@ fn lay_over(under: &mut Value, over: Value) {
 pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let [kubeconfig, "--request-timeout=10s", own @ ..] = &args[..] else {
-        panic!("the simulated kubectl knows no `{}`", cmd.line());
+        panic!("the simulated kubectl does not support `{}`", cmd.line());
     };
     let kubeconfig = kubeconfig.strip_prefix("--kubeconfig=");
     let kubeconfig = kubeconfig.expect("a kubeconfig");
@@ -146,9 +146,9 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
         return ok(r#"{"gitVersion": "v1.34.4"}"#);
     }
     let at = own.iter().position(|word| *word == "--");
-    let at = at.expect("names stand behind `--`");
+    let at = at.expect("names after `--`");
     let (verb, [name, rest @ ..]) = (&own[..at], &own[at + 1..]) else {
-        panic!("the simulated kubectl knows no `{}`", cmd.line());
+        panic!("the simulated kubectl does not support `{}`", cmd.line());
     };
     let is_there = |node: &&mut Value| node["metadata"]["name"] == **name;
     let Some(node) = state.node.as_mut().filter(is_there) else {
@@ -189,6 +189,6 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
             state.node = None;
             ok("node deleted\n")
         }
-        _ => panic!("the simulated kubectl knows no `{}`", cmd.line()),
+        _ => panic!("the simulated kubectl does not support `{}`", cmd.line()),
     }
 }

@@ -43,22 +43,22 @@ fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// `dockerd`, whose version cannot check a file.
+/// `dockerd`, in a version that cannot validate a configuration file.
 pub fn dockerd(cmd: &Cmd) -> Output {
     match &cmd.args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--version"] => ok("Docker version 20.10.24+dfsg1, build 297e128\n"),
-        _ => panic!("the simulated dockerd knows no `{}`", cmd.line()),
+        _ => panic!("the simulated dockerd does not support `{}`", cmd.line()),
     }
 }
 
-/// The configuration that Docker reads when it starts.
+/// The Docker configuration at startup.
 pub fn docker_config(files: &FakeFiles) -> Result<String, String> {
     daemon_json(files).map(|config| Value::Object(config).to_string())
 }
 
 fn running_docker(files: &FakeFiles) -> Option<Map<String, Value>> {
     let memory = units::memory(files, "docker.service")?;
-    Some(serde_json::from_str(&memory).expect("what docker started with"))
+    Some(serde_json::from_str(&memory).expect("the configuration that Docker loaded"))
 }
 
 fn has_nvidia(config: &Map<String, Value>) -> bool {
@@ -131,7 +131,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 )
             }
         }
-        _ => panic!("the simulated docker knows no `{}`", cmd.line()),
+        _ => panic!("the simulated docker does not support `{}`", cmd.line()),
     }
 }
 
@@ -171,7 +171,7 @@ fn info(config: Option<&Map<String, Value>>) -> Output {
     ok(format!("{said}\n"))
 }
 
-/// The devices and libraries that a container with the nvidia runtime sees.
+/// The devices and libraries in a container with the nvidia runtime.
 fn see(files: &FakeFiles, state: &State) -> Output {
     let view = if state.faults.container {
         ContainerView::default()
@@ -258,7 +258,7 @@ pub fn ctr(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 )
             }
         }
-        _ => panic!("the simulated ctr knows no `{}`", cmd.line()),
+        _ => panic!("the simulated ctr does not support `{}`", cmd.line()),
     }
 }
 
@@ -283,7 +283,7 @@ pub fn containerd_merged(files: &FakeFiles) -> String {
         })
         .unwrap_or_default();
     for import in imports {
-        let (folder, names) = import.rsplit_once('/').expect("an import is a path");
+        let (folder, names) = import.rsplit_once('/').expect("the import is a path");
         for name in list(files, folder) {
             if gpu_bootstrap::model::pattern::matches(names, &name) {
                 merge(&mut root, toml_of(files, &format!("{folder}/{name}")));
@@ -313,7 +313,7 @@ pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
                         default_runtime_name = \"runc\"\n[plugins.\"io.containerd.grpc.v1.cri\".\
                         containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n";
             let mut whole: Table = runc.parse().expect("the defaults");
-            // Runtimes named in a file replace the default ones.
+            // Runtimes in a file replace the default ones.
             if let (Some(named), Some(defaults)) = (runtimes(&mut merged), runtimes(&mut whole))
                 && !named.is_empty()
             {
@@ -323,7 +323,7 @@ pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
             ok(whole.to_string())
         }
         ["--version"] => ok("containerd github.com/containerd/containerd 1.6.20 1.6.20\n"),
-        _ => panic!("the simulated containerd knows no `{}`", cmd.line()),
+        _ => panic!("the simulated containerd does not support `{}`", cmd.line()),
     }
 }
 
@@ -336,12 +336,12 @@ fn runtimes(config: &mut Table) -> Option<&mut Table> {
         .as_table_mut()
 }
 
-/// `crio`: what its files say together.
+/// `crio`: the merged configuration files.
 pub fn crio(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     assert!(
         matches!(args[..], ["config"] | ["status", "config"]),
-        "the simulated crio knows no `{}`",
+        "the simulated crio does not support `{}`",
         cmd.line()
     );
     let mut whole = Table::new();
@@ -359,7 +359,7 @@ pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         | [
             "cdi",
             "generate",
-            // The specification names no group here.
+            // The specification has no group in this simulation.
             "--feature-flag=no-additional-gids-for-device-nodes",
             output,
         ] => {
@@ -368,7 +368,7 @@ pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 .unwrap_or_else(|| panic!("{}", cmd.line()));
             generate(files, state, path)
         }
-        _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
+        _ => panic!("the simulated nvidia-ctk does not support `{}`", cmd.line()),
     }
 }
 
@@ -405,13 +405,13 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     ok("")
 }
 
-/// `nvidia-ctk system create-dev-char-symlinks`, which leaves out the nodes of switches and of storage.
+/// `nvidia-ctk system create-dev-char-symlinks`, which skips the NVSwitch and storage nodes.
 pub fn link_nodes(files: &FakeFiles) -> String {
     for name in list(files, "/dev") {
         let path = format!("/dev/{name}");
         let stat = files
             .stat(path.as_str().into())
-            .expect("the node can be looked at");
+            .expect("the node can be inspected");
         let blocked = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
         if name.starts_with("nvidia")
             && !blocked.iter().any(|one| name.starts_with(one))
@@ -423,12 +423,12 @@ pub fn link_nodes(files: &FakeFiles) -> String {
     String::new()
 }
 
-/// What the unit does that makes the CDI specification again at each boot.
+/// Runs the unit that regenerates the CDI specification at each boot.
 pub fn describe_again(files: &FakeFiles, state: &State) -> String {
     generate(files, state, "/etc/cdi/nvidia.yaml").stderr
 }
 
-/// What the unit does when it stops.
+/// Stops the unit.
 pub fn unlink_nodes(files: &FakeFiles) {
     for name in list(files, "/dev/char") {
         files.take(&format!("/dev/char/{name}"));
@@ -436,9 +436,9 @@ pub fn unlink_nodes(files: &FakeFiles) {
     files.take("/dev/char");
 }
 
-/// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
+/// The format of nvidia-ctk 1.20: with device numbers, and without zero values.
 fn device_node(files: &FakeFiles, path: &str) -> String {
-    let stat = files.stat(path.into()).expect("a device can be looked at");
+    let stat = files.stat(path.into()).expect("a device can be inspected");
     let Some(FileKind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {
         return String::new();
     };
@@ -449,11 +449,11 @@ fn device_node(files: &FakeFiles, path: &str) -> String {
     format!("    - path: {path}\n      major: {major}\n{minor}")
 }
 
-/// The path of the driver library, if it is where programs look for it.
+/// The path of the driver library, if it is in the library search path.
 pub fn library(files: &FakeFiles) -> Option<String> {
     let resolved = |folder: &&str| {
         let path = format!("{folder}/libnvidia-ml.so.1");
-        (files.resolve(path.as_str().into())).expect("the library can be looked for")
+        (files.resolve(path.as_str().into())).expect("the library path can be resolved")
     };
     let folders = [
         "/usr/lib/aarch64-linux-gnu",

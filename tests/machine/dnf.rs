@@ -1,5 +1,5 @@
-//! Simulates `dnf` 4 on the files of the machine. What it installs is kept as the simulated
-//! `dpkg` keeps it, in a place that belongs to no package manager.
+//! Simulates `dnf` 4 on the files of the machine. Installed packages are stored in the format of the simulated `dpkg`, in a
+//! directory that no package manager uses.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -36,12 +36,12 @@ struct Line {
     simulate: bool,
     download_only: bool,
     cache_only: bool,
-    /// Packages of all module streams.
+    /// Whether packages of all module streams are visible.
     all_streams: bool,
-    /// Locked versions count.
+    /// Whether version locks apply.
     locks: bool,
     weak: bool,
-    /// In its shell, whose status says nothing.
+    /// In the dnf shell, which does not report failures in its exit status.
     shell: bool,
     words: Vec<String>,
 }
@@ -64,7 +64,10 @@ fn parse(cmd: &Cmd) -> Line {
                 line.all_streams |= option.contains("module_hotfixes");
             }
             word if !word.starts_with('-') => line.words.push(word.to_owned()),
-            word => panic!("the simulated dnf knows no `{word}` in `{}`", cmd.line()),
+            word => panic!(
+                "the simulated dnf does not support `{word}` in `{}`",
+                cmd.line()
+            ),
         }
     }
     line
@@ -83,7 +86,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
     if changes(cmd) {
         for option in ["--setopt=exit_on_lock=1", "-y"] {
             let has = cmd.args.iter().any(|arg| arg == option);
-            assert!(has, "dnf may wait or ask: {}", cmd.line());
+            assert!(has, "dnf may wait or prompt: {}", cmd.line());
         }
     }
     let takes_lock = |verb: &&str| line.words.iter().any(|word| word == verb);
@@ -136,7 +139,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
             let going = with_dependents(files, state, names);
             return transaction(cmd, files, state, &line, Vec::new(), going);
         }
-        _ => panic!("the simulated dnf knows no `{}`", cmd.line()),
+        _ => panic!("the simulated dnf does not support `{}`", cmd.line()),
     })
 }
 
@@ -167,7 +170,7 @@ fn refresh(files: &FakeFiles, state: &mut State) -> Output {
                 )),
                 Some(repo) => {
                     let path = entry.signed_by.as_deref().unwrap_or_default();
-                    // What is there already and did not change is not verified again.
+                    // Unchanged metadata is not verified again.
                     let trusted = text(files, &format!("{CACHE}/{id}.solv")).is_some()
                         || (repo.key.as_ref()).is_none_or(|key| trusts(files, path, key));
                     if trusted {
@@ -210,13 +213,13 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
     files.put(&format!("{CACHE}/{id}.solv"), content);
 }
 
-/// The versions in the metadata of enabled streams, newest first, with the names of the repositories.
+/// The versions in the metadata of enabled streams, newest first, with their repositories.
 pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
     let line = Line::default();
     offers_to(files, name, &line)
 }
 
-/// The versions that a command sees.
+/// The versions that are visible to a command.
 fn offers_to(files: &FakeFiles, name: &str, line: &Line) -> Vec<(String, String)> {
     let locks = match line.locks {
         true => text(files, LOCKS).unwrap_or_default(),
@@ -226,7 +229,7 @@ fn offers_to(files: &FakeFiles, name: &str, line: &Line) -> Vec<(String, String)
         true => Vec::new(),
         false => known(files, name, line.all_streams),
     };
-    // `NAME-EPOCH:VERSION-RELEASE.*`, as the program writes it.
+    // `NAME-EPOCH:VERSION-RELEASE.*`, the format that gpu-bootstrap writes.
     let locked: Vec<&str> = (locks.lines())
         .filter_map(|entry| {
             entry
@@ -284,7 +287,7 @@ pub fn compare(a: &str, b: &str) -> Ordering {
     backend().compare(a, b)
 }
 
-/// Locks do not hide anything from it.
+/// Version locks do not affect this query.
 fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> Output {
     let line = Line {
         all_streams,
@@ -330,7 +333,7 @@ fn module(files: &FakeFiles, verb: &str, name: &str) -> Output {
     let state = match verb {
         "enable" => "enabled",
         "reset" => "",
-        _ => panic!("the simulated dnf knows no `module {verb}`"),
+        _ => panic!("the simulated dnf does not support `module {verb}`"),
     };
     files.put(
         &format!("/etc/dnf/modules.d/{module}.module"),
@@ -432,7 +435,7 @@ pub fn row(title: &str, name: &str, version: &str, repository: &str) -> String {
     format!("{title}:\n {name}  x86_64  {version}  {repository}  100 k\n")
 }
 
-/// A transaction as a table. The unpacked size is only there if nothing else goes.
+/// A transaction table. The installed size is shown only if no package is removed.
 fn shown(table: &str, downloads: usize, only_new: bool) -> String {
     let size = 100 * downloads;
     let unpacked = match only_new {
@@ -584,7 +587,7 @@ fn transaction(
         let package = state.archive.package(name, &chosen[name]).clone();
         match dpkg::installed(files, name) {
             Some(now) => dpkg::leave(files, state, name, &now, &package),
-            // The mark of what was there stays.
+            // Existing packages keep their marks.
             None if asked.contains(name) => auto.retain(|one| one != name),
             None => auto.push(name.clone()),
         }
@@ -596,7 +599,7 @@ fn transaction(
     Ok(ok(said + "Complete!\n"))
 }
 
-/// Installs one package. A script that fails does not make dnf fail.
+/// Installs one package. A failed script does not make dnf fail.
 fn install(files: &FakeFiles, state: &State, package: &Package) -> String {
     dpkg::unpack(files, package);
     match dpkg::configure(files, state, package) {
@@ -659,10 +662,10 @@ fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> O
     ok(shown)
 }
 
-/// The packages and those that need them.
+/// The packages and all packages that depend on them.
 fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<String> {
     let database = dpkg::read(files);
-    // Of a package that may have several versions, the one that goes is named.
+    // For install-only packages, list the version that is removed.
     let there = |wanted: &&str| {
         (database.iter())
             .find(|(name, entry)| {
@@ -695,7 +698,7 @@ fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<Stri
     }
 }
 
-/// What rpm does with a configuration file that is not the package's own: it gets another name.
+/// Renames a modified configuration file, as rpm does.
 fn keep_changed_configuration(files: &FakeFiles, state: &State, name: &str) {
     let Some(entry) = dpkg::read(files).remove(name) else {
         return;

@@ -1,5 +1,4 @@
-//! dpkg's database as files, the effects of installing and removing a package, and the program
-//! itself.
+//! Simulates the dpkg database, the effects of installing and removing packages, and `dpkg`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +15,7 @@ use crate::{
     units,
 };
 
-/// Where the database is: on a machine with rpm its format is private, so any will do.
+/// The database directory. The rpm database format is private, so the simulated rpm uses any path.
 fn place(files: &FakeFiles, with_dpkg: &str, with_rpm: &str) -> String {
     match crate::rpm::is_used(files) {
         true => with_rpm.to_owned(),
@@ -44,7 +43,7 @@ fn extended(files: &FakeFiles) -> String {
     )
 }
 
-/// A part of what is kept about a package.
+/// A field of a package entry.
 pub fn info(files: &FakeFiles, name: &str, part: &str) -> Option<String> {
     text(files, &format!("{}/{name}.{part}", folder(files)))
 }
@@ -108,7 +107,7 @@ pub fn installed(files: &FakeFiles, name: &str) -> Option<String> {
         .map(|entry| entry.version)
 }
 
-/// Packages that are marked as installed automatically.
+/// Packages marked as automatically installed.
 pub fn auto(files: &FakeFiles) -> Vec<String> {
     let content = text(files, &extended(files)).unwrap_or_default();
     content
@@ -128,7 +127,7 @@ pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
     files.put(&extended(files), on(&arch(files), &content));
 }
 
-/// What goes when a package gets another version: files that the new one lacks, and compiled modules.
+/// Removes the files that are missing in the new package version, and compiled modules.
 pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &Package) {
     let archive = &state.archive.packages;
     let old = (archive.iter()).find(|one| one.name == name && one.version == version);
@@ -149,7 +148,7 @@ pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &
     }
 }
 
-/// Writes the list of a package's paths. dpkg's has the folders above them, too.
+/// Writes the path list of a package. dpkg lists also contain the parent directories.
 fn put_list(files: &FakeFiles, name: &str, paths: &[impl AsRef<str>]) {
     let mut all = BTreeSet::new();
     for path in paths {
@@ -166,13 +165,13 @@ fn put_list(files: &FakeFiles, name: &str, paths: &[impl AsRef<str>]) {
     files.put(&format!("{}/{name}.list", folder(files)), lines);
 }
 
-/// The paths in the list of a package that are no folders.
+/// The paths in a package list, without directories.
 fn owned_files(files: &FakeFiles, name: &str) -> Vec<String> {
     let listed = info(files, name, "list").unwrap_or_default();
     let is_file = |path: &&str| {
         let stat = files
             .stat(Utf8Path::new(path))
-            .expect("it can be looked at");
+            .expect("the path can be inspected");
         stat.is_some_and(|stat| stat.kind != FileKind::Folder)
     };
     listed.lines().filter(is_file).map(str::to_owned).collect()
@@ -198,7 +197,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
         listed.push(path.clone());
     }
     for (path, content) in &package.conffiles {
-        // As with `--force-confold`: an existing file stays.
+        // Keep an existing file, as with `--force-confold`.
         if !exists(files, path) {
             files.put(path, content.clone());
         }
@@ -215,7 +214,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
     database.insert(
         package.name.clone(),
         Entry {
-            // Also of a package that was held: whoever may change it has to hold it again.
+            // This removes a hold, so the caller must hold the package again.
             want: "install".to_owned(),
             state: "unpacked".to_owned(),
             version: package.version.clone(),
@@ -229,7 +228,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
     write(files, &database);
 }
 
-/// Runs the package's own script; after a failure the package stays half configured.
+/// Runs the package script. After a failure, the package remains half-configured.
 pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<(), String> {
     let set = |word: &str| {
         let mut database = read(files);
@@ -253,14 +252,14 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
     }
     for unit in &package.units {
         units::enable(files, unit);
-        // `deb-systemd-invoke` ignores a unit that does not start.
+        // `deb-systemd-invoke` ignores units that fail to start.
         let _ = units::start(files, state, unit);
     }
     set("installed");
     Ok(())
 }
 
-/// The kernel that a package brings.
+/// The kernel in a package.
 fn kernel_of(package: &str, version: &str, arch: &str) -> Option<String> {
     if package == "kernel-core" {
         return Some(format!("{version}.{arch}"));
@@ -271,7 +270,7 @@ fn kernel_of(package: &str, version: &str, arch: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Removes a package; with `purge` its configuration, too.
+/// Removes a package, with `purge` including its configuration.
 pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     let mut database = read(files);
     let Some(entry) = database.get(name).cloned() else {
@@ -326,12 +325,12 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     );
 }
 
-/// Removes a file, and the directories that become empty.
+/// Removes a file and directories that become empty.
 pub fn take(files: &FakeFiles, path: &str) {
     files.take(path);
     let mut folder = path;
     while let Some((parent, _)) = folder.rsplit_once('/') {
-        // These belong to packages that are always installed.
+        // These directories belong to packages that are always installed.
         let kept = parent.is_empty()
             || matches!(
                 parent,
@@ -363,11 +362,11 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             "--configure",
             "--pending",
         ] => configure_pending(files, state, &[]),
-        _ => panic!("the simulated dpkg knows no `{}`", cmd.line()),
+        _ => panic!("the simulated dpkg does not support `{}`", cmd.line()),
     }
 }
 
-/// Configures all unpacked packages, those in `first` first. A failure does not stop the others.
+/// Configures all unpacked packages, starting with `first`. Continues after a failure.
 pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> Output {
     let pending = |database: &BTreeMap<String, Entry>, name: &str| {
         let state = database.get(name).map(|entry| entry.state.as_str());
@@ -379,7 +378,7 @@ pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> 
         .filter(|name| pending(&database, name))
         .collect();
     let (mut said, mut errors, mut broken_ones) = (String::new(), String::new(), Vec::new());
-    // One after those that it depends on; one that depends on a broken one stays as it is.
+    // Dependencies first. Packages with a broken dependency remain unconfigured.
     while !left.is_empty() {
         let now = read(files);
         let package = |name: &str| state.archive.package(name, &database[name].version);

@@ -1,4 +1,4 @@
-//! The switches between the GPUs, and the fabric manager that joins them.
+//! Simulates NVSwitches and the fabric manager.
 
 use gpu_bootstrap::host::{FabricProgress, GpuFabric, fake::FakeFiles};
 
@@ -10,7 +10,7 @@ use crate::{
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// Whether NVSwitches are on the bus.
+/// Whether NVSwitches are on the PCI bus.
 fn on_pci(files: &FakeFiles) -> bool {
     list(files, DEVICES).iter().any(|address| {
         let value =
@@ -19,14 +19,14 @@ fn on_pci(files: &FakeFiles) -> bool {
     })
 }
 
-/// Whether switches are behind a network device that says so.
+/// Whether a network device manages the NVSwitches (`SW_MNG` in its VPD).
 fn managed(files: &FakeFiles) -> bool {
     list(files, DEVICES).iter().any(|address| {
         text(files, &format!("{DEVICES}/{address}/vpd")).is_some_and(|vpd| vpd.contains("SW_MNG"))
     })
 }
 
-/// Starts the fabric manager: it refuses what NVIDIA's refuses. What it remembers is its version.
+/// Starts the fabric manager, which rejects the same conditions as NVIDIA's, and returns its version.
 pub fn start(files: &FakeFiles) -> Result<String, String> {
     if !on_pci(files) && !managed(files) {
         return Err("NV_WARN_NOTHING_TO_DO".to_owned());
@@ -56,7 +56,7 @@ pub fn start(files: &FakeFiles) -> Result<String, String> {
     Ok(own)
 }
 
-/// What NVML says of each GPU; `None` without switches.
+/// The NVML fabric state of each GPU, or `None` without NVSwitches.
 pub fn of_gpus(files: &FakeFiles, state: &State) -> Option<GpuFabric> {
     if !on_pci(files) && !managed(files) {
         return None;
@@ -75,7 +75,7 @@ pub fn of_gpus(files: &FakeFiles, state: &State) -> Option<GpuFabric> {
     })
 }
 
-/// Loads a module of the network device behind which the switches are.
+/// Loads a module of the network device that manages the NVSwitches.
 pub fn load(files: &FakeFiles, module: &str) -> bool {
     let known = matches!(module, "mlx5_core" | "ib_umad");
     let path = format!("/sys/module/{module}");

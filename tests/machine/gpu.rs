@@ -1,4 +1,4 @@
-//! The capabilities that the machine's state answers: NVML, the network and time.
+//! The host capabilities that depend on the machine state: NVML, network and time.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct MachineGpu {
 #[async_trait]
 impl Gpu for MachineGpu {
     async fn survey(&self) -> Nvml {
-        // A killed process makes no calls any more.
+        // A killed process makes no more calls.
         if self.files.killed() {
             return Nvml::DriverNotLoaded;
         }
@@ -31,7 +31,7 @@ impl Gpu for MachineGpu {
     }
 
     async fn compute(&self, devices: &[String], _: Duration) -> CudaView {
-        // Not asked before NVML answers; `tests/probe` has the other faults of CUDA.
+        // Only called after NVML succeeds. `tests/probe` covers the other CUDA errors.
         let wrong = lock(&self.state).faults.computes_wrong;
         let plain = |uuid: &String| uuid.trim_start_matches("GPU-").to_owned();
         let work = || CudaWork {
@@ -58,14 +58,14 @@ impl Gpu for MachineGpu {
     }
 }
 
-/// NVML's answers for the machine's current state.
+/// The NVML results for the current machine state.
 pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
     let Some(library) = containers::library(files) else {
         return Nvml::NotLoadable {
             why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
         };
     };
-    // A test may keep the driver's version from being read.
+    // A test may hide the driver version.
     if files
         .read_text("/sys/module/nvidia/version".into())
         .is_err()
@@ -85,7 +85,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 why: "Unknown Error".to_owned(),
             };
         }
-        Some(other) => panic!("no fault of NVML is called `{other}`"),
+        Some(other) => panic!("unknown NVML fault `{other}`"),
     }
     if library != loaded {
         return Nvml::VersionMismatch;
@@ -159,7 +159,7 @@ impl Http for MachineHttp {
     }
 }
 
-/// The clock; another package manager ends when its time is over.
+/// The clock. Another package manager exits when its time is over.
 pub struct MachineClock {
     pub clock: FakeClock,
     pub files: FakeFiles,
@@ -196,13 +196,13 @@ impl Clock for MachineClock {
     }
 }
 
-/// Shows another package manager as the kernel shows it.
+/// Makes another package manager visible in the kernel's lock table.
 pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
     const PATH: &str = "/var/lib/dpkg/lock-frontend";
     let inode = files
         .stat(PATH.into())
-        .expect("the lock can be looked at")
-        .expect("the lock is there")
+        .expect("the lock can be inspected")
+        .expect("the lock exists")
         .inode;
     files.put(
         "/proc/locks",

@@ -1,4 +1,4 @@
-//! Kernel modules (on disk, compiled by DKMS, loaded, bound to GPUs) and initial RAM filesystems.
+//! Simulates kernel modules (on disk, compiled by DKMS, loaded, bound to GPUs) and initramfs images.
 
 use gpu_bootstrap::host::{
     Cmd, Output,
@@ -21,7 +21,7 @@ pub fn running(files: &FakeFiles) -> String {
         .to_owned()
 }
 
-/// Adds a kernel with an initial RAM filesystem that contains these modules.
+/// Adds a kernel with an initramfs that contains these modules.
 pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
     files.put(&format!("/boot/vmlinuz-{kernel}"), "");
     files.put(&format!("/lib/modules/{kernel}/modules.dep"), NOUVEAU);
@@ -32,7 +32,7 @@ pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
 }
 
 fn image(files: &FakeFiles, kernel: &str, modules: &[String]) -> String {
-    // Directories are listed, too.
+    // Include directories.
     let mut lines = [
         "init",
         "conf",
@@ -61,7 +61,10 @@ pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         _ => None,
     };
     let Some(kernel) = kernel else {
-        panic!("the simulated update-initramfs knows no `{}`", cmd.line());
+        panic!(
+            "the simulated update-initramfs does not support `{}`",
+            cmd.line()
+        );
     };
     let path = format!("/boot/initrd.img-{kernel}");
     if !exists(files, &path) {
@@ -74,7 +77,10 @@ pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
 /// `lsinitramfs -- IMAGE`.
 pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
     let [_, path] = &cmd.args[..] else {
-        panic!("the simulated lsinitramfs knows no `{}`", cmd.line());
+        panic!(
+            "the simulated lsinitramfs does not support `{}`",
+            cmd.line()
+        );
     };
     match text(files, path) {
         Some(listing) => ok(listing),
@@ -82,7 +88,7 @@ pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
-/// A DKMS module of an installed package: its name and version.
+/// Name and version of the DKMS module in an installed package.
 fn sources(files: &FakeFiles, state: &State) -> Vec<(String, String)> {
     dpkg::read(files)
         .iter()
@@ -104,7 +110,7 @@ pub fn driver_version(package: &str) -> String {
     version.split('-').next().unwrap_or(version).to_owned()
 }
 
-/// The name of the module's file: Ubuntu's DKMS package has another name.
+/// The file name of the module, because Ubuntu's DKMS package has another name.
 fn file_of(module: &str) -> &str {
     match module {
         "nvidia-srv" => "nvidia",
@@ -246,7 +252,7 @@ pub fn dkms(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             dkms_unlist(files, kernel, module);
             ok("")
         }
-        _ => panic!("the simulated dkms knows no `{}`", cmd.line()),
+        _ => panic!("the simulated dkms does not support `{}`", cmd.line()),
     }
 }
 
@@ -269,7 +275,7 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
         .find(|(module, version)| exists(files, &built(module, version, &kernel)))
         .map(|(_, version)| version)
         .or_else(|| packaged(files, &kernel))
-        // A module that came with the image has its version in this file.
+        // A module of the image has its version in this file.
         .or_else(|| text(files, "/usr/share/simulated-module-version"))?;
     Some((stem, version.trim().to_owned()))
 }
@@ -287,7 +293,7 @@ pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
         } else {
             "NVIDIA\n"
         }),
-        _ => panic!("the simulated modinfo knows no `{}`", cmd.line()),
+        _ => panic!("the simulated modinfo does not support `{}`", cmd.line()),
     }
 }
 
@@ -372,7 +378,7 @@ pub fn modprobe(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
         ["--", module] => load(files, state, &module.replace('-', "_")),
-        _ => panic!("the simulated modprobe knows no `{}`", cmd.line()),
+        _ => panic!("the simulated modprobe does not support `{}`", cmd.line()),
     }
 }
 
@@ -380,11 +386,11 @@ pub fn modprobe(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
 pub fn rmmod(cmd: &Cmd, files: &FakeFiles) -> Output {
     match &cmd.args[..] {
         [dashes, module] if dashes == "--" => unload(files, module),
-        _ => panic!("the simulated rmmod knows no `{}`", cmd.line()),
+        _ => panic!("the simulated rmmod does not support `{}`", cmd.line()),
     }
 }
 
-/// Whether DKMS signs with a key whose certificate is enrolled.
+/// Whether DKMS signs with an enrolled key.
 fn is_signed(files: &FakeFiles) -> bool {
     const ENROLLED: &str =
         "/sys/firmware/efi/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23";
@@ -396,7 +402,7 @@ fn is_signed(files: &FakeFiles) -> bool {
     certificate.is_some_and(|certificate| enrolled.contains(&certificate))
 }
 
-/// Loads a module; the driver's module binds every unbound GPU.
+/// Loads a module. The driver module binds every unbound GPU.
 pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     let mut now = loaded(files);
     if now.iter().any(|name| name == module) {
@@ -408,7 +414,7 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         return ok("");
     }
     if !module.starts_with("nvidia") {
-        panic!("the simulated modprobe knows no module `{module}`");
+        panic!("the simulated modprobe does not support module `{module}`");
     }
     let Some((_, version)) = main_module(files) else {
         return failed(
@@ -515,8 +521,8 @@ fn unload(files: &FakeFiles, module: &str) -> Output {
     ok("")
 }
 
-/// The kernel's own actions at boot: in-tree drivers that are not denied, then the modules that
-/// `modules-load.d` and udev request.
+/// The kernel's actions at boot: loads in-tree drivers that are not denied, then the modules requested by `modules-load.d` and
+/// udev.
 pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
     let image = text(files, &format!("/boot/initrd.img-{}", running(files))).unwrap_or_default();
     let denials: String = list(files, "/etc/modprobe.d")
@@ -538,13 +544,12 @@ pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
             bind(files, module);
         }
     }
-    // udev and `modules-load.d` respect `blacklist`; a load by name does not.
+    // `blacklist` affects udev and `modules-load.d`, but not loading by name.
     let denied = |module: &str| {
         (denials.lines()).any(|line| line.strip_prefix("blacklist ") == Some(module))
     };
     if main_module(files).is_some() && !gpus(files).is_empty() && !denied("nvidia") {
-        // udev finds the module by the alias of the device; a failure appears only in the kernel's
-        // log.
+        // udev finds the module by the device alias. A failure appears only in the kernel log.
         let _ = load(files, state, "nvidia");
     }
     for name in list(files, "/etc/modules-load.d") {

@@ -1,4 +1,4 @@
-//! The kernel question on whole machines: releases of Ubuntu, kernels of clouds, and how old an image is.
+//! Kernel selection on whole machines, by Ubuntu release, cloud kernel and image age.
 
 use std::fmt::Write;
 
@@ -13,8 +13,7 @@ use crate::{
     scenarios::{in_parallel, told},
 };
 
-/// A machine with Ubuntu that runs a kernel: of the archive, or of an image older than what the archive
-/// still has.
+/// An Ubuntu machine that runs a kernel from the archive, or from an image that is older than all archive versions.
 pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
     let codename = match release {
         "22.04" => "jammy",
@@ -22,10 +21,10 @@ pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
         "26.04" => "resolute",
         other => panic!("no archive for {other}"),
     };
-    // Without its flavour.
+    // Without the flavor.
     let abi: Vec<&str> = kernel.splitn(3, '-').take(2).collect();
     let abi = abi.join("-");
-    // Its files come last.
+    // The files come last.
     let files = if further.contains("[files]") {
         ""
     } else {
@@ -52,7 +51,7 @@ pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
     ))
 }
 
-/// Runs `install --reboot` to its end. Returns the last run, and how often the machine rebooted.
+/// Runs `install --reboot` including all resumed runs. Returns the last run and the number of reboots.
 fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
     let mut ran = machine.run(&[&["install", "--reboot", "--format", "json"][..], flags].concat());
     let mut reboots = 0;
@@ -62,7 +61,7 @@ fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
         reboots += 1;
         let words = machine
             .resume_command()
-            .expect("the run continues by itself");
+            .expect("the run resumes automatically");
         let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
         args.extend(["--format", "json"]);
         ran = machine.run(&args);
@@ -70,14 +69,14 @@ fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
     (ran, reboots)
 }
 
-/// How the machine came to its module.
+/// The method that installed the module.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
     Packaged,
     Compiled,
 }
 
-/// What differs from what is expected: the kernel at the end, how it got its module, and the reboots.
+/// The differences from the expected kernel, module method and number of reboots.
 fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32) -> Vec<String> {
     let (ran, rebooted) = install(machine, flags);
     let mut wrong = Vec::new();
@@ -93,7 +92,7 @@ fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32)
     let files = &machine.fakes.files;
     let running = kernel::running(files);
     if running != kernel {
-        wrong.push(format!("it runs {running} instead of {kernel}"));
+        wrong.push(format!("the machine runs {running} instead of {kernel}"));
     }
     let module = format!("linux-modules-nvidia-580-server-open-{kernel}");
     let packaged = dpkg::installed(files, &module).is_some();
@@ -115,8 +114,8 @@ fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32)
     wrong
 }
 
-/// By release and flavour: the newest kernel of the image's series, the one before it, and one that the
-/// archive has removed.
+/// For each release and flavor: the newest kernel of the image series, its predecessor, and one that was removed from the
+/// archive.
 const KERNELS: [(&str, [&str; 3]); 12] = rows! {
     "22.04", ["6.8.0-1063-aws", "6.8.0-1061-aws", "6.8.0-1041-aws"];
     "22.04", ["6.8.0-1066-gcp", "6.8.0-1065-gcp", "6.8.0-1044-gcp"];
@@ -133,7 +132,7 @@ const KERNELS: [(&str, [&str; 3]); 12] = rows! {
 };
 
 #[test]
-fn every_cloud_kernel_gets_its_driver_with_at_most_one_reboot() {
+fn every_cloud_kernel_needs_at_most_one_reboot() {
     let all: Vec<(&str, &str, &str, u32)> = (KERNELS.iter())
         .flat_map(|(release, [newest, before, gone])| {
             [
@@ -153,7 +152,7 @@ fn every_cloud_kernel_gets_its_driver_with_at_most_one_reboot() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-/// Uninstalls, and returns what is left of packages whose names contain one of these words.
+/// Uninstalls, and returns the remaining packages with a name that contains one of these words.
 fn left(machine: &Machine, exit: u8, words: &[&str]) -> Vec<String> {
     let gone = machine.run(&["uninstall", "--format", "json"]);
     assert_eq!(gone.exit, exit, "{}", told(&gone));
@@ -165,7 +164,7 @@ fn left(machine: &Machine, exit: u8, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn grace_hopper_on_arm64_gets_the_packaged_modules_of_nvidias_kernel() {
+fn grace_hopper_gets_packaged_modules_on_ubuntu_arm64() {
     let further = "architecture = 'aarch64'\ngpus = ['10de:2342']";
     let machine = ubuntu("24.04", "6.8.0-1030-nvidia-64k", further);
     let kernel = "6.8.0-1046-nvidia-64k";
@@ -174,12 +173,12 @@ fn grace_hopper_on_arm64_gets_the_packaged_modules_of_nvidias_kernel() {
     let source = "/etc/apt/sources.list.d/gpu-bootstrap-nvidia-container-toolkit.sources";
     let text = crate::state::text(&machine.fakes.files, source).expect("a source");
     assert!(text.contains("Architectures: arm64"), "{text}");
-    // The kernel that runs stays, and `uninstall` says so.
+    // The running kernel is kept, and `uninstall` reports it.
     assert!(left(&machine, 7, &["nvidia", "docker"]).is_empty());
 }
 
 #[test]
-fn grace_hopper_on_almalinux_takes_nvidias_packages_for_arm_servers() {
+fn grace_hopper_on_almalinux_uses_nvidia_sbsa_packages() {
     let kernel = "5.14.0-570.12.1.el9_6.aarch64";
     let text = format!("architecture = 'aarch64'\nkernel = '{kernel}'\ngpus = ['10de:2342']");
     let machine = Machine::new(describe(
@@ -200,7 +199,7 @@ fn grace_hopper_on_almalinux_takes_nvidias_packages_for_arm_servers() {
 }
 
 #[test]
-fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
+fn planned_kernel_includes_its_series_metapackages() {
     let machine = ubuntu("24.04", "6.8.0-1045-gcp", "lists = true");
     let plan = machine.run(&["plan", "--format", "json"]);
     assert_eq!(plan.exit, 4, "{}", told(&plan));
@@ -221,7 +220,7 @@ fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
     ] {
         assert_eq!(dpkg::installed(files, name).is_some(), there, "{name}");
     }
-    // The kernel that runs stays.
+    // The running kernel is kept.
     let gone = machine.run(&["uninstall", "--format", "json"]);
     assert!(gone.out.contains("6.8.0-1067-gcp"), "{}", gone.out);
     for (name, there) in [
@@ -235,11 +234,11 @@ fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
 }
 
 #[test]
-fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_be() {
+fn module_without_package_in_series_is_compiled() {
     let kernel = "6.14.0-1025-aws";
     let wrong = ends(&ubuntu("24.04", kernel, ""), &[], kernel, How::Compiled, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Nobody signs what is compiled here.
+    // A module compiled here is not signed.
     let signed = ubuntu("24.04", kernel, "secure-boot = 'enabled'\nlists = true");
     let (ran, reboots) = install(&signed, &[]);
     assert_eq!((ran.exit, reboots), (5, 0), "{}", told(&ran));
@@ -253,7 +252,7 @@ fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_b
 }
 
 #[test]
-fn a_packaged_module_that_is_older_than_the_libraries_is_no_way() {
+fn packaged_module_older_than_the_libraries_is_rejected() {
     let machine = ubuntu("24.04", "6.8.0-1057-azure", "lists = true");
     let plan = machine.run(&["plan", "--format", "json"]);
     let why = "is driver 580.159.03, but the libraries are 580.173.02";
@@ -263,7 +262,7 @@ fn a_packaged_module_that_is_older_than_the_libraries_is_no_way() {
 }
 
 #[test]
-fn another_series_and_every_new_kernel_need_consent() {
+fn another_series_or_new_kernel_requires_a_setting() {
     let old = "6.11.0-1016-aws";
     let without = ubuntu("24.04", old, "lists = true");
     let (ran, _) = install(&without, &[]);
@@ -284,9 +283,9 @@ fn another_series_and_every_new_kernel_need_consent() {
 }
 
 #[test]
-fn lists_that_an_image_was_made_with_refuse_nothing_before_new_ones_were_asked() {
+fn image_package_lists_block_only_after_a_refresh() {
     let machine = ubuntu("24.04", "6.8.0-1044-aws", "lists = true");
-    // The lists know no kernel that came after the image.
+    // The lists contain no kernel that was released after the image.
     forget(&machine.fakes.files, |part| {
         part.starts_with("Package: linux-") && part.contains("-aws")
     });
@@ -299,7 +298,7 @@ fn lists_that_an_image_was_made_with_refuse_nothing_before_new_ones_were_asked()
 }
 
 #[test]
-fn a_boot_loader_that_would_start_another_kernel_is_named_and_nothing_reboots() {
+fn boot_loader_with_another_default_kernel_prevents_reboot() {
     let machine = ubuntu("24.04", "6.8.0-1044-aws", "");
     machine
         .fakes
@@ -313,7 +312,7 @@ fn a_boot_loader_that_would_start_another_kernel_is_named_and_nothing_reboots() 
 }
 
 #[test]
-fn an_image_gets_the_kernel_that_its_instances_boot() {
+fn image_gets_the_kernel_of_its_instances() {
     let machine = ubuntu("24.04", "6.8.0-1044-aws", "gpus = []");
     let ran = machine.run(&[
         "install",

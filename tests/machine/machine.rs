@@ -1,4 +1,4 @@
-//! The whole machine: its host, its programs, the product's command line on it, and its reboots.
+//! The simulated machine: host capabilities, programs, command lines and reboots.
 
 use std::{
     ffi::OsString,
@@ -32,8 +32,7 @@ use crate::{
 /// The path of the running program.
 const EXE: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// Paths outside of the machine's configuration: caches, the product's own record, files made at
-/// boot.
+/// Paths outside of the machine configuration: caches, the journal, and files created at boot.
 pub const PASSING: [&str; 15] = [
     "/run",
     "/tmp",
@@ -52,7 +51,7 @@ pub const PASSING: [&str; 15] = [
     "/sys/bus/pci/drivers",
 ];
 
-/// A machine in memory.
+/// An in-memory machine.
 pub struct Machine {
     pub fakes: Fakes,
     pub state: Shared,
@@ -65,7 +64,7 @@ pub struct Ran {
     pub exit: u8,
     pub out: String,
     pub err: String,
-    /// The commands that it executed.
+    /// The executed commands.
     pub commands: Vec<Cmd>,
 }
 
@@ -75,17 +74,14 @@ struct Talk(Arc<Mutex<Vec<u8>>>);
 
 impl Talk {
     fn text(&self) -> String {
-        let bytes = self.0.lock().expect("nobody panicked while talking");
+        let bytes = self.0.lock().expect("no thread panicked");
         String::from_utf8(bytes.clone()).expect("text")
     }
 }
 
 impl Write for Talk {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0
-            .lock()
-            .expect("nobody panicked while talking")
-            .write(bytes)
+        self.0.lock().expect("no thread panicked").write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -107,7 +103,7 @@ impl Machine {
         machine
     }
 
-    /// The host capabilities that the product gets.
+    /// The host capabilities for gpu-bootstrap.
     pub fn host(&self) -> Host {
         let files = self.fakes.files.clone();
         Host {
@@ -128,12 +124,12 @@ impl Machine {
         }
     }
 
-    /// Runs the product's command line in this process.
+    /// Runs a command line of gpu-bootstrap in this process.
     pub fn run(&self, args: &[&str]) -> Ran {
         self.run_in_columns(args, 80)
     }
 
-    /// The same, for lines of this length.
+    /// Runs a command line with this terminal width.
     pub fn run_in_columns(&self, args: &[&str], width: usize) -> Ran {
         self.fakes.exec.clear_log();
         let (mut out, err) = (Vec::new(), Talk::default());
@@ -180,8 +176,8 @@ impl Machine {
         }
     }
 
-    /// Makes every change from the nth on fail: the process counts as killed. The product's own
-    /// temporary files below `/run` are not counted, because their number depends on timing.
+    /// Makes every change from the nth on fail, as if the process was killed. Temporary files below `/run` are not counted,
+    /// because their number depends on timing.
     pub fn stop_at(&self, n: u64) {
         let mut count = 0;
         self.fakes.files.before_mutations(move |_, mutation| {
@@ -195,13 +191,13 @@ impl Machine {
         });
     }
 
-    /// A new process starts.
+    /// Starts a new process.
     pub fn go_on(&self) {
         self.fakes.files.before_mutations(|_, _| Ok(()));
         self.fakes.files.revive();
     }
 
-    /// The number of changes that a command line makes, counted as by [`Machine::stop_at`].
+    /// The number of changes that a command line makes, counted like [`Machine::stop_at`].
     pub fn count(&self, args: &[&str]) -> u64 {
         let count = Arc::new(AtomicU64::new(0));
         let counter = count.clone();
@@ -215,7 +211,7 @@ impl Machine {
         count.load(Ordering::Relaxed)
     }
 
-    /// The state that counts in comparisons.
+    /// The state for comparisons.
     pub fn snapshot(&self) -> Snapshot {
         self.fakes.files.snapshot().without(&PASSING)
     }
@@ -244,14 +240,14 @@ impl Machine {
         Some(line.split(' ').skip(1).map(str::to_owned).collect())
     }
 
-    /// Whether the product requested a reboot.
+    /// Whether gpu-bootstrap requested a reboot.
     pub fn reboot_asked(&self) -> bool {
         exists(&self.fakes.files, "/run/simulated/reboot")
     }
 
     fn network(&self) {
         let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
-            .expect("the keys of tests")
+            .expect("the test keys")
             .keys;
         for url in [
             "https://nvidia.github.io/libnvidia-container/gpgkey",
@@ -338,7 +334,7 @@ impl Machine {
     }
 }
 
-/// What a program of rpm's prints, which tells about `x86_64`, as it is on this machine.
+/// Converts rpm output for `x86_64` to the architecture of this machine.
 fn on_arch(output: Output, files: &FakeFiles) -> Output {
     Output {
         stdout: on(&arch(files), &output.stdout),
@@ -386,7 +382,7 @@ fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
         _ => None,
     };
     let Some((archive, folder)) = places else {
-        panic!("the simulated tar knows no `{}`", cmd.line());
+        panic!("the simulated tar does not support `{}`", cmd.line());
     };
     assert!(exists(files, folder), "{folder} is not there");
     files.put(archive, "an archive");
@@ -425,7 +421,7 @@ fn go_down(files: &FakeFiles) {
     files.put("/proc/locks", "");
 }
 
-/// Boots: a new boot id, modules, units.
+/// Boots with a new boot id, modules and units.
 pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     state.boots += 1;
     files.put(
@@ -435,7 +431,7 @@ pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     files.put_folder("/run", 0o755);
     kernel::boot(files, state, in_tree);
     for unit in units::all_enabled(files) {
-        // The test itself runs the product.
+        // The test runs gpu-bootstrap itself.
         if !unit.starts_with("gpu-bootstrap-resume") {
             let _ = units::start(files, state, &unit);
         }

@@ -1,8 +1,7 @@
-//! A stateful machine in memory. Its simulated programs read and change its files as the real ones
-//! do. The tests run every `tests/scenarios/*.toml` on it, and check properties that hold for all
-//! machines.
+//! A stateful in-memory machine with simulated programs, which read and change its files like the real ones. The tests run
+//! every `tests/scenarios/*.toml`, and check properties of all machines.
 
-/// The rows of a table that a test goes through, a line for each, as in `src/lib.rs`.
+/// The rows of a test table, one line each, as in `src/lib.rs`.
 macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
 }

@@ -1,4 +1,4 @@
-//! Properties of every machine on which an installation succeeds.
+//! Properties of every machine with a successful installation.
 
 use gpu_bootstrap::host::fake;
 use toml::Table;
@@ -9,7 +9,7 @@ use crate::{
     scenarios::{in_parallel, package_work, told},
 };
 
-/// Machines on which `install` exits with 0, with its flags.
+/// Machines on which `install` exits with 0, with the required flags.
 const MACHINES: [(&str, &str, &[&str]); 6] = rows! {
     "debian-12-h100", "", &[];
     "debian-12-h100",
@@ -17,7 +17,7 @@ const MACHINES: [(&str, &str, &[&str]); 6] = rows! {
         &[];
     "debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[];
     "debian-12-h100", "", &["--set", "driver.source=nvidia"];
-    // What DKMS does with the file that names the source is not simulated: the machine case `pool` shows it.
+    // DKMS does not read the source file in the simulation. The machine case `pool` covers it.
     "debian-12-h100",
         "files = { '/usr/local/bin/gpu-bootstrap' = 'the program' }\nlinks = { '/proc/self/exe' = '/usr/local/bin/gpu-bootstrap' }",
         &[
@@ -52,7 +52,7 @@ fn each(work: impl Fn(usize) -> Vec<String> + Sync) {
 }
 
 #[test]
-fn read_only_verbs_change_nothing() {
+fn read_only_commands_change_nothing() {
     each(|at| {
         let machine = machine(at);
         let flags = MACHINES[at].2;
@@ -77,7 +77,7 @@ fn read_only_verbs_change_nothing() {
 }
 
 #[test]
-fn a_second_install_finds_every_step_satisfied() {
+fn second_install_has_no_changes() {
     each(|at| {
         let machine = machine(at);
         let first = machine.run(&install(at));
@@ -112,7 +112,7 @@ fn a_second_install_finds_every_step_satisfied() {
 }
 
 #[test]
-fn uninstall_leaves_the_machine_as_it_was() {
+fn uninstall_restores_the_machine() {
     each(|at| {
         let machine = machine(at);
         let before = machine.snapshot();
@@ -129,9 +129,8 @@ fn uninstall_leaves_the_machine_as_it_was() {
     });
 }
 
-/// Every change of the machine and every journal write is a mutation. So a process that is killed
-/// right before the nth mutation, for every n, has been killed after every record and every change.
-/// Which of them, says [`points`].
+/// Every machine change and every journal write is a mutation. Killing a process right before the nth mutation, for every n,
+/// therefore covers a kill after every record and every change. [`points`] selects the values of n.
 #[test]
 fn the_next_install_finishes_a_killed_one() {
     each_killed(|at, n| {
@@ -144,7 +143,7 @@ fn the_next_install_finishes_a_killed_one() {
     });
 }
 
-/// The same, followed by `uninstall`: the journal knows what the killed process did.
+/// The same, followed by `uninstall`, because the journal contains all changes of the killed process.
 #[test]
 fn uninstall_undoes_a_killed_install() {
     for (at, points) in points() {
@@ -166,7 +165,7 @@ fn uninstall_undoes_a_killed_install() {
     }
 }
 
-/// An uninstall that is killed is finished by the next one.
+/// The next uninstall finishes a killed one.
 #[test]
 fn the_next_uninstall_finishes_a_killed_one() {
     let before = machine(0);
@@ -185,9 +184,9 @@ fn the_next_uninstall_finishes_a_killed_one() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The points at which to kill: of the first machine every fifth, of the others every fifteenth, where each of them begins
-/// elsewhere, so that together they cover more kinds of changes. With `EVERY_MUTATION` all on the first machine.
-/// Which fifth it is changes from day to day, and `SEED` chooses it; a failure names its point.
+/// The mutations to kill at: every fifth on the first machine, and every fifteenth on the others, each with another offset, so
+/// that together they cover more kinds of changes. `EVERY_MUTATION` selects all of the first machine. The offset changes daily
+/// or is set with `SEED`. A failure reports its mutation.
 fn points() -> Vec<(usize, Vec<u64>)> {
     (0..MACHINES.len())
         .map(|at| (at, sample(at, machine(at).count(&install(at)))))

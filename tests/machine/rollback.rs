@@ -1,4 +1,4 @@
-//! Archives that no longer have the packages of the driver before.
+//! Rollback if the repositories no longer have the packages of the previous driver.
 
 use gpu_bootstrap::host::fake::FakeFiles;
 use toml::Table;
@@ -13,7 +13,7 @@ use crate::{
     state::{State, list, lock, text},
 };
 
-/// Takes packages out of the lists of the machine, by the paragraph of each.
+/// Removes packages from the package lists, selected by paragraph.
 pub fn forget(files: &FakeFiles, is_one: impl Fn(&str) -> bool) {
     for name in list(files, LISTS) {
         let path = format!("{LISTS}/{name}");
@@ -30,7 +30,7 @@ const OTHER: [&str; 4] = [
     "driver.branch=595",
 ];
 
-/// A node with a driver that was proven.
+/// A node with a validated driver.
 fn node() -> Machine {
     let machine = Machine::new(describe("debian-12-h100", Table::new()));
     let ran = machine.run(&[
@@ -44,7 +44,7 @@ fn node() -> Machine {
     machine
 }
 
-/// Reboots, and continues as the unit does.
+/// Reboots, and resumes like the resume unit.
 fn resumed(machine: &Machine) -> Ran {
     machine.reboot();
     let words = machine.resume_command().expect("the run continues");
@@ -53,8 +53,7 @@ fn resumed(machine: &Machine) -> Ran {
     machine.run(&args)
 }
 
-/// A node of each package manager with driver 580.178.04 that was proven, the flags for another one, and a
-/// package of the driver.
+/// For each package manager: a node with validated driver 580.178.04, the flags for another driver, and a driver package.
 fn nodes() -> [(Machine, Vec<&'static str>, &'static str); 2] {
     let almalinux = Machine::new(describe("almalinux-9-l4-archive", Table::new()));
     let ran = almalinux.run(&["install", "--format", "json"]);
@@ -71,7 +70,7 @@ fn plan(machine: &Machine) -> Ran {
 }
 
 #[test]
-fn a_plan_names_what_nobody_offers_any_more_for_the_rollback() {
+fn plan_reports_packages_missing_for_the_rollback() {
     let machine = node();
     let there = plan(&machine);
     let way = "the run rolls back to driver 580.178.04";
@@ -88,7 +87,7 @@ fn a_plan_names_what_nobody_offers_any_more_for_the_rollback() {
     }
 }
 
-/// Reboots into another driver, which fails, and runs the run that resumes.
+/// Reboots into another driver, which fails, and resumes the run.
 fn with_a_bad_driver(machine: &Machine, other: &[&str], meanwhile: impl Fn(&mut State)) -> Ran {
     let ran = machine.run(&[&["install", "--reboot", "--format", "json"], other].concat());
     assert_eq!(ran.exit, 8, "{}", told(&ran));
@@ -100,12 +99,12 @@ fn with_a_bad_driver(machine: &Machine, other: &[&str], meanwhile: impl Fn(&mut 
     resumed(machine)
 }
 
-/// Another version of the branch of the driver before.
+/// Another version of the previous driver's branch.
 fn newer(text: &str) -> String {
     text.replace("580.178.04", "580.190.01")
 }
 
-/// From now on repositories have that version in place of the driver before.
+/// Replaces the previous driver with that version in the repositories.
 fn supersede(files: &FakeFiles, state: &mut State) {
     for package in &mut state.archive.packages {
         package.version = newer(&package.version);
@@ -121,7 +120,7 @@ fn supersede(files: &FakeFiles, state: &mut State) {
     supersede_in_lists(files);
 }
 
-/// The package lists say so.
+/// Does the same in the package lists.
 fn supersede_in_lists(files: &FakeFiles) {
     for folder in [LISTS, CACHE] {
         for name in list(files, folder) {
@@ -133,7 +132,7 @@ fn supersede_in_lists(files: &FakeFiles) {
 }
 
 #[test]
-fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_version() {
+fn rollback_without_exact_version_uses_newest_of_branch() {
     for (machine, other, package) in nodes() {
         let files = &machine.fakes.files;
         let ran = with_a_bad_driver(&machine, &other, |state| supersede(files, state));
@@ -145,9 +144,9 @@ fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
             let said = [ran.out.as_str(), ran.err.as_str()].concat();
             assert!(said.contains(words), "{words}: {}", told(&ran));
         }
-        let version = dpkg::installed(files, package).expect("it is there");
+        let version = dpkg::installed(files, package).expect("the package is installed");
         assert!(version.contains("580.190.01"), "{version}");
-        // What is there is what was proven.
+        // The installed driver is now the validated one.
         let next = machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
         let way = "the run rolls back to driver 580.190.01 (`driver.rollback`)";
         assert!(next.out.contains(way), "{}", told(&next));
@@ -157,7 +156,7 @@ fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
 }
 
 #[test]
-fn a_plan_names_the_version_to_which_the_rollback_would_lead() {
+fn plan_reports_the_rollback_version() {
     for (machine, other, _) in nodes() {
         let plan = || machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
         let there = plan();
@@ -172,7 +171,7 @@ fn a_plan_names_the_version_to_which_the_rollback_would_lead() {
 }
 
 #[test]
-fn a_rollback_goes_on_where_only_a_package_beside_the_driver_is_missing() {
+fn rollback_ignores_missing_non_driver_packages() {
     const TOOLKIT: &str = "nvidia-container-toolkit";
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
@@ -189,7 +188,7 @@ fn a_rollback_goes_on_where_only_a_package_beside_the_driver_is_missing() {
 }
 
 #[test]
-fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_rollback() {
+fn branch_without_repository_prevents_rollback() {
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
         let is_old = |version: &str| version.starts_with("580.178.04");
@@ -205,7 +204,7 @@ fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_rollback() {
     ] {
         assert!(ran.out.contains(words), "{words}: {}", told(&ran));
     }
-    // The next run wants what the settings say.
+    // The next run uses the driver of the settings.
     let next = plan(&machine);
     assert!(!next.out.contains("rolls back to"), "{}", told(&next));
 }

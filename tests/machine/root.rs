@@ -1,4 +1,4 @@
-//! `check --root`: checks the machine's files while the machine does not run.
+//! `check --root`: checks the files of a machine that is not running.
 
 use std::os::unix::fs::symlink;
 
@@ -9,10 +9,10 @@ use toml::Table;
 
 use crate::{build::describe, machine::Machine};
 
-/// Directories that have content only while a machine runs.
+/// Directories with content only on a running machine.
 const LIVE: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
-/// Writes the machine's files below a directory, like a mounted image.
+/// Writes the files of a machine to a directory, like a mounted image.
 fn mount(machine: &Machine, root: &Utf8Path) {
     let files = &machine.fakes.files;
     for path in files.snapshot().without(&LIVE).paths() {
@@ -44,7 +44,7 @@ fn status(document: &Value, id: &str) -> String {
 }
 
 #[test]
-fn a_healthy_image_passes_and_a_broken_one_fails() {
+fn healthy_image_passes_and_broken_one_fails() {
     let about: Table = "in-tree = [\"nouveau\"]".parse().expect("TOML");
     let machine = Machine::new(describe("debian-12-h100", about));
     let built = machine.run(&["install", "--image", "--assume-gpu", "10de:2330"]);

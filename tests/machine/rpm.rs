@@ -40,7 +40,7 @@ pub fn rpm(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             ok("")
         }
         ["-q", "--qf", _, "--", ref names @ ..] => ok(listed(names, "list")),
-        _ => panic!("the simulated rpm knows no `{}`", cmd.line()),
+        _ => panic!("the simulated rpm does not support `{}`", cmd.line()),
     }
 }
 
@@ -50,14 +50,14 @@ fn line(name: &str, version: &str, packager: &str) -> String {
     format!("{name}\tx86_64\t{epoch}\t{version}\t{release}\t(none)\t{packager}\n")
 }
 
-/// Whether the machine is one of rpm's.
+/// Whether the machine uses rpm.
 pub fn is_used(files: &FakeFiles) -> bool {
     exists(files, "/var/lib/rpm")
 }
 
-/// Whether a key file has the key of a repository: dnf verifies what it downloads with it.
+/// Whether a key file contains the key of a repository, which dnf uses to verify downloads.
 pub fn trusts(files: &FakeFiles, path: &str, key: &str) -> bool {
-    // Of several files the first is named without the scheme.
+    // If there are several files, the first has no URL scheme.
     path.split_whitespace().any(|path| {
         let path = path.strip_prefix("file://").unwrap_or(path);
         let bytes = files.read(path.into()).expect("a key can be read");

@@ -1,4 +1,4 @@
-//! Runs `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results. Each is a test of its own,
+//! Runs `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results. Each scenario is a separate test,
 //! listed in `scenario.rs`.
 
 use std::{
@@ -25,12 +25,12 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scenario {
-    /// One sentence about what it shows.
+    /// One sentence about the behavior under test.
     pub about: String,
-    /// The rows of the catalogue of failures that it covers.
+    /// The rows of the failure catalog that it covers.
     #[serde(default)]
     pub failures: Vec<u32>,
-    /// Name of a file in `tests/machine/bases`.
+    /// Name of a base in `tests/machine/bases`.
     pub base: String,
     /// The differences from the base.
     #[serde(default)]
@@ -44,32 +44,32 @@ pub struct Scenario {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Act {
-    /// A command line, without the program's name.
+    /// The arguments of a command line.
     pub run: Option<String>,
-    /// Reboots the machine; the command line of this act is then the one of the resume unit.
+    /// Reboots the machine, and runs the command line of the resume unit.
     pub boot: bool,
-    /// Files that somebody writes before the act.
+    /// Files written before the act.
     pub write: BTreeMap<String, String>,
-    /// Paths that somebody removes before the act.
+    /// Paths removed before the act.
     pub take: Vec<String>,
-    /// Links that somebody changes before the act: path and target.
+    /// Symlinks changed before the act: path and target.
     pub link: BTreeMap<String, String>,
-    /// Units that somebody stops before the act.
+    /// Units stopped before the act.
     pub stop: Vec<String>,
-    /// The faults from now on.
+    /// The faults, starting with this act.
     pub faults: Option<Faults>,
-    /// The holder of the run lock, as its file names it.
+    /// The holder of the run lock, as written in the lock file.
     pub busy: Option<String>,
-    /// Paths that cannot be read in this act.
+    /// Unreadable paths in this act.
     pub unreadable: Vec<String>,
-    /// The process is killed at its nth change of the machine.
+    /// Kills the process at its nth change of the machine.
     pub kill_at: Option<u64>,
 
     /// Exit status.
     pub exit: Option<u8>,
-    /// Outcomes by step; the outcome of other steps does not matter.
+    /// Outcomes by step. Other steps are not checked.
     pub outcomes: BTreeMap<String, String>,
-    /// The allowed outcomes of all steps that `outcomes` does not name.
+    /// The allowed outcomes of all steps that are not in `outcomes`.
     pub others: Vec<String>,
     /// Status by finding.
     pub findings: BTreeMap<String, String>,
@@ -83,27 +83,27 @@ pub struct Act {
     pub stderr: Vec<String>,
     /// Texts that standard output contains.
     pub stdout: Vec<String>,
-    /// Texts that neither output and no record of the run contains.
+    /// Texts that neither the output nor a journal record contains.
     pub silent_about: Vec<String>,
-    /// Nothing that counts has changed in this act.
+    /// The machine has no relevant change in this act.
     pub nothing_changed: bool,
-    /// Nothing that counts has changed since before the given act (from 0).
+    /// The machine has no relevant change since before the given act (from 0).
     pub as_before: Option<usize>,
-    /// Package tools were started for queries only.
+    /// Package tools were started only for queries.
     pub no_package_work: bool,
-    /// The number of times that a program was started with these words.
+    /// How often a program was started with these arguments.
     pub ran: BTreeMap<String, usize>,
-    /// Texts that files contain afterwards; an empty list: the file exists.
+    /// Texts that files contain afterwards. An empty list only checks that the file exists.
     pub files: BTreeMap<String, Vec<String>>,
     /// Paths that do not exist afterwards.
     pub absent: Vec<String>,
-    /// Versions of packages afterwards (`*` patterns); an empty text: not installed.
+    /// Versions of packages afterwards (`*` patterns). An empty text means not installed.
     pub packages: BTreeMap<String, String>,
     /// Packages that are on hold afterwards.
     pub held: Vec<String>,
     /// Units by `enabled`, `active`, … afterwards.
     pub units: BTreeMap<String, String>,
-    /// Whether the product requested a reboot.
+    /// Whether gpu-bootstrap requested a reboot.
     pub reboot_asked: Option<bool>,
     /// Whether the resume unit exists.
     pub resume_unit: Option<bool>,
@@ -113,10 +113,10 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
 }
 
-/// The names of all scenarios: those of their files.
+/// The names of all scenarios, from their file names.
 fn names() -> Vec<String> {
     let mut found: Vec<String> = std::fs::read_dir(folder())
-        .expect("the folder of scenarios")
+        .expect("the directory of scenarios")
         .map(|entry| entry.expect("a file").file_name().into_string())
         .filter_map(|name| Some(name.expect("a name").strip_suffix(".toml")?.to_owned()))
         .collect();
@@ -133,7 +133,7 @@ fn read(name: &str) -> Scenario {
 /// Declares a test for each scenario.
 macro_rules! scenarios {
     ($($test:ident: $name:literal)*) => {
-        /// Those that have a test.
+        /// The scenarios with a test.
         pub const NAMES: &[&str] = &[$($name),*];
         $(
             #[test]
@@ -146,11 +146,11 @@ macro_rules! scenarios {
 
 pub(crate) use scenarios;
 
-/// Fails if a scenario does not give its expected results. `cargo test --test machine scenario:: -- --show-output` shows the time of
-/// each.
+/// Fails if a scenario does not have its expected results. `cargo test --test machine scenario:: -- --show-output` shows the
+/// time of each scenario.
 #[expect(
     clippy::print_stdout,
-    reason = "the test program keeps it until it is asked for"
+    reason = "the test harness captures it unless `--show-output` is given"
 )]
 pub fn run(name: &str) {
     let start = std::time::Instant::now();
@@ -193,7 +193,7 @@ fn play(scenario: &Scenario) -> Wrong {
     wrong
 }
 
-/// The first of many lines, and the number of the others.
+/// Limits the output to the first lines and the number of the rest.
 fn first(lines: &[String]) -> String {
     const SHOWN: usize = 15;
     let more = lines.len().saturating_sub(SHOWN);
@@ -270,7 +270,7 @@ impl Act {
             self.run.as_ref().map(|line| words(line))
         };
         let mut words = words?;
-        // The expectations read the JSON document, unless the scenario asks for another format.
+        // The expectations use the JSON document, unless the scenario selects another format.
         let documents = ["check", "plan", "install", "uninstall"];
         if documents.contains(&words[0].as_str()) && !words.iter().any(|word| word == "--format") {
             words.extend(["--format".to_owned(), "json".to_owned()]);
@@ -288,7 +288,7 @@ impl Act {
         }
         assert!(
             self.kill_at.is_none() || ran.exit != 0,
-            "it ended before it was to be killed"
+            "the run finished before the kill"
         );
         machine.go_on();
         Some(ran)
@@ -307,7 +307,10 @@ impl Act {
         ] {
             let differences = fake::diff(&before[at], &now);
             if asked && !differences.is_empty() {
-                wrong.push(format!("it has changed:\n    {}", first(&differences)));
+                wrong.push(format!(
+                    "the machine has changed:\n    {}",
+                    first(&differences)
+                ));
             }
         }
         for (part, path) in self.silent_about.iter().flat_map(|part| {
@@ -330,21 +333,21 @@ impl Act {
         {
             wrong.push(format!("exit {} instead of {exit}", ran.exit));
         }
-        if ran.out.contains("ended with a panic") {
-            wrong.push("something panicked: a fake met what it does not know, or a bug".to_owned());
+        if ran.out.contains("the run panicked") {
+            wrong.push("panic: an unsupported operation of a fake, or a bug".to_owned());
         }
         let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
         self.judge_steps(&document, wrong);
-        // Text for people is wrapped: a line end counts as a space.
+        // Human-readable text is wrapped, so a line end counts as a space.
         let (out, err) = (on_one_line(&ran.out), on_one_line(&ran.err));
         for part in &self.stderr {
             if !err.contains(&on_one_line(part)) {
-                wrong.push(format!("standard error does not say `{part}`"));
+                wrong.push(format!("standard error does not contain `{part}`"));
             }
         }
         for part in &self.stdout {
             if !out.contains(&on_one_line(part)) {
-                wrong.push(format!("standard output does not say `{part}`"));
+                wrong.push(format!("standard output does not contain `{part}`"));
             }
         }
         for part in &self.silent_about {
@@ -390,7 +393,7 @@ impl Act {
         for (expected, key) in [(&self.outcomes, "outcome"), (&self.findings, "status")] {
             for (id, word) in expected {
                 match find(id) {
-                    None => wrong.push(format!("there is no `{id}`")),
+                    None => wrong.push(format!("`{id}` is missing")),
                     Some(entry) if entry[key] != **word => wrong.push(format!(
                         "`{id}` is {} instead of {word}: {}",
                         entry[key], entry["why"]
@@ -440,7 +443,7 @@ impl Act {
                     .unwrap_or_default();
                 for part in parts {
                     if !said.contains(part) {
-                        wrong.push(format!("`{id}` does not say `{part}`: {said}"));
+                        wrong.push(format!("`{id}` does not contain `{part}`: {said}"));
                     }
                 }
             }
@@ -451,18 +454,18 @@ impl Act {
         let files = &machine.fakes.files;
         for (path, parts) in &self.files {
             match text(files, path) {
-                None => wrong.push(format!("there is no {path}")),
+                None => wrong.push(format!("{path} does not exist")),
                 Some(content) => wrong.extend(
                     parts
                         .iter()
                         .filter(|part| !content.contains(*part))
-                        .map(|part| format!("{path} does not say `{part}`: {content}")),
+                        .map(|part| format!("{path} does not contain `{part}`: {content}")),
                 ),
             }
         }
         for path in &self.absent {
             if crate::state::exists(files, path) {
-                wrong.push(format!("{path} is there"));
+                wrong.push(format!("{path} exists"));
             }
         }
         let database = dpkg::read(files);
@@ -498,17 +501,17 @@ impl Act {
         if let Some(asked) = self.reboot_asked
             && asked != machine.reboot_asked()
         {
-            wrong.push(format!("reboot asked: {}", !asked));
+            wrong.push(format!("reboot requested: {}", !asked));
         }
         if let Some(there) = self.resume_unit
             && there != machine.resume_command().is_some()
         {
-            wrong.push(format!("the resume unit is there: {}", !there));
+            wrong.push(format!("the resume unit exists: {}", !there));
         }
     }
 }
 
-/// Starts of package tools other than for queries.
+/// Starts of package tools, except for queries.
 pub fn package_work(ran: &Ran) -> Vec<String> {
     ran.commands
         .iter()
@@ -523,7 +526,7 @@ pub fn package_work(ran: &Ran) -> Vec<String> {
         .collect()
 }
 
-/// Splits a command line into words; single quotes keep blanks.
+/// Splits a command line into words. Single quotes preserve blanks.
 fn words(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, part) in line.split('\'').enumerate() {
@@ -536,7 +539,7 @@ fn words(line: &str) -> Vec<String> {
     found
 }
 
-/// Runs work for each item on all processors; returns the non-empty results.
+/// Runs work for each item on all CPUs, and returns the non-empty results.
 pub fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Wrong + Sync) -> Wrong {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = std::sync::atomic::AtomicUsize::new(0);
@@ -583,11 +586,10 @@ fn every_scenario_has_a_test() {
 }
 
 #[test]
-fn every_failure_of_the_catalogue_has_a_scenario() {
+fn every_cataloged_failure_has_a_scenario() {
     let scenarios: Vec<Scenario> = names().iter().map(|name| read(name)).collect();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
-    // Rows that need a cluster, or what later versions do: containers that lose GPUs later (9), the
-    // kubelet (18, 22).
+    // These rows need a real cluster or belong to a later version: containers that lose GPUs (9), the kubelet (18, 22).
     let later = [9, 18, 22];
     for row in (1..=25).filter(|row| !later.contains(row)) {
         let covered = (scenarios.iter()).any(|scenario| scenario.failures.contains(&row));

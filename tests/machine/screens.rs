@@ -1,4 +1,4 @@
-//! What a person sees of four machines: `tests/cli/node-*.snap`. How text is wrapped is a test of `tests/cli.rs`.
+//! The human-readable output on four machines: `tests/cli/node-*.snap`. `tests/cli.rs` tests the line wrapping.
 
 use crate::{
     build::describe,
@@ -13,8 +13,8 @@ fn bare() -> Machine {
     Machine::new(describe(BASE, Table::new()))
 }
 
-/// The module did not compile in the script of its package, because DKMS knows another one, too. The next run will find a compiler
-/// that works.
+/// The module did not compile in the package script, which compiled it because DKMS also manages another module. The next run
+/// has a working compiler.
 fn half_done() -> Machine {
     let differs = "faults = { dkms = true }\nfiles = { '/var/lib/dkms/zfs/2.1.11/source' = '' }";
     let machine = Machine::new(describe(BASE, differs.parse().expect("TOML")));
@@ -30,7 +30,7 @@ fn ready() -> Machine {
     machine
 }
 
-/// An upgrade in the background replaced a library of the loaded module.
+/// An unattended upgrade replaced a library of the loaded module.
 fn broken() -> Machine {
     const FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
     let machine = ready();
@@ -47,8 +47,8 @@ fn broken() -> Machine {
 
 const WIDTH: usize = 120;
 
-/// Runs the commands that a person would run there; returns the screen and the exit codes. Log lines are left out: several
-/// steps write them at the same time.
+/// Runs the commands of an administrator, and returns the screen and the exit codes. Log lines are omitted, because several
+/// steps write them concurrently.
 fn screen(machine: &Machine) -> (String, Vec<u8>) {
     let (mut text, mut exits) = (String::new(), Vec::new());
     for line in ["status", "check", "plan", "install", "check -v"] {
@@ -67,11 +67,12 @@ fn screen(machine: &Machine) -> (String, Vec<u8>) {
     (text, exits)
 }
 
-/// Compares a machine with its screen, and the exit codes of `status`, `check`, `plan`, `install` and of the check after it.
+/// Compares a machine with its expected screen, and with the exit codes of `status`, `check`, `plan`, `install` and a second
+/// `check`.
 fn session(name: &str, machine: &Machine, expected: [u8; 5]) {
     let (text, exits) = screen(machine);
     assert_eq!(exits, expected, "{text}");
-    // Files and commands are not broken; sentences are.
+    // Only sentences are wrapped, not paths and commands.
     let wide: Vec<&str> = (text.lines())
         .filter(|line| line.chars().count() > WIDTH && line.trim_start().contains(' '))
         .filter(|line| !line.trim_start().starts_with(['+', '-', '~']))

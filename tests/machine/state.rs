@@ -1,6 +1,5 @@
-//! The state that the simulated programs share beside the files: the mirrors and the faults.
-//! Everything else is in the machine's files, so a snapshot of the files is a snapshot of the
-//! machine.
+//! The state of the simulated programs outside of the files: mirrors and faults. Everything else is in files, so a file
+//! snapshot is a snapshot of the machine.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,68 +10,68 @@ use toml::Table;
 
 use crate::archive::Archive;
 
-/// The faults, in the words of scenarios.
+/// The faults, as written in scenarios.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Faults {
-    /// Another package manager runs.
+    /// Another package manager is running.
     pub package_lock: Option<PackageLock>,
-    /// Every changing call of apt must use this proxy.
+    /// The proxy that every changing apt command must use.
     pub only_by_proxy: String,
-    /// Why the network does not answer, in the words of the programs that use it.
+    /// The network error, as reported by programs.
     pub network: Option<String>,
-    /// Addresses that return 404.
+    /// URLs that return 404.
     pub gone: Vec<String>,
-    /// Why the archives in the lists cannot be downloaded, in apt's words.
+    /// The error for package downloads, as reported by apt.
     pub download: Option<String>,
-    /// How many times `apt-get update` finds a mirror whose sync is not complete.
+    /// The number of `apt-get update` calls that find an incomplete mirror sync.
     pub half_synced: u32,
     /// Compiling a kernel module fails.
     pub dkms: bool,
-    /// The process is killed while dpkg unpacks and configures.
+    /// Kills the process while dpkg unpacks and configures.
     pub power_cut: bool,
-    /// `modprobe` fails with these words.
+    /// The error message of `modprobe`.
     pub modprobe: Option<String>,
-    /// The beginning of the versions of the driver that the kernel refuses.
+    /// Version prefix of drivers that the kernel rejects.
     pub bad_driver: Option<String>,
     /// A file that another program writes while packages are configured.
     pub beside: Option<String>,
-    /// The behaviour of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
+    /// The behavior of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
-    /// The GPUs do not join the fabric of their switches.
+    /// The GPUs do not join the NVSwitch fabric.
     pub fabric: bool,
-    /// The number of GPUs that the driver does not initialise.
+    /// The number of GPUs that the driver fails to initialize.
     pub lost_gpus: usize,
-    /// What NVML tells of each GPU's health; it is not asked without it.
+    /// The NVML health data of each GPU. If absent, NVML is not queried.
     pub health: Option<GpuHealth>,
     /// Docker does not start.
     pub docker: bool,
-    /// Docker ignores the signal to read its configuration again.
+    /// Docker ignores the reload signal.
     pub docker_reload: bool,
     /// Docker and containerd do not start with the nvidia runtime in their configuration.
     pub refuse_nvidia: bool,
-    /// The first GPU computes another result than the CPU.
+    /// The first GPU computes a wrong result.
     pub computes_wrong: bool,
-    /// A container sees no GPU, whatever is configured.
+    /// Containers never see a GPU.
     pub container: bool,
-    /// Units that do not start.
+    /// Units that fail to start.
     pub units: Vec<String>,
-    /// Why `kubeadm join` fails.
+    /// The failure of `kubeadm join`.
     pub join: Option<JoinFault>,
-    /// What the cluster says of the machine's node, over what it would say.
+    /// Overrides for the node object in the cluster.
     pub node: Table,
 }
 
-/// Why and how often `kubeadm join` fails.
+/// The cause and number of `kubeadm join` failures.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct JoinFault {
-    /// Its last words.
+    /// The last line of output.
     pub said: String,
     pub times: u32,
-    /// It leaves files behind, as after the cluster was found.
+    /// Leaves files behind, as if the cluster was reachable.
     pub begun: bool,
-    /// So, and the process that has started it is killed.
+    /// Same as `begun`, and its parent process is killed.
     pub killed: bool,
 }
 
@@ -82,7 +81,7 @@ pub struct JoinFault {
 pub struct PackageLock {
     pub pid: u32,
     pub program: String,
-    /// The time after which it ends; never if absent.
+    /// The time until it exits. Absent if it never exits.
     #[serde(default)]
     pub seconds: Option<u64>,
 }
@@ -92,12 +91,12 @@ pub struct State {
     pub archive: Archive,
     pub faults: Faults,
     pub secure_boot: bool,
-    /// Modules of the first initial RAM filesystem.
+    /// Modules of the first initramfs.
     pub initrd: Vec<String>,
-    /// `rpm -qa` in the product's own format, if the machine has rpm.
+    /// `rpm -qa` in the format of gpu-bootstrap, if the machine has rpm.
     pub rpm: String,
     pub boots: u32,
-    /// The machine's node in its cluster, as the API server prints it.
+    /// The node object of the machine, as returned by the API server.
     pub node: Option<serde_json::Value>,
 }
 
@@ -109,20 +108,20 @@ pub fn lock(shared: &Shared) -> MutexGuard<'_, State> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The text of a file; `None` if it is not there.
+/// The text of a file, or `None` if it does not exist.
 pub fn text(files: &FakeFiles, path: &str) -> Option<String> {
     files
         .read_text(Utf8Path::new(path))
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The architecture by the kernel's name for it.
+/// The architecture by its kernel name.
 pub fn arch(files: &FakeFiles) -> String {
     let arch = text(files, "/proc/sys/kernel/arch").unwrap_or_default();
     arch.trim().to_owned()
 }
 
-/// A text about `x86_64` (or `amd64`) as it is on a machine of this architecture.
+/// Replaces `x86_64` (or `amd64`) in a text with the architecture of the machine.
 pub fn on(arch: &str, text: &str) -> String {
     match arch {
         "aarch64" => (text.replace(

@@ -1,10 +1,10 @@
-//! Undoing what an older version of the program recorded.
+//! Uninstall with a journal from an older version.
 
 use crate::{build::describe, machine::Machine};
 
 const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 
-/// The journal as a version wrote it that knew no policy.
+/// A journal from a version without policies.
 fn without_policy(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {
@@ -18,7 +18,7 @@ fn without_policy(text: &str) -> String {
 }
 
 #[test]
-fn a_journal_without_a_policy_is_undone_although_the_profile_is_broken() {
+fn journal_without_policy_is_undone_with_broken_profile() {
     let machine = Machine::new(describe("debian-12-h100", toml::Table::new()));
     let before = machine.snapshot();
     assert_eq!(machine.run(&["install"]).exit, 0);

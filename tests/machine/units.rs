@@ -1,4 +1,4 @@
-//! systemd's units: files on disk, links of enabled units, and the running units below `/run`.
+//! Simulates systemd units: files on disk, symlinks of enabled units, and running units below `/run`.
 
 use gpu_bootstrap::host::{
     Cmd, FileKind, Output, ReadFiles,
@@ -16,7 +16,7 @@ const RUNNING: &str = "/run/simulated/active";
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager.service";
 const FAILED: &str = "/run/simulated/failed";
 
-/// The unit's file; `None` if there is no such unit.
+/// The unit file, or `None` if the unit does not exist.
 fn file(files: &FakeFiles, unit: &str) -> Option<String> {
     [ETC, "/lib/systemd/system"]
         .iter()
@@ -27,11 +27,11 @@ fn masked(files: &FakeFiles, unit: &str) -> bool {
     let path = format!("{ETC}/{unit}");
     files
         .stat(path.as_str().into())
-        .expect("the file can be looked at")
+        .expect("the file can be inspected")
         .is_some_and(|stat| matches!(stat.kind, FileKind::Link(target) if target == "/dev/null"))
 }
 
-/// The directory of links that the unit's `[Install]` names.
+/// The symlink directory from the `[Install]` section of the unit.
 fn wants(files: &FakeFiles, unit: &str) -> Option<String> {
     file(files, unit)?
         .lines()
@@ -71,12 +71,12 @@ pub fn active(files: &FakeFiles, unit: &str) -> bool {
     exists(files, &format!("{RUNNING}/{unit}"))
 }
 
-/// The configuration that a running unit read when it started.
+/// The configuration of a running unit at startup.
 pub fn memory(files: &FakeFiles, unit: &str) -> Option<String> {
     text(files, &format!("{RUNNING}/{unit}"))
 }
 
-/// Starts a unit; it runs with the configuration that it reads now.
+/// Starts a unit with its current configuration.
 pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String> {
     if active(files, unit) {
         return Ok(());
@@ -129,8 +129,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
     }
 }
 
-/// The configuration that a daemon starts with; it does not start with the nvidia runtime if the test
-/// says so.
+/// The configuration of a daemon at startup. The daemon rejects the nvidia runtime if the test requests it.
 fn unless_refused(state: &State, config: String, daemon: &str) -> Result<String, String> {
     if state.faults.refuse_nvidia && config.contains("nvidia") {
         return Err(format!("{daemon}: the test lets no nvidia runtime in"));
@@ -145,7 +144,7 @@ pub fn stop(files: &FakeFiles, unit: &str) {
     }
 }
 
-/// All enabled units in the order of their names; a boot starts these.
+/// All enabled units, sorted by name. A boot starts them.
 pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     let mut found: Vec<String> = list(files, ETC)
         .iter()
@@ -157,7 +156,7 @@ pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     found
 }
 
-/// `ExecStart=` of a unit: the last one of its file and its drop-ins.
+/// `ExecStart=` of a unit, from the last file or drop-in with one.
 pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
     let folder = format!("{ETC}/{unit}.d");
     let drop_ins = list(files, &folder).into_iter();
@@ -170,7 +169,7 @@ pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
         .rfind(|command| !command.is_empty())
 }
 
-/// Whether the persistence daemon runs and has turned persistence mode on.
+/// Whether the persistence daemon runs with persistence mode enabled.
 pub fn persistence(files: &FakeFiles) -> bool {
     memory(files, "nvidia-persistenced.service")
         .is_some_and(|command| !command.contains("--no-persistence-mode"))
@@ -202,7 +201,7 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             }
             continue;
         }
-        // The settings of the sandbox, as the unit file has them.
+        // The sandbox settings of the unit file.
         if SANDBOX.contains(&property) {
             let setting = file(files, unit).unwrap_or_default();
             let value = setting
@@ -226,7 +225,7 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             "Result" if broken => "exit-code",
             "Result" => "success",
             "Id" => unit,
-            // Unit files of packages: the package scripts made systemd read them.
+            // Package scripts reload systemd, so their unit files are current.
             "NeedDaemonReload" => "no",
             "DropInPaths" => {
                 let folder = format!("{ETC}/{unit}.d");
@@ -235,7 +234,7 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
                 said.push_str(&format!("DropInPaths={}\n", paths.join(" ")));
                 continue;
             }
-            other => panic!("the simulated systemctl knows no property `{other}`"),
+            other => panic!("the simulated systemctl does not support property `{other}`"),
         };
         said.push_str(&format!("{property}={value}\n"));
     }
@@ -272,7 +271,7 @@ pub fn systemctl(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             ok("")
         }
         [verb, "--", unit] => act(files, state, verb, unit, cmd),
-        _ => panic!("the simulated systemctl knows no `{}`", cmd.line()),
+        _ => panic!("the simulated systemctl does not support `{}`", cmd.line()),
     }
 }
 
@@ -301,7 +300,7 @@ fn act(files: &FakeFiles, state: &State, verb: &str, unit: &str, cmd: &Cmd) -> O
             if !active(files, unit) {
                 return failed(1, format!("{unit} is not active, cannot reload.\n"));
             }
-            // After the signal the daemon logs a file that it cannot read, and goes on.
+            // If the configuration is invalid, the daemon logs the error after the signal and continues.
             if unit == "docker.service"
                 && !state.faults.docker_reload
                 && let Ok(memory) = containers::docker_config(files)
@@ -315,7 +314,7 @@ fn act(files: &FakeFiles, state: &State, verb: &str, unit: &str, cmd: &Cmd) -> O
                 files.take(&format!("{ETC}/{unit}"));
             }
         }
-        _ => panic!("the simulated systemctl knows no `{}`", cmd.line()),
+        _ => panic!("the simulated systemctl does not support `{}`", cmd.line()),
     }
     ok("")
 }
@@ -337,7 +336,7 @@ pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
         _ => None,
     };
     let Some(unit) = unit else {
-        panic!("the simulated journalctl knows no `{}`", cmd.line());
+        panic!("the simulated journalctl does not support `{}`", cmd.line());
     };
     ok(text(files, &format!("{FAILED}/{unit}")).unwrap_or_default() + "\n")
 }

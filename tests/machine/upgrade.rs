@@ -12,7 +12,7 @@ use crate::{
     state::text,
 };
 
-/// `apt-get -s dist-upgrade`: every package of which there is a newer version, unless it is held.
+/// `apt-get -s dist-upgrade`: every package with a newer version, unless it is held.
 pub fn simulate(files: &FakeFiles) -> Output {
     let mut said = String::new();
     for (name, entry) in dpkg::read(files) {
@@ -32,7 +32,7 @@ pub fn simulate(files: &FakeFiles) -> Output {
     ok(said)
 }
 
-/// `dnf --assumeno upgrade`: every package of which there is a newer version, unless its version is locked.
+/// `dnf --assumeno upgrade`: every package with a newer version, unless its version is locked.
 pub fn dnf(files: &FakeFiles) -> Output {
     let locks = text(files, "/etc/dnf/plugins/versionlock.list").unwrap_or_default();
     let mut said = String::new();

@@ -1,8 +1,8 @@
-//! What a package manager answers to the commands of this program. Real ones were asked by `record.sh`, and their answers are
-//! kept beside it, one file for each version. An imitation in memory must answer in the same way: not with the same text, but
-//! with one in which this program reads the same, and its database must be the same afterwards.
+//! Compares simulated package managers with real ones. `record.sh` records the output of real package managers, one file per
+//! version. The output of a simulated package manager may differ, but it must parse to the same values, and its database must
+//! be the same afterwards.
 //!
-//! Both test programs that have an imitation contain this module.
+//! Included in both test programs with a simulated package manager.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,14 +22,14 @@ use gpu_bootstrap::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How the names of the packages begin that are asked for.
+/// Name prefix of the packages in the scenarios.
 pub const OURS: &str = "demo-";
 
-/// The file of scenarios.
+/// The scenario file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenarios {
-    /// The names of what happens, with scripts for a real machine.
+    /// External events by name, with the script that causes them on a real machine.
     pub happens: BTreeMap<String, String>,
     pub scenario: Vec<Scenario>,
 }
@@ -47,13 +47,13 @@ impl Scenarios {
         toml::from_str(include_str!("scenarios.toml")).expect("scenarios")
     }
 
-    /// Those that a package manager is asked.
+    /// The scenarios of a package manager.
     pub fn of(&self, manager: Manager) -> impl Iterator<Item = &Scenario> {
         (self.scenario.iter()).filter(move |one| one.only.is_none_or(|only| only == manager))
     }
 }
 
-/// A command, and what a real package manager said.
+/// A command and the output of a real package manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     pub command: String,
@@ -61,13 +61,13 @@ pub struct Asked {
     pub said: Output,
 }
 
-/// What one step was about: a line of a recording.
+/// The recording of one step: a line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Line {
     pub scenario: String,
     pub step: String,
     pub asked: Vec<Asked>,
-    /// The files that changed by it, of those that this program reads.
+    /// The files changed by the step, restricted to files that gpu-bootstrap reads.
     pub files: BTreeMap<String, Option<String>>,
 }
 
@@ -80,7 +80,7 @@ pub trait Machine {
     fn put(&self, path: &str, text: String);
 }
 
-/// Does a step, and returns what this program understands.
+/// Runs a step, and returns the parsed result.
 pub async fn outcome(manager: Manager, machine: &dyn Machine, step: &str) -> String {
     let (verb, rest) = step.split_once(' ').unwrap_or((step, ""));
     if verb == "then" {
@@ -105,7 +105,7 @@ pub async fn outcome(manager: Manager, machine: &dyn Machine, step: &str) -> Str
     }
 }
 
-/// A request in the words of a step.
+/// Parses the request of a step.
 struct Wish {
     kind: String,
     coming: Vec<String>,
@@ -122,7 +122,7 @@ impl Wish {
             "remove" => TransactionRequest::Remove(packages),
             "reinstall" => TransactionRequest::Reinstall(packages),
             "fix" => TransactionRequest::Fix,
-            other => panic!("there is no request `{other}`"),
+            other => panic!("unknown request `{other}`"),
         }
     }
 }
@@ -255,11 +255,11 @@ impl Asking<'_> {
                 let found = (self.backend).owned_below(self.host.reader(), names[0].into());
                 format!("{:?}", found.await.expect("paths"))
             }
-            other => panic!("there is no step `{other}`"),
+            other => panic!("unknown step `{other}`"),
         }
     }
 
-    /// Holds packages at their versions, or releases them, as the program does.
+    /// Holds or unholds packages as the program does.
     async fn hold(&self, machine: &dyn Machine, hold: bool, names: &[&str]) -> String {
         let Some(list) = self.backend.hold_list() else {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
@@ -286,7 +286,7 @@ impl Asking<'_> {
         self.state().await
     }
 
-    /// How a command ended.
+    /// The exit status of a command.
     fn result(&self, output: &Output) -> String {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let failed = self.backend.failures_by_source(&words);
@@ -342,12 +342,12 @@ impl Asking<'_> {
 
 // --- Recordings -------------------------------------------------------------------------------------------------------------
 
-/// The folder of recordings.
+/// The directory of recordings.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packages")
 }
 
-/// The recordings of a package manager: the name of each with its lines.
+/// The recordings of a package manager, by name.
 pub fn recordings(manager: Manager) -> BTreeMap<String, Vec<Line>> {
     let start = format!("{}-", manager.backend().name());
     let mut found = BTreeMap::new();
@@ -367,7 +367,7 @@ pub fn recordings(manager: Manager) -> BTreeMap<String, Vec<Line>> {
     found
 }
 
-/// A machine that says what a real one said.
+/// A machine that replays a recording.
 struct Recorded {
     fakes: Fakes,
     left: Arc<Mutex<Vec<Asked>>>,
@@ -384,7 +384,7 @@ impl Recorded {
                 let at = left.iter().position(|one| one.command == cmd.line());
                 let at = at.unwrap_or_else(|| {
                     panic!(
-                        "`{}` was not asked: run tests/packages/record.sh",
+                        "`{}` is not in the recording: run tests/packages/record.sh",
                         cmd.line()
                     )
                 });
@@ -403,7 +403,7 @@ impl Recorded {
 /// The programs of package managers.
 pub const PROGRAMS: [&str; 6] = ["apt-get", "apt-cache", "apt-mark", "dpkg", "dnf", "rpm"];
 
-/// Makes files as they are elsewhere.
+/// Writes or removes files to match another machine.
 pub fn arrange(files: &FakeFiles, wanted: &BTreeMap<String, Option<String>>) {
     for (path, text) in wanted {
         match text {
@@ -420,11 +420,11 @@ impl Machine for Recorded {
 
     fn happens(&self, _: &str) {}
 
-    /// The recording has it, too.
+    /// The recording already contains the file.
     fn put(&self, _: &str, _: String) {}
 }
 
-/// Compares an imitation with all recordings of a package manager. `knows` says which steps of a scenario it is asked.
+/// Compares a simulation with all recordings of a package manager. `knows` selects the supported steps of a scenario.
 pub async fn compare<M: Machine>(
     manager: Manager,
     imitation: impl Fn() -> M,
@@ -443,7 +443,7 @@ pub async fn compare<M: Machine>(
                 assert_eq!(
                     kept,
                     (scenario.name.as_str(), step.as_str()),
-                    "{name} was not asked this: run tests/packages/record.sh"
+                    "{name} has no recording of this step: run tests/packages/record.sh"
                 );
                 if let Some(what) = step.strip_prefix("then ") {
                     assert!(scenarios.happens.contains_key(what), "{what}");
@@ -454,11 +454,11 @@ pub async fn compare<M: Machine>(
                 }
                 let wanted = outcome(manager, &real, step).await;
                 let found = outcome(manager, &imitated, step).await;
-                // What follows a difference says nothing.
+                // Results after a difference are not comparable.
                 apart = wanted != found;
                 if apart {
                     differences.push_str(&format!(
-                        "{name}, {}, {step}\n--- real\n{wanted}\n--- imitated\n{found}\n\n",
+                        "{name}, {}, {step}\n--- real\n{wanted}\n--- simulated\n{found}\n\n",
                         scenario.name
                     ));
                 }

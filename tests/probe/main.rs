@@ -1,5 +1,5 @@
-//! `probe` on nodes whose CUDA is the stand-in library: the same `dlopen`, children and deadlines as
-//! on a machine, and each fault in the library.
+//! Runs `probe` on nodes with a fake CUDA library: the same `dlopen`, child processes and deadlines as on a machine, and each
+//! error of the library.
 
 mod node;
 
@@ -11,7 +11,7 @@ use gpu_bootstrap::{
 };
 use node::{Node, Ran, gpus};
 
-/// Two GPUs without a fault of their own.
+/// Two healthy GPUs.
 fn two(faults: &str) -> Node {
     Node::new(&format!("{}\n{faults}", gpus(2, |_| "")))
 }
@@ -20,7 +20,7 @@ fn document(ran: &Ran) -> ProbeDocument {
     serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.out))
 }
 
-/// The probe fails with this first line, and with advice that has these words.
+/// Asserts that the probe fails with this first line and advice.
 fn fails(node: &Node, first_line: &str, advice: &str) -> Ran {
     let ran = node.probe(&[]);
     assert_eq!(ran.exit, 4, "{}", ran.out);
@@ -52,7 +52,7 @@ fn healthy_gpus_compute() {
 }
 
 #[test]
-fn the_document_says_what_each_gpu_is() {
+fn document_describes_each_gpu() {
     let document = document(&two("").probe(&["--format", "json"]));
     assert!(document.passed && document.failed_layer.is_none());
     assert_eq!(document.driver_version.as_deref(), Some("535.261.03"));
@@ -70,7 +70,7 @@ fn the_document_says_what_each_gpu_is() {
 }
 
 #[test]
-fn each_mig_device_computes_and_the_gpu_in_mig_mode_does_not() {
+fn mig_devices_compute_instead_of_their_gpu() {
     let mig = "[gpu.mig]\nenabled = true\ndevices = [{ profile = \"1g.10gb\" }, { profile = \"3g.40gb\" }]";
     let node = Node::new(&gpus(2, |index| if index == 1 { mig } else { "" }));
     let ran = node.probe(&["--format", "json"]);
@@ -92,7 +92,7 @@ fn each_mig_device_computes_and_the_gpu_in_mig_mode_does_not() {
 }
 
 #[test]
-fn mig_mode_without_mig_devices_is_no_place_to_compute() {
+fn mig_mode_without_mig_devices_fails() {
     let node = Node::new(&gpus(1, |_| "[gpu.mig]\nenabled = true"));
     fails(
         &node,
@@ -102,7 +102,7 @@ fn mig_mode_without_mig_devices_is_no_place_to_compute() {
 }
 
 #[test]
-fn each_result_of_the_start_is_named_with_its_cause() {
+fn each_initialization_error_is_reported_with_its_cause() {
     for (code, cause, advice) in [
         (
             802,
@@ -130,7 +130,7 @@ fn each_result_of_the_start_is_named_with_its_cause() {
 }
 
 #[test]
-fn a_missing_library_is_named() {
+fn missing_library_is_reported() {
     let node = two("");
     std::fs::remove_file(node.libraries().join("libcuda.so.1")).expect("it was there");
     let line = "failed at the layer CUDA: `libcuda.so.1` cannot be opened: libcuda.so.1: ";
@@ -142,7 +142,7 @@ fn a_library_without_a_function_is_too_old() {
     let node = two("");
     let library = node.libraries().join("libcuda.so.1");
     let mut bytes = std::fs::read(&library).expect("it is there");
-    // The names are in the table of symbols; another letter hides one.
+    // Changing a letter in the symbol table hides a function.
     let name = b"cuMemAlloc_v2\0";
     let places: Vec<usize> = (bytes.windows(name.len()).enumerate())
         .filter(|(_, window)| window == name)
@@ -160,7 +160,7 @@ fn a_library_without_a_function_is_too_old() {
 }
 
 #[test]
-fn a_start_that_hangs_is_named_and_ended() {
+fn hung_initialization_is_reported_and_killed() {
     let node = two("[faults.cuda]\nhang = [\"cuInit\"]");
     let line = "failed at the layer CUDA: initializing CUDA (`cuInit`) timed out after 6 s";
     let ran = fails(&node, line, "hangs");
@@ -168,7 +168,7 @@ fn a_start_that_hangs_is_named_and_ended() {
 }
 
 #[test]
-fn one_gpu_of_eight_that_hangs_leaves_the_results_of_the_others() {
+fn one_hung_gpu_keeps_the_other_results() {
     let hang = "[gpu.cuda]\nhang = [\"cuCtxSynchronize\"]";
     let node = Node::new(&gpus(8, |index| if index == 3 { hang } else { "" }));
     let ran = node.probe(&["--format", "json"]);
@@ -186,7 +186,7 @@ fn one_gpu_of_eight_that_hangs_leaves_the_results_of_the_others() {
 }
 
 #[test]
-fn one_gpu_of_two_that_fails_is_named_with_its_call() {
+fn failing_gpu_is_reported_with_its_cuda_call() {
     let faults = "[gpu.cuda]\nreturns = { cuMemAlloc_v2 = 2 }";
     let node = Node::new(&gpus(2, |index| if index == 1 { faults } else { "" }));
     let line = "failed at the layer compute: GPU 1 (GPU-00000000-0000-4000-8000-000000001900): \
@@ -195,7 +195,7 @@ fn one_gpu_of_two_that_fails_is_named_with_its_call() {
 }
 
 #[test]
-fn several_gpus_that_fail_are_all_named() {
+fn all_failing_gpus_are_reported() {
     let faults = "[gpu.cuda]\nreturns = { cuDevicePrimaryCtxRetain = 46 }";
     let ran = Node::new(&gpus(3, |index| if index == 0 { "" } else { faults })).probe(&[]);
     let line = ran.first_line();
@@ -204,7 +204,7 @@ fn several_gpus_that_fail_are_all_named() {
 }
 
 #[test]
-fn a_wrong_result_of_the_kernel_is_found() {
+fn wrong_kernel_result_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
     let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU result \
                 differs from the CPU result, first in number 32768";
@@ -212,14 +212,14 @@ fn a_wrong_result_of_the_kernel_is_found() {
 }
 
 #[test]
-fn one_wrong_bit_of_memory_is_found() {
+fn single_memory_bit_error_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
     let line = "data read back from the GPU differs from the written data, first at byte 8388608";
     fails(&node, line, "out of service");
 }
 
 #[test]
-fn another_uuid_than_that_of_nvml_is_found() {
+fn uuid_mismatch_between_cuda_and_nvml_is_found() {
     let other = "[gpu.cuda]\nuuid = \"GPU-deadbeef-0000-0000-0000-000000000000\"";
     let node = Node::new(&gpus(2, |index| if index == 1 { other } else { "" }));
     let line = "failed at the layer CUDA: CUDA lists 2 GPUs, NVML 2 GPUs; only CUDA: \
@@ -229,14 +229,14 @@ fn another_uuid_than_that_of_nvml_is_found() {
 }
 
 #[test]
-fn a_library_that_crashes_is_named_with_its_phase() {
+fn library_crash_is_reported_with_its_phase() {
     let node = two("[faults.cuda]\ncrash = [\"cuModuleLoadData\"]");
     let line = "while compiling the kernel, the process was killed by signal 6";
     fails(&node, line, "libcuda.so.1");
 }
 
 #[test]
-fn what_is_wrong_below_cuda_stops_the_probe_there() {
+fn errors_below_cuda_stop_the_probe() {
     let node = two("");
     node.fakes
         .files
@@ -278,7 +278,7 @@ fn what_is_wrong_below_cuda_stops_the_probe_there() {
 }
 
 #[test]
-fn fewer_gpus_than_the_instance_type_promises_are_found() {
+fn fewer_gpus_than_the_instance_type_fail() {
     let node = two("");
     for (name, value) in [
         ("sys_vendor", "Amazon EC2"),
@@ -293,12 +293,12 @@ fn fewer_gpus_than_the_instance_type_promises_are_found() {
 }
 
 #[test]
-fn a_container_with_a_part_of_the_gpus_is_judged_by_its_part() {
+fn container_with_some_gpus_checks_only_those() {
     let node = two("");
     node.fakes.files.take("/run/systemd");
     let ran = node.probe(&[]);
     assert_eq!(ran.exit, 0, "{}", ran.out);
-    // NVML lists the GPU whose node is there.
+    // NVML lists only GPUs with a device node.
     let one = Node::new(&gpus(1, |_| ""));
     one.fakes.files.take("/run/systemd");
     let other = "/sys/bus/pci/devices/0000:2a:00.0";

@@ -1,5 +1,4 @@
-//! A node whose files and NVML are in memory, and whose CUDA is the stand-in library, opened by child
-//! processes of the real program.
+//! A node with in-memory files and NVML, and a fake CUDA library, which child processes of the real program load.
 
 use std::{
     ffi::OsString,
@@ -23,17 +22,17 @@ use standin_inventory::inventory::Inventory;
 
 const DRIVER: &str = "535.261.03";
 
-/// How long the tests wait for a phase: a busy machine must not look like one that hangs.
+/// The deadline of a phase in tests. Long enough that a busy test machine does not look like a hang.
 const PHASE: Duration = Duration::from_secs(6);
 
-/// A node, and the folder with its library.
+/// A node, and the directory of its library.
 pub struct Node {
     pub fakes: Fakes,
     inventory: Inventory,
     folder: tempfile::TempDir,
 }
 
-/// What a command line did.
+/// The result of a command line.
 #[derive(Debug)]
 pub struct Ran {
     pub exit: u8,
@@ -47,7 +46,7 @@ impl Ran {
     }
 }
 
-/// The `[[gpu]]` of so many H100, each followed by what `more` says about it.
+/// The `[[gpu]]` tables of `count` H100, each followed by the lines of `more`.
 pub fn gpus(count: usize, more: impl Fn(usize) -> &'static str) -> String {
     let gpu = |index| {
         format!(
@@ -59,7 +58,7 @@ pub fn gpus(count: usize, more: impl Fn(usize) -> &'static str) -> String {
     (0..count).map(gpu).collect()
 }
 
-/// The library that was built with this test.
+/// The library built with this test.
 fn library() -> PathBuf {
     let mut folder = std::env::current_exe().expect("a test has a path");
     while folder.pop() {
@@ -68,11 +67,11 @@ fn library() -> PathBuf {
             return library;
         }
     }
-    panic!("libstandin_cuda.so is not beside the test");
+    panic!("libstandin_cuda.so is not in the directory of the test program");
 }
 
 impl Node {
-    /// A node with this inventory, below the lines about its versions.
+    /// A node with this inventory, appended to the version lines.
     pub fn new(inventory: &str) -> Self {
         let text = format!("driver-version = \"{DRIVER}\"\ncuda-version = \"12.2\"\n{inventory}");
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -115,7 +114,7 @@ impl Node {
         }
     }
 
-    /// The folder of the library.
+    /// The directory of the library.
     pub fn libraries(&self) -> &Path {
         self.folder.path()
     }
@@ -162,7 +161,7 @@ impl Node {
         self.probe_with(nvml, args)
     }
 
-    /// The same, with other answers of NVML.
+    /// Runs `probe` with another fake NVML.
     pub fn probe_with(&self, nvml: FakeGpu, args: &[&str]) -> Ran {
         let mut host = self.fakes.host();
         let program = Ourselves {
@@ -225,7 +224,7 @@ impl Node {
     }
 }
 
-/// NVML in memory, CUDA for real.
+/// In-memory NVML, and the loaded CUDA library.
 struct Both {
     nvml: FakeGpu,
     cuda: RealGpu,

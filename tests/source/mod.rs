@@ -6,23 +6,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A module that is compiled into the product.
+/// A production module.
 pub struct Module {
-    /// Its path in the crate: `["change", "probe", "container"]`.
+    /// The path in the crate: `["change", "probe", "container"]`.
     pub path: Vec<String>,
     pub file: PathBuf,
-    /// Its code; line numbers are those of the file.
+    /// The code, with the line numbers of the file.
     pub code: String,
-    /// The modules that it declares.
+    /// The declared modules.
     pub children: Vec<Module>,
 }
 
-/// The crate in the folder `src`, with all modules below it.
+/// The crate in the directory `src`, with all its modules.
 pub fn read(src: &Path) -> Module {
     module(Vec::new(), src.join("lib.rs"), src)
 }
 
-/// `inside` is the folder of its children.
+/// `inside` is the directory of its child modules.
 fn module(path: Vec<String>, file: PathBuf, inside: &Path) -> Module {
     let text = fs::read_to_string(&file).expect("a source file");
     let code = production(&text);
@@ -50,7 +50,7 @@ fn module(path: Vec<String>, file: PathBuf, inside: &Path) -> Module {
 }
 
 impl Module {
-    /// This module and all below it.
+    /// This module and all its descendants.
     pub fn all(&self) -> Vec<&Module> {
         let below = self.children.iter().flat_map(Module::all);
         [self].into_iter().chain(below).collect()
@@ -60,12 +60,12 @@ impl Module {
         self.path.last().map_or("crate", String::as_str)
     }
 
-    /// A line for people.
+    /// A human-readable `file:line`.
     pub fn place(&self, line: usize) -> String {
         format!("{}:{line}", self.file.display())
     }
 
-    /// Paths in the crate that the code names with `crate::` or `super::`, and the lines.
+    /// Paths in the code that start with `crate::` or `super::`, with their lines.
     pub fn paths(&self) -> Vec<(Vec<String>, usize)> {
         let mut found = Vec::new();
         let (mut line, mut counted) = (1, 0);
@@ -78,7 +78,7 @@ impl Module {
                 let Some(start) = before.strip_suffix(word) else {
                     continue;
                 };
-                // Neither the end of a longer name nor the middle of a path.
+                // Skip the end of a longer name and the middle of a path.
                 if start.ends_with(|c: char| is_word(c) || c == ':') {
                     continue;
                 }
@@ -108,7 +108,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The paths of a tree as after `use`: `a::{b, c::d}` below `path`. Gives what follows the tree.
+/// Collects the paths of a `use` tree such as `a::{b, c::d}` below `path`. Returns the text after the tree.
 fn expand<'a>(tree: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>) -> &'a str {
     let mut rest = tree.trim_start();
     loop {
@@ -122,7 +122,7 @@ fn expand<'a>(tree: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>
                     return after;
                 }
                 let after = expand(group, path.clone(), found);
-                // What is no path, as `* ` or `x as y`, ends with its element.
+                // Skip to the end of an element such as `* ` or `x as y`.
                 group = &after[after.find([',', '}']).unwrap_or(after.len())..];
             }
         }
@@ -141,7 +141,7 @@ fn expand<'a>(tree: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>
     }
 }
 
-/// Code with blanks in the place of comments, literals and what is compiled for tests only.
+/// Replaces comments, literals and test-only code with blanks.
 pub fn production(text: &str) -> String {
     let mut code = bare(text, &mut Vec::new());
     for range in only_for_tests(&code) {
@@ -151,7 +151,7 @@ pub fn production(text: &str) -> String {
     code
 }
 
-/// The text literals of production code, with their lines.
+/// The string literals of production code, with their lines.
 pub fn literals(text: &str) -> Vec<(&str, usize)> {
     let mut found = Vec::new();
     let code = bare(text, &mut found);
@@ -163,7 +163,7 @@ pub fn literals(text: &str) -> Vec<(&str, usize)> {
         .collect()
 }
 
-/// Where code without literals is compiled for tests only.
+/// The ranges of test-only code, in code without literals.
 fn only_for_tests(code: &str) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     for (start, _) in code.match_indices("#[cfg(test)]") {
@@ -199,7 +199,7 @@ fn blanked(text: &str) -> String {
     text.chars().map(blank).collect()
 }
 
-/// Code with blanks in the place of comments and literals; the text literals are noted.
+/// Replaces comments and literals with blanks, and collects the string literals.
 fn bare(text: &str, literals: &mut Vec<Range<usize>>) -> String {
     let mut code = String::new();
     let mut rest = text;
@@ -241,7 +241,7 @@ fn quoted(text: &str) -> usize {
     text.len()
 }
 
-/// The length of a raw string, if that is one.
+/// The length of a raw string, if the text starts with one.
 fn raw(text: &str) -> Option<usize> {
     let hashes = text[1..].chars().take_while(|c| *c == '#').count();
     let content = text[1 + hashes..].strip_prefix('"')?;
@@ -249,7 +249,7 @@ fn raw(text: &str) -> Option<usize> {
     Some(text.len() - content.len() + content.find(&end)? + end.len())
 }
 
-/// The length of a character literal, if that is one and no lifetime.
+/// The length of a character literal, if the text starts with one and not with a lifetime.
 fn character(text: &str) -> Option<usize> {
     let mut inside = text[1..].chars();
     let length = match inside.next()? {

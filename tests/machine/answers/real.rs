@@ -1,4 +1,4 @@
-//! Real package managers: they are asked if `PACKAGES` is a folder with the root filesystems of `tests/packages/record.sh`.
+//! Records real package managers, if `PACKAGES` is a directory with the root filesystems of `tests/packages/record.sh`.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::archive::{Archive, Package};
 
-/// Packages and repositories out of what [`write_packages`] has written; the keys are made for them.
+/// Builds packages and repositories from the output of [`write_packages`], and generates their keys.
 const REPOSITORY: &str = r#"
 cd /build
 for tree in debs/*; do dpkg-deb --root-owner-group --build "$tree" /srv/www/demo >/dev/null; done
@@ -71,7 +71,7 @@ echo "127.0.0.1 localhost packages.example.org" >/etc/hosts
 touch /srv/ready
 "#;
 
-/// The script of a package that fails where a test says so.
+/// A package script that fails if `/etc/demo-fails` exists.
 const SCRIPT: &str = "if [ -e /etc/demo-fails ]; then\n    echo 'Error! Bad return status for module \
                       build on kernel: 6.1.0 (x86_64)' >&2\n    exit 10\nfi\n";
 
@@ -92,7 +92,7 @@ fn script(package: &Package) -> &'static str {
     }
 }
 
-/// Writes the trees and descriptions of the packages.
+/// Writes the file trees and build descriptions of the packages.
 fn write_packages(root: &Path) {
     write(root, "/build/specs/rpm.spec", BASE);
     for package in Archive::load("contract", "x86_64").packages {
@@ -166,7 +166,7 @@ fn write_packages(root: &Path) {
     }
 }
 
-/// What every machine with rpm has, as far as the packages need it.
+/// The dependencies that every machine with rpm provides.
 const BASE: &str = "Name: rpm\nVersion: 4\nRelease: 1\nSummary: rpm\nLicense: none\nAutoReqProv: \
                     no\nProvides: /bin/sh\n%description\nrpm\n%files\n";
 
@@ -179,7 +179,7 @@ fn sh(script: &str, values: &[(&str, &str)]) {
     assert!(command.status().expect("a shell").success(), "{script}");
 }
 
-/// A command in a root filesystem, with an environment of its own.
+/// A command in a root filesystem, with a clean environment.
 fn inside(root: &Path, program: &str) -> Command {
     let mut command = Command::new("chroot");
     command
@@ -192,7 +192,7 @@ fn inside(root: &Path, program: &str) -> Command {
     command
 }
 
-/// A real machine: a copy of a root filesystem, and the server of its repository.
+/// A real machine: a copy of a root filesystem, and its repository server.
 struct Real {
     root: PathBuf,
     fakes: Fakes,
@@ -255,7 +255,7 @@ impl Real {
         }
     }
 
-    /// What was asked since the last call, and the files that are different.
+    /// The commands and changed files since the last call.
     fn line(&self, scenario: &str, step: &str) -> Line {
         let now = read(&self.root);
         let mut kept = self.kept.lock().expect("a lock");
@@ -281,7 +281,7 @@ impl Drop for Real {
         let _ = self.server.wait();
         let folder = self.root.with_file_name("");
         let folder = folder.to_str().expect("text");
-        // A locker that works in it ends with its namespace.
+        // A process that holds a lock there exits with its namespace.
         sh(
             "umount --lazy --recursive \"$MACHINE\"",
             &[("MACHINE", folder)],
@@ -317,10 +317,10 @@ fn run(root: &Path, cmd: &Cmd) -> Output {
     }
 }
 
-/// Shows a transaction of dnf.
+/// Exists during a dnf transaction.
 const TRANSACTION: &str = "/var/lib/dnf/rpmdb_lock.pid";
 
-/// The files that this program reads, as far as they are about [`OURS`].
+/// The files that gpu-bootstrap reads, limited to packages with prefix [`OURS`].
 fn read(root: &Path) -> BTreeMap<String, Option<String>> {
     let text = |path: &str| fs::read_to_string(root.join(path.trim_start_matches('/'))).ok();
     let names = |folder: &str| -> Vec<String> {
@@ -358,7 +358,7 @@ fn read(root: &Path) -> BTreeMap<String, Option<String>> {
         let path = format!("/var/lib/dpkg/info/{name}");
         found.insert(path.clone(), text(&path));
     }
-    // Of lists and caches the names say enough.
+    // Of lists and caches, only the file names matter.
     for folder in ["/var/lib/apt/lists", "/var/cache/dnf"] {
         for name in names(folder)
             .iter()
@@ -374,12 +374,13 @@ fn read(root: &Path) -> BTreeMap<String, Option<String>> {
             found.insert(path.to_owned(), Some(text));
         }
     }
-    // While its process lives it shows no interruption, which this program knows by files that are not kept.
+    // The file means an interrupted transaction only if its process no longer exists. gpu-bootstrap detects a live process with
+    // files that are not recorded.
     let working = text(TRANSACTION).unwrap_or_default();
     if !working.is_empty() && !Path::new("/proc").join(&working).exists() {
         found.insert(TRANSACTION.to_owned(), Some(working));
     }
-    // The database itself is private.
+    // The database format is private, so record only its existence.
     if root.join("var/lib/rpm/rpmdb.sqlite").exists() {
         found.insert("/var/lib/rpm/rpmdb.sqlite".to_owned(), Some(String::new()));
     }
@@ -393,7 +394,7 @@ impl contract::Machine for Real {
 
     fn happens(&self, what: &str) {
         let script = self.happens.get(what);
-        let script = script.unwrap_or_else(|| panic!("nothing is called `{what}`"));
+        let script = script.unwrap_or_else(|| panic!("unknown event `{what}`"));
         let mut command = inside(&self.root, "/bin/sh");
         command.args(["-euc", script]).env("srv", "/srv/www/demo");
         command.env("server", self.server.id().to_string());
@@ -407,7 +408,7 @@ impl contract::Machine for Real {
     }
 }
 
-/// The version of a package manager, and of the program below it.
+/// The version of a package manager and of its low-level tool.
 fn version(root: &Path, manager: Manager) -> String {
     let of = |package: &str| {
         let mut query = inside(root, "dpkg-query");
@@ -423,7 +424,7 @@ fn version(root: &Path, manager: Manager) -> String {
     }
 }
 
-/// Asks the real programs, if there are some, and keeps what they say.
+/// Runs the real programs, if available, and records their output.
 pub fn record(runtime: &Runtime, manager: Manager) {
     let Some(folder) = folder() else {
         return;
