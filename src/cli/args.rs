@@ -560,10 +560,7 @@ pub struct CompatArgs {
     pub output: OutputArgs,
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "clap requires a fallible parser"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "clap requires a fallible parser")]
 fn id(text: &str) -> Result<Id, std::convert::Infallible> {
     Ok(Id::owned(text))
 }

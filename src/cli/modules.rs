@@ -149,7 +149,9 @@ async fn export(
         return Err(Failure::new(
             Exit::StepFailed,
             "no-modules",
-            &format!("failed to export modules: DKMS has built no NVIDIA driver modules{of_kernel}"),
+            &format!(
+                "failed to export modules: DKMS has built no NVIDIA driver modules{of_kernel}"
+            ),
             Some(
                 "run `gpu-bootstrap modules list` to see the available modules; modules from packages need no export",
             ),
@@ -331,9 +333,7 @@ impl Requirements {
         let unsigned = self.trust.keys.is_empty();
         // The configuration also rejects this, but it is not read here.
         if unsigned && source.starts_with("http://") {
-            return Err(
-                "without `--public-key`, a URL must not start with `http://`".to_owned(),
-            );
+            return Err("without `--public-key`, a URL must not start with `http://`".to_owned());
         }
         let mut source = Source::of(host, source, &name).await?;
         let archive = source.bring(&name, LIMIT, unsigned).await?;

@@ -74,7 +74,7 @@ pub(super) async fn prove(
         remedy: document.remedy,
         ..finding(
             Verdict::Fail,
-            &format!("the probe fails at layer {layer}: {}", document.why),
+            &format!("the probe fails at the layer {layer}: {}", document.why),
         )
     };
     let wanted = desired.is_some_and(steps::container::is_wanted);

@@ -201,9 +201,7 @@ pub(super) fn run(
         text = text.replace(SET_EACH, "");
     }
     let left: Vec<String> = (left.iter())
-        .map(|(mark, how)| {
-            format!("no value for `{mark}`: add {how}")
-        })
+        .map(|(mark, how)| format!("no value for `{mark}`: add {how}"))
         .collect();
     console.warn(&resolution.warnings);
     console.warn(&left);
@@ -293,10 +291,9 @@ fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'
             "run `aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text`",
         ),
         "dns" if !is_address(value) => ("not an IP address", COMMENTS),
-        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => (
-            "not a host name without `https://` and port",
-            COMMENTS,
-        ),
+        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => {
+            ("not a host name without `https://` and port", COMMENTS)
+        }
         "registry" if value.contains("://") => (
             "an image name has no URL scheme",
             "use host and path, such as `registry.example.com/tools`",
