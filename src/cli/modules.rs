@@ -289,7 +289,7 @@ async fn taken(
 /// Modules from a source.
 struct Taken {
     modules: Modules,
-    /// The digest of the archive, as `sha256:HEX`.
+    /// The digest of the archive in the form `sha256:HEX`.
     digest: String,
 }
 

@@ -496,7 +496,7 @@ pub(super) fn proxy(
     (None, None)
 }
 
-/// Returns the network settings from environment variables that no other source overrides, as `KEY=VALUE`.
+/// Returns the network settings from environment variables that no other source overrides, in the form `KEY=VALUE`.
 fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<String> {
     network::from_environment(env)
         .into_iter()
