@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the program for machines with glibc 2.28 or newer, and packs it: release/build.sh [ARCHITECTURE]. The result is
-# in target/release-files. The same commit gives the same archive: order, times and owners are fixed, and the paths of
-# the build machine are not in the program. RELEASE_KEY, the file of a private key of ssh-keygen, signs the checksums.
+# Builds the binary for machines with glibc 2.28 or newer, and packs it: release/build.sh [ARCHITECTURE]. The archive is
+# written to target/release-files. Builds are reproducible: order, times and owners are fixed, and the binary contains no paths
+# of the build machine. If RELEASE_KEY is the path of an ssh-keygen private key, it signs the checksums.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ out=target/release-files
 tools=${RELEASE_TOOLS:-target/release-tools}
 
 if [ -z "${RELEASE_TOOLS:-}" ]; then
-    # A virtual environment in which pip has failed is made again.
+    # Recreate the virtual environment if pip failed in it.
     if ! cmp -s release/requirements.txt "$tools/requirements.txt"; then
         rm -rf "$tools"
         python3 -m venv "$tools"
@@ -33,10 +33,10 @@ export PATH SOURCE_DATE_EPOCH RUSTFLAGS CFLAGS CARGO_INCREMENTAL
 cargo zigbuild --quiet --release --locked --bin gpu-bootstrap --target "$rust_target.$glibc"
 program=${CARGO_TARGET_DIR:-target}/$rust_target/release/gpu-bootstrap
 release/symbols.sh "$program" "$glibc"
-# It is copied to each machine at its first boot. The budget is a number to look at, not a wall.
-echo "$program has $(stat -c %s "$program") bytes; the budget is 20000000"
+# Each machine downloads the binary at its first boot. The size budget is informational and not enforced.
+echo "size of $program: $(stat -c %s "$program") bytes (budget: 20000000)"
 
-# The completions come from the program itself, so a program of another architecture needs RUNNER.
+# The binary generates the completions, so a binary of another architecture needs RUNNER.
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 name=gpu-bootstrap-$version-linux-$architecture
 tree=$out/$name
@@ -44,7 +44,7 @@ rm -rf "$tree" "$out"/gpu-bootstrap-*-linux-"$architecture".tar.gz
 mkdir -p "$tree/completions" "$tree/docs/man"
 install -m 755 "$program" "$tree/gpu-bootstrap"
 for shell in bash zsh fish; do
-    # shellcheck disable=SC2086 # RUNNER is a command with arguments, or empty.
+    # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
     ${RUNNER:-} "$tree/gpu-bootstrap" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
 done
 install -m 644 docs/man/*.[15] "$tree/docs/man"

@@ -1,4 +1,4 @@
-"""Writes the licences of everything that the program is linked from, in one text: licences.py TARGET >FILE."""
+"""Writes the licenses of all crates linked into the binary to one text: licences.py TARGET >FILE."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ def metadata(target):
 
 
 def linked(data, name):
-    """The packages that a package is linked from: no dependencies of tests and of build scripts."""
+    """Returns the packages linked into a package, without test and build-script dependencies."""
     nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
     root = next(package["id"] for package in data["packages"] if package["name"] == name)
     found, todo = set(), [root]
@@ -33,7 +33,7 @@ def linked(data, name):
 def main(target):
     packages = sorted(linked(metadata(target), "gpu-bootstrap"), key=lambda one: (one["name"], one["version"]))
     texts = {}
-    print("gpu-bootstrap is linked from these packages of crates.io. The texts of their licences follow.\n")
+    print("gpu-bootstrap contains these crates.io packages. The texts of their licenses follow.\n")
     for package in packages:
         files = sorted(
             path

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Refuses a program that needs a newer C library: release/symbols.sh PROGRAM VERSION, for example 2.28. It names each
-# symbol that is too new. Versions are compared as numbers: 2.3 is older than 2.28.
+# Rejects a binary that requires a newer glibc: release/symbols.sh PROGRAM VERSION, for example 2.28. Lists each symbol that is
+# too new. Versions are compared as numbers, so 2.3 is older than 2.28.
 set -eu
 
 program=$1 newest=$2
 symbols=$(LC_ALL=C objdump -T "$program")
 needed=$(printf '%s\n' "$symbols" | sed -n 's/.*\*UND\*.*(\{0,1\}GLIBC_\([0-9.]*\))\{0,1\} *\(.*\)/\1 \2/p' | sort -u -V)
 if [ -z "$needed" ]; then
-    echo "$program names no version of the C library: is it linked dynamically?" >&2
+    echo "$program contains no glibc version: it may not be dynamically linked" >&2
     exit 1
 fi
 last=$(printf '%s\n' "$needed" | tail -n 1 | cut -d ' ' -f 1)

@@ -1179,7 +1179,7 @@ fn user_data_prints_the_repository_files() {
         for mark in marks_of(&text_of_form) {
             assert!(
                 warnings.contains(&format!(
-                    "in place of `{mark}` is still to be filled in: `--"
+                    "no value for `{mark}`: add `--"
                 )),
                 "{form}: {warnings}"
             );
@@ -1200,7 +1200,7 @@ fn kubectl_template_is_printed_only_if_complete() {
         assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
         for mark in marks {
             let missing =
-                format!("failed to fill in the form: the value in place of `{mark}` is missing");
+                format!("failed to fill in the template: no value for `{mark}`");
             assert!(said.contains(&missing), "{form}: {said}");
         }
         assert!(said.contains("hint: add `--value "), "{form}: {said}");
@@ -1236,7 +1236,7 @@ fn a_registry_may_end_with_a_slash() {
         let values = ["--value", &assignment, "--value", &digest];
         let (status, printed, said) = user_data_of("gke", &values);
         assert_eq!((status, &*printed), (Some(2), ""), "{registry}");
-        let refused = format!("it cannot be `{registry}`: the name of an image");
+        let refused = format!("invalid value `{registry}`: not a valid start of an image name");
         assert!(said.contains(&refused), "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! The command line, which is a stable interface. This module only parses it.
+//! Command line definitions. The command line is a stable interface; this module only parses it.
 
 use std::{str::FromStr, time::Duration};
 
@@ -29,54 +29,53 @@ use crate::{
     arg_required_else_help = true
 )]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Check the machine and report what is wrong; change nothing
+    /// Check the machine and report problems; change nothing
     Check(CheckArgs),
     /// Show what `install` would change, with diffs; change nothing
     Plan(PlanArgs),
-    /// Install and configure what the configuration describes
+    /// Install and configure everything in the configuration
     Install(InstallArgs),
-    /// Undo all changes of `install`
+    /// Undo all changes made by `install`
     Uninstall(UninstallArgs),
-    /// Show the current run, the last run and an awaited reboot
+    /// Show the current run, the last run and a pending reboot
     Status(StatusArgs),
-    /// Show what was detected
+    /// Show the detected facts
     Facts(FactsArgs),
     /// Describe a finding, setting, error number, exit code or log line, with its remedy
     Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(CompatArgs),
-    /// Print all settings, as a file of settings in which each is a comment
+    /// Print all settings as a configuration file with every setting commented out
     Config(ConfigArgs),
-    /// Compute on every GPU, on the host or in a container; change nothing
+    /// Run a computation on every GPU, on the host or in a container; change nothing
     Probe(OutputArgs),
-    /// Print user data for a kind of node, with checked values
+    /// Print user data for a type of node, with validated values
     UserData(UserDataArgs),
-    /// List and export kernel modules that DKMS has compiled, for machines with the same kernel
+    /// List and export kernel modules built by DKMS, for machines with the same kernel
     Modules(ModulesArgs),
-    /// Print the completions of a shell, for its folder of completions
+    /// Print a shell completion script, for the shell's completion directory
     Completions(CompletionsArgs),
-    /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
+    /// Restore the runtime in a containerd configuration file that the provider has regenerated, before containerd starts
     #[command(hide = true)]
     #[command(name = "containerd-runtime")]
     PutBack,
-    /// Print the view of NVML, for the process that started this one with a deadline
+    /// Print the NVML data, for a parent process that sets a deadline
     #[command(hide = true)]
     NvmlView,
-    /// Call CUDA, for the process that started this one with deadlines
+    /// Call CUDA, for a parent process that sets deadlines
     #[command(hide = true)]
     CudaWork {
-        /// The device that computes; without it all are listed
+        /// UUID of the device that runs the computation; without it, all devices are listed
         uuid: Option<String>,
     },
-    /// Print what a container sees, for the container probe
+    /// Print the devices and libraries visible in a container, for the container probe
     #[command(hide = true)]
     ContainerProbe,
 }
@@ -84,7 +83,7 @@ pub enum Command {
 /// The format of a document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Human,
     /// One JSON document
@@ -94,24 +93,24 @@ pub enum OutputFormat {
 /// The format of the findings of `check`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CheckFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Human,
     /// One JSON document
     Json,
-    /// XML of JUnit: a suite for each layer, a test case for each finding
+    /// JUnit XML: a test suite for each layer, a test case for each finding
     Junit,
     /// TAP 13: a line for each finding
     Tap,
-    /// A plugin of Nagios and its relatives: exits with 0, 1 (warning), 2 (critical) or 3 (unknown)
+    /// Nagios-compatible plugin output: exits with 0, 1 (warning), 2 (critical) or 3 (unknown)
     Nagios,
-    /// Metrics for the textfile collector of Prometheus' node_exporter
+    /// Metrics for the textfile collector of the Prometheus node_exporter
     Prometheus,
-    /// A plugin of Kubernetes' node problem detector: exits with 0, 1 (a problem) or 2 (unknown)
+    /// Kubernetes node-problem-detector plugin output: exits with 0, 1 (a problem) or 2 (unknown)
     Npd,
     /// A report for a ticket
     Markdown,
-    /// A page for a browser, in one file
+    /// A web page in one file
     Html,
 }
 
@@ -142,7 +141,7 @@ impl From<FailOn> for check::FailOn {
     }
 }
 
-/// The output options.
+/// Output options.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct OutputArgs {
     /// Output format
@@ -150,10 +149,10 @@ pub struct OutputArgs {
     pub format: OutputFormat,
 }
 
-/// How much is shown to people.
+/// The level of detail in human-readable output.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct DetailArgs {
-    /// Show everything, not only what changed, fails or needs a decision
+    /// Show everything, not only changes, failures and decisions
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -172,13 +171,13 @@ pub struct TargetArgs {
     pub set: Vec<String>,
 }
 
-/// The options of the image mode.
+/// Options of image mode.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageArgs {
-    /// Prepare an image: steps that need a live GPU wait for the first boot
+    /// Prepare an image: steps that need a GPU run at the first boot
     #[arg(long)]
     pub image: bool,
-    /// PCI ids of the GPUs that instances of the image will have
+    /// PCI IDs of the GPUs in the instances that will use the image
     #[arg(long, value_name = "PCI-ID", value_delimiter = ',', requires = "image", value_parser = of_nvidia)]
     pub assume_gpu: Vec<PciId>,
 }
@@ -192,14 +191,14 @@ pub struct CheckArgs {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: CheckFormat,
-    /// Write the document into this file, which is replaced at once, instead of standard output
+    /// Write the document to this file instead of standard output, replacing the file atomically
     #[arg(long, value_name = "FILE")]
     pub output: Option<Utf8PathBuf>,
-    /// Also tell the cluster: write the condition of this node (`check.node-condition`) with the credentials of its
-    /// kubelet, if it has changed or is 5 minutes old (as root)
+    /// Also write the condition of this node (`check.node-condition`) to the cluster with the kubelet's
+    /// credentials, if it has changed or is 5 minutes old (as root)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci", "only", "skip"])]
     pub node_condition: bool,
-    /// With the settings of the last `install`
+    /// Use the settings of the last `install`
     #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set"])]
     pub as_installed: bool,
     /// How much is shown
@@ -211,7 +210,7 @@ pub struct CheckArgs {
     /// Omit these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub skip: Vec<Id>,
-    /// Show these findings as skipped, so that they fail nothing
+    /// Show these findings as skipped, so they cannot cause a failure
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub ignore: Vec<Id>,
     /// The findings for which `check` exits with 4
@@ -219,18 +218,18 @@ pub struct CheckArgs {
         long,
         value_enum,
         default_value = "fail",
-        value_name = "WHAT",
+        value_name = "KIND",
         value_delimiter = ','
     )]
     pub fail_on: Vec<FailOn>,
-    /// Whatever is unknown fails, too
+    /// Also fail if a finding is unknown
     #[arg(long)]
     pub strict: bool,
-    /// First compute on the GPUs, on the host and in a container of each runtime, and record the result
+    /// First run a computation on the GPUs, on the host and in a container of each runtime, and record the result
     /// (as root; pulls no image; each container takes at most `validation.timeout`)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
     pub prove: bool,
-    /// Read a mounted image, or the `files` of a recording, instead; nothing in it is executed
+    /// Read a mounted image, or `files` in a recording, instead of this machine; execute no command
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
     /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin
@@ -240,25 +239,25 @@ pub struct CheckArgs {
         conflicts_with_all = ["root", "record", "profile", "config", "set"]
     )]
     pub lspci: Option<Utf8PathBuf>,
-    /// Record everything that is read, to replay it on another machine
+    /// Record all data that is read, to replay it on another machine
     #[arg(long, value_name = "DIR", conflicts_with = "root")]
     pub record: Option<Utf8PathBuf>,
 }
 
-/// A machine that is not there yet.
+/// A machine that does not exist yet.
 #[derive(Debug, Clone, Default, Args)]
 pub struct TrialArgs {
-    /// Try the settings for this system, for example `ubuntu-24.04`, without a machine: only those of
-    /// --config and --set count. Exits with 0 if they fit
+    /// Check the settings for this operating system, for example `ubuntu-24.04`, without a machine: only
+    /// --config and --set are used. Exits with 0 if the settings are valid there
     #[arg(long, value_name = "ID-VERSION", conflicts_with = "image")]
     pub os: Option<String>,
-    /// Its GPU, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
+    /// GPU of the machine, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
     #[arg(long, value_name = "NAME|PCI-ID|INSTANCE-TYPE", requires = "os")]
     pub gpu: Option<String>,
-    /// Its kernel, for example `6.8.0-45-generic`
+    /// Kernel of the machine, for example `6.8.0-45-generic`
     #[arg(long, value_name = "V", requires = "os")]
     pub kernel: Option<KernelVersion>,
-    /// Its architecture [default: that of the instance type, else x86_64]
+    /// Architecture of the machine [default: from the instance type, else x86_64]
     #[arg(long, value_name = "ARCH", requires = "os")]
     pub arch: Option<String>,
 }
@@ -269,7 +268,7 @@ pub struct PlanArgs {
     /// The configuration
     #[command(flatten)]
     pub target: TargetArgs,
-    /// A machine that is not there yet
+    /// A machine that does not exist yet
     #[command(flatten)]
     pub trial: TrialArgs,
     /// The image mode
@@ -301,21 +300,21 @@ pub struct InstallArgs {
     /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
-    /// Run as a unit of systemd's, with --reboot, and wait for its end as `status --wait` does: for
-    /// cloud-init and start-up scripts. A run that is under way is not started again
+    /// Run as a systemd unit, with --reboot, and wait until it finishes, like `status --wait`: for
+    /// cloud-init and startup scripts. If a run is in progress, only wait for it
     #[arg(long, conflicts_with_all = ["image", "events", "resume"])]
     pub unattended: bool,
-    /// Time for retries of what may pass, as a mirror that is down; afterwards nothing new starts.
-    /// Each boot counts anew [default: 2h with --reboot]
+    /// Time limit for retries of transient failures, such as an unreachable mirror; no change starts after it.
+    /// Starts again at each boot [default: 2h with --reboot]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub deadline: Option<Duration>,
     /// Write events as JSON Lines to a file, or to stdout with `-`
     #[arg(long, value_name = "FILE|-")]
     pub events: Option<String>,
-    /// Maximum wait for another package manager
+    /// Maximum wait for a package manager lock
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_timeout: Option<Duration>,
-    /// Continue the run that the journal contains
+    /// Continue the run in the journal
     #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
     pub resume: bool,
 }
@@ -323,8 +322,8 @@ pub struct InstallArgs {
 /// `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Wait until the run under way has ended or a reboot is awaited, and end with the run's exit
-    /// status; with 0 if the machine reboots by itself, with 9 if the run takes longer [default: 3h]
+    /// Wait until the current run finishes or needs a reboot, and exit with its exit code; with 0 if the
+    /// machine reboots automatically, with 9 if the run takes longer [default: 3h]
     #[arg(
         long,
         value_name = "DURATION",
@@ -334,10 +333,10 @@ pub struct StatusArgs {
         default_missing_value = "3h"
     )]
     pub wait: Option<Duration>,
-    /// Show where the time of the last installation went, also over reboots
+    /// Show the duration of each part of the last installation, including reboots
     #[arg(long, conflicts_with = "timeline")]
     pub timing: bool,
-    /// Print that as a picture (SVG)
+    /// Print the durations as an SVG image
     #[arg(long)]
     pub timeline: bool,
     /// The output
@@ -348,8 +347,8 @@ pub struct StatusArgs {
 /// `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Finding, step, setting or event (`driver.libraries`, `driver.existing`); Xid, SXid or exit code (`79`, `xid 79`,
-    /// `sxid 24007`, `exit 5`); or a line of the kernel log [default: a list of all findings]
+    /// Finding, step, setting or event (`driver.libraries`, `driver.existing`), Xid, SXid or exit code (`79`, `xid 79`,
+    /// `sxid 24007`, `exit 5`), or a kernel log line [default: list all findings]
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
     /// The output
@@ -360,7 +359,7 @@ pub struct ExplainArgs {
 /// `config`.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
-    /// With what each is for, and what counts without it
+    /// Include the description and the default of each setting
     #[arg(long, required = true)]
     pub defaults: bool,
 }
@@ -376,51 +375,51 @@ pub struct UninstallArgs {
     pub detail: DetailArgs,
 }
 
-/// What a machine becomes by its user data.
+/// The type of node that the user data creates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum UserDataForm {
-    /// A GPU machine in no cluster
+    /// A GPU machine outside a cluster
     Bare,
-    /// A node of a cluster that kubeadm has made
+    /// A node of a kubeadm cluster
     Kubeadm,
-    /// A node of k3s or RKE2
+    /// A k3s or RKE2 node
     K3s,
-    /// A node of EKS with Amazon Linux 2023
+    /// An EKS node with Amazon Linux 2023
     Eks,
-    /// Nodes of a managed node group of EKS with an AMI type of Amazon Linux 2023
+    /// Nodes of an EKS managed node group with an Amazon Linux 2023 AMI type
     EksNodeGroup,
-    /// A node of EKS with Karpenter: its classes, for `kubectl apply`
+    /// An EKS node created by Karpenter: node class and node pool, for `kubectl apply`
     EksKarpenter,
-    /// A node of EKS with Canonical's image
+    /// An EKS node with the Canonical image
     EksUbuntu,
     /// Nodes of an AKS node pool: a DaemonSet, for `kubectl apply`
     Aks,
-    /// A machine of your own in AKS, with AKS Flex Node
+    /// A self-managed machine in AKS, with AKS Flex Node
     AksFlex,
     /// Nodes of a GKE node pool: a DaemonSet, for `kubectl apply`
     Gke,
-    /// Google Cloud's images without cloud-init: a startup script
+    /// Google Cloud images without cloud-init: a startup script
     Google,
 }
 
 /// `user-data`.
 #[derive(Debug, Args)]
 pub struct UserDataArgs {
-    /// What the machine becomes
+    /// Type of node
     #[arg(value_enum)]
     pub form: UserDataForm,
     /// Single setting, for example `cluster.version=1.36`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Single value beside the settings, for example `address=https://…`, the place of the program;
+    /// Single value other than a setting, for example `address=https://…`, the download URL of gpu-bootstrap;
     /// may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub value: Vec<String>,
-    /// File with the token, which is printed in the user data
+    /// File with the join token; the token is printed in the user data
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<Utf8PathBuf>,
-    /// System for which the settings are checked, for example `almalinux-9` [default: the usual one
-    /// of the form]
+    /// Operating system for which the settings are checked, for example `almalinux-9` [default: depends on the
+    /// type of node]
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
 }
@@ -434,14 +433,14 @@ pub struct ModulesArgs {
     pub command: ModulesCommand,
 }
 
-/// What `modules` does.
+/// The subcommands of `modules`.
 #[derive(Debug, Subcommand)]
 pub enum ModulesCommand {
-    /// Show which modules of NVIDIA's driver DKMS has built here, and where they came from
+    /// List the NVIDIA driver modules that DKMS has built, and their origin
     List(OutputArgs),
-    /// Pack them for other machines: an archive for each kernel (as root)
+    /// Pack the modules for other machines, with one archive for each kernel (as root)
     Export(ExportArgs),
-    /// Bring the modules of a build from `driver.prebuilt.sources`, for DKMS
+    /// Fetch prebuilt modules from `driver.prebuilt.sources`, for DKMS
     #[command(hide = true)]
     Take(TakeArgs),
 }
@@ -449,27 +448,27 @@ pub enum ModulesCommand {
 /// `modules export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Folder for the archives, or repository of a registry
+    /// Directory for the archives, or OCI repository
     #[arg(
         long,
         value_name = "DIR|oci://REGISTRY/REPOSITORY",
         default_value = "."
     )]
     pub to: ExportTo,
-    /// Only those for this kernel [default: all]
+    /// Export only the modules for this kernel [default: all kernels]
     #[arg(long, value_name = "V")]
     pub kernel: Option<KernelVersion>,
-    /// Sign them with this private key of minisign's, which has no password; root alone may read it
+    /// Sign the archives with this minisign private key, which must have no password and be readable only by root
     #[arg(long, value_name = "FILE")]
     pub sign_key: Option<Utf8PathBuf>,
 }
 
-/// Where archives go.
+/// The destination of archives.
 #[derive(Debug, Clone)]
 pub enum ExportTo {
-    /// A folder.
+    /// A directory.
     Folder(Utf8PathBuf),
-    /// A repository of a registry.
+    /// An OCI repository.
     Registry(Address),
 }
 
@@ -481,42 +480,42 @@ impl FromStr for ExportTo {
             return Ok(Self::Folder(text.into()));
         }
         let address = Address::parse(text).map(Self::Registry);
-        address.ok_or("not `oci://REGISTRY/REPOSITORY`, in small letters and without a tag")
+        address.ok_or("not `oci://REGISTRY/REPOSITORY` in lower case without a tag")
     }
 }
 
 /// `modules take`.
 #[derive(Debug, Args)]
 pub struct TakeArgs {
-    /// The driver's version
+    /// Driver version
     #[arg(long)]
     pub driver: DriverVersion,
-    /// The kernel
+    /// Kernel release
     #[arg(long)]
     pub kernel: KernelVersion,
     /// `open` or `proprietary`
     #[arg(long, value_parser = flavour)]
     pub flavour: Flavour,
-    /// Folders and addresses
+    /// Directories and URLs
     #[arg(long)]
     pub source: Vec<String>,
-    /// Public keys; without any, archives need no signature
+    /// Public keys; without a key, archives need no signature
     #[arg(long)]
     pub public_key: Vec<String>,
-    /// The oldest time of a signature
+    /// Earliest accepted signature time
     #[arg(long)]
     pub not_before: Option<jiff::Timestamp>,
-    /// Each module, and the file that a build makes
+    /// Each module, and the file that a build would create
     #[arg(value_name = "NAME=FILE", required = true)]
     pub places: Vec<TakenModule>,
 }
 
-/// A module to take, and the file that a build would make of it.
+/// A module to fetch, and the file that a build would create.
 #[derive(Debug, Clone)]
 pub struct TakenModule {
-    /// Its name without `.ko`.
+    /// The name without `.ko`.
     pub module: String,
-    /// In the folder of the build.
+    /// The path in the build directory.
     pub file: Utf8PathBuf,
 }
 
@@ -546,7 +545,7 @@ pub struct FactsArgs {
     /// The output
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Read a mounted image, or the `files` of a recording, instead; nothing in it is executed
+    /// Read a mounted image, or `files` in a recording, instead of this machine; execute no command
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
     /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin
@@ -575,10 +574,10 @@ pub struct CompatArgs {
     /// Operating system, for example `ubuntu-24.04`
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
-    /// Ask about the GPUs in the output of `lspci -nn`; `-` is stdin
+    /// Use the GPUs in the output of `lspci -nn`; `-` is stdin
     #[arg(long, value_name = "FILE|-", conflicts_with = "gpu")]
     pub lspci: Option<Utf8PathBuf>,
-    /// Name the sources of the answer
+    /// Show the sources of the result
     #[arg(short, long)]
     pub verbose: bool,
     /// The output
@@ -586,15 +585,12 @@ pub struct CompatArgs {
     pub output: OutputArgs,
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "clap wants a parser that may fail"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "clap requires a fallible parser")]
 fn id(text: &str) -> Result<Id, std::convert::Infallible> {
     Ok(Id::owned(text))
 }
 
-/// `90s`, `30m`, `1h 30m`, `2 hours`.
+/// Parses a duration such as `90s`, `30m`, `1h 30m` or `2 hours`.
 fn duration(text: &str) -> Result<Duration, ValueError> {
     let limit: TimeLimit = text.parse()?;
     Ok(Duration::from_secs(limit.seconds()))
@@ -608,12 +604,12 @@ fn flavour(text: &str) -> Result<Flavour, String> {
     }
 }
 
-/// The id of a device of NVIDIA.
+/// Parses the PCI ID of an NVIDIA device.
 fn of_nvidia(text: &str) -> Result<PciId, String> {
     let id: PciId = text.parse().map_err(|error: PciError| error.to_string())?;
     match id.vendor {
         NVIDIA => Ok(id),
-        _ => Err("this is no GPU of NVIDIA, whose ids begin with `10de:`".to_owned()),
+        _ => Err("not an NVIDIA GPU: NVIDIA PCI IDs start with `10de:`".to_owned()),
     }
 }
 
@@ -624,7 +620,7 @@ mod tests {
     use super::Cli;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn command_definition_is_valid() {
         Cli::command().debug_assert();
     }
 

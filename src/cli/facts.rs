@@ -1,4 +1,4 @@
-//! `facts`: what was detected.
+//! `facts`: prints the detected facts.
 
 use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
@@ -151,7 +151,7 @@ fn human(facts: &FactsDocument<'_>) -> String {
     text
 }
 
-/// A GPU: its name, its architecture where that is not sure, and its driver.
+/// Formats a GPU: PCI address, name, PCI ID, the architecture if it was inferred, and the bound driver.
 fn described(facts: &FactsDocument<'_>, gpu: &GpuDocument<'_>) -> String {
     let fact = gpu.fact;
     let name = fact.name.as_deref().unwrap_or("unknown GPU");

@@ -1,12 +1,12 @@
-//! The error of a command, as the one place that prints errors takes it.
+//! The error type of commands. Errors are printed in one place, `super::run`.
 
 use crate::{change::Problem, error::Report, exit::Exit};
 
-/// Any error of a command.
+/// An error of any type.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Report>);
 
-/// Several errors of one class.
+/// Several errors with the same exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{} errors", .0.len())]
 struct Several(Vec<Failure>);
@@ -30,7 +30,7 @@ impl Report for Several {
 }
 
 impl Failure {
-    /// An error unless there is none of these. Each is told with its own hint.
+    /// Returns an error if the list is not empty. Each error is printed with its own hint.
     pub fn unless_none(errors: Vec<Self>) -> Result<(), Self> {
         match errors.is_empty() {
             true => Ok(()),
@@ -38,7 +38,7 @@ impl Failure {
         }
     }
 
-    /// With a class of its own.
+    /// Creates an error with its own exit code and reason.
     pub fn new(exit: Exit, reason: &'static str, message: &str, hint: Option<&str>) -> Self {
         let hint = hint.map(str::to_owned);
         Self(Box::new(Problem {
@@ -47,18 +47,18 @@ impl Failure {
         }))
     }
 
-    /// The request is wrong as it was given.
+    /// Creates a usage error: the arguments are invalid.
     pub fn usage(error: impl std::error::Error + Send + Sync + 'static, hint: &str) -> Self {
         Self::caused(
             Exit::Usage,
             "usage",
-            "failed to understand the question",
+            "failed to parse the arguments",
             error,
             Some(hint),
         )
     }
 
-    /// With a cause.
+    /// Creates an error with a cause.
     pub fn caused(
         exit: Exit,
         reason: &'static str,

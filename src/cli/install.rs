@@ -1,4 +1,4 @@
-//! `install`: makes the machine as wanted, and goes on where an earlier run was cut off.
+//! `install`: brings the machine to the desired state, or continues an interrupted run.
 
 use super::{
     Failure, args,
@@ -18,13 +18,13 @@ pub(super) async fn run(
     let request = requested(host, console, args)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
-    // Before the signal handlers: Ctrl-C ends the wait for a reader of the events at once.
+    // Before the signal handlers are installed, so that Ctrl-C interrupts the wait for a reader of the event pipe.
     let viewers = viewers::open(host, env, console, args.events.as_deref(), args.detail)?;
     let (session, reporter) = target.session(env, viewers, viewers::cancel()?)?;
     let ended = session.install().await;
     reporter.finish();
     let report = ended?;
-    // Events have standard output for themselves when they were asked for there.
+    // With `--events -`, standard output contains only events.
     let format = (args.events.as_deref() != Some("-")).then_some(args.output.format);
     console.tell(&report, format, args.detail);
     Ok(session
@@ -32,7 +32,7 @@ pub(super) async fn run(
         .await?)
 }
 
-/// What is asked for: by this command line, or by that of the run that is resumed.
+/// Returns the request of this command line, or of the run that is resumed.
 fn requested(
     host: &Host,
     console: &mut Console<'_>,
@@ -51,7 +51,7 @@ fn requested(
     })
 }
 
-/// What the journal says was asked for, without what only the first run of an image is told.
+/// Returns the request in the journal, without the options that apply only to the first run in an image.
 fn resumed(host: &Host, console: &mut Console<'_>) -> Result<Request, Failure> {
     let asked = engine::request(host);
     match engine::release_lost(host, &asked) {

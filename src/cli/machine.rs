@@ -1,4 +1,4 @@
-//! The machine that a command is about, and its facts.
+//! The machine that a command inspects, and its facts.
 
 use std::io::{self, Read as _};
 
@@ -13,17 +13,17 @@ use crate::{
     tools::lspci,
 };
 
-/// The most that is read from standard input: the whole output for a machine has some hundred KiB.
+/// Size limit of standard input. Real lspci output has a few hundred KiB.
 const MOST_INPUT: u64 = 64 << 20;
 
-/// What to do about a text that cannot be read, such as a pipe that has a name.
+/// The hint for unreadable input, such as a named pipe.
 const NO_TEXT: Option<&str> =
-    Some("name the file with the output of `lspci -nnk`, or `-` for standard input");
+    Some("specify the file with the output of `lspci -nnk`, or `-` for standard input");
 
-/// A tree without any of them is no mounted image and no recording.
+/// A directory without any of them is neither a mounted image nor a recording.
 const OF_SYSTEMS: [&str; 4] = ["/etc", "/usr", "/proc", "/sys"];
 
-/// The machine, or the tree that `--root` names.
+/// Returns this machine, or the directory tree of `--root`.
 pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure> {
     match root {
         None => Ok(here.clone()),
@@ -32,7 +32,7 @@ pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure
                 Failure::caused(
                     Exit::Usage,
                     "root-unreadable",
-                    "failed to open the folder of `--root`",
+                    "failed to open the directory of `--root`",
                     error,
                     None,
                 )
@@ -47,18 +47,18 @@ pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure
                 Exit::Usage,
                 "root-no-system",
                 &format!(
-                    "failed to find a Linux system in `{folder}`, the folder of `--root`: \
-                     it has no `/etc`, `/usr`, `/proc` or `/sys`"
+                    "failed to find a Linux root filesystem in `--root {folder}`: \
+                     no `/etc`, `/usr`, `/proc` or `/sys`"
                 ),
                 Some(
-                    "name the folder where the image is mounted, or `files` in a recording of `check --record`",
+                    "specify the mount point of the image, or `files` in a recording of `check --record`",
                 ),
             ))
         }
     }
 }
 
-/// A machine with the bus that the text of `--lspci` tells, and nothing else.
+/// Returns a machine that has only the PCI bus of the `--lspci` file.
 pub(super) fn from_lspci(here: &Host, file: &Utf8Path) -> Result<Host, Failure> {
     let failed = |message: &str, error: io::Error| {
         Failure::caused(Exit::Usage, "lspci-unreadable", message, error, NO_TEXT)
@@ -73,34 +73,34 @@ pub(super) fn from_lspci(here: &Host, file: &Utf8Path) -> Result<Host, Failure> 
         }
         bytes
     } else {
-        let message = format!("failed to read `{file}`, the file of `--lspci`");
+        let message = format!("failed to read the `--lspci` file `{file}`");
         let path = camino::absolute_utf8(file).map_err(|error| failed(&message, error))?;
         let read = here.files.read(&path).map_err(|error| {
             Failure::caused(Exit::Usage, "lspci-unreadable", &message, error, NO_TEXT)
         })?;
         read.ok_or_else(|| failed(&message, io::ErrorKind::NotFound.into()))?
     };
-    // Names of devices may have letters of another encoding.
+    // Device names may contain characters in another encoding.
     let text = String::from_utf8_lossy(&bytes);
     let functions = lspci::parse(&text).map_err(|error| {
         Failure::caused(
             Exit::Usage,
             "lspci-invalid",
-            &format!("failed to understand `{file}` as the output of lspci"),
+            &format!("failed to parse `{file}` as lspci output"),
             error,
             Some(
-                "run `lspci -nnk` on the machine and use its whole output; also known are `-n`, `-nn`, \
-                 `-nmm`, `-vvnn`, each with or without `-D`",
+                "run `lspci -nnk` on the machine and use its complete output; `-n`, `-nn`, `-nmm` and `-vvnn` \
+                 are also supported, each with or without `-D`",
             ),
         )
     })?;
     Ok(lspci::host(&functions))
 }
 
-/// The matrix of the administrator, which replaces the built-in one.
+/// The administrator's matrix, which replaces the built-in one.
 pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
 
-/// The matrix: an administrator's, else the built-in one.
+/// Reads the administrator's matrix, or else the built-in one.
 pub(super) fn matrix(host: &Host, env: &Env) -> Result<Matrix, Failure> {
     let failed = |error: MatrixError| {
         Failure::caused(
@@ -108,7 +108,7 @@ pub(super) fn matrix(host: &Host, env: &Env) -> Result<Matrix, Failure> {
             "matrix-invalid",
             "failed to read the compatibility matrix",
             error,
-            Some("correct the lines named above, or remove the file to use the built-in matrix"),
+            Some("correct the lines listed above, or remove the file to use the built-in matrix"),
         )
     };
     let own = Trusted::new(&*host.files, env.root)
@@ -129,10 +129,10 @@ pub(super) fn matrix(host: &Host, env: &Env) -> Result<Matrix, Failure> {
     }
 }
 
-/// What is known about a machine, and the matrix of the machine `here`.
+/// Returns the facts of `host`, and the matrix of the machine `here`.
 ///
 /// # Errors
-/// A matrix that cannot be read.
+/// If the matrix cannot be read.
 pub(super) async fn known(
     host: &Host,
     here: &Host,
@@ -143,27 +143,27 @@ pub(super) async fn known(
     Ok((all_facts(host, &matrix, scope).await, matrix))
 }
 
-/// The facts, also those that only the cloud's metadata service knows.
+/// Returns the facts, including facts from the cloud metadata service.
 pub(super) async fn all_facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
     let mut facts = facts(host, matrix, scope);
-    // A tree or a text is another machine, and the service tells of this one.
+    // The metadata service describes this machine, not the one in a directory tree or text.
     if scope.executes {
         complete(host, &mut facts).await;
     }
     facts
 }
 
-/// The facts that the machine's own files tell.
+/// Returns the facts from the files of the machine.
 pub(super) fn facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
     gather(host.reader(), Some(matrix), scope)
 }
 
-/// How far looking may go: below `--root` nothing is executed.
+/// The scope of the inspection: with `--root`, no command is executed.
 pub(super) fn scope(root: Option<&Utf8Path>) -> Scope {
     Scope {
         executes: root.is_none(),
     }
 }
 
-/// The scope of a machine that is known from a text.
+/// The scope of a machine that is described by a text.
 pub(super) const TEXT_ONLY: Scope = Scope { executes: false };

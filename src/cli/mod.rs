@@ -41,7 +41,7 @@ use crate::{
 
 /// Runs a command line on this machine.
 pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Console<'_>) -> Exit {
-    // Before anything can be said, also about a command line that makes no sense.
+    // Register secrets before the first output, which may quote an invalid command line.
     let words = args.iter().filter_map(|word| word.to_str());
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
@@ -57,7 +57,7 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
         Ok(exit) => exit,
         Err(failure) => {
             let report = failure.report();
-            // Where standard error is closed, too, the error cannot be reported anywhere.
+            // If standard error is also closed, the error cannot be reported.
             let style = console.err_style();
             let _ = crate::report::error::styled(&mut console.err, report, style);
             report.exit()
@@ -124,15 +124,15 @@ async fn dispatch(
 mod tests {
     use std::{fs, path::Path};
 
-    /// Who may name standard output or standard error, and why no secret gets out that way.
+    /// Files that may use standard output or standard error, with the reason that secrets stay hidden.
     const WAYS_OUT: [(&str, &str); 3] = rows! {
-        "main.rs", "each goes into a `Hiding`, or serves `Console::talk`";
-        "cli/viewers.rs", "takes events, which hide secrets";
-        "report/screen.rs", "is drawn by a view that takes events";
+        "main.rs", "each is wrapped in a `Hiding`, or used by `Console::talk`";
+        "cli/viewers.rs", "prints events, which hide secrets";
+        "report/screen.rs", "is drawn by a view of events, which hide secrets";
     };
 
     #[test]
-    fn every_way_out_hides_secrets() {
+    fn all_outputs_hide_secrets() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let mut folders = vec![root.clone()];
         let mut found = Vec::new();

@@ -1,9 +1,9 @@
-//! `modules`: kernel modules that are compiled once for many machines.
+//! `modules`: shares kernel modules that are compiled once with other machines.
 //!
-//! `export` packs what DKMS has compiled here; `install` does the same if `driver.prebuilt.publish` is set. DKMS
-//! calls `take` before it compiles (`steps/prebuilt.rs`). `take` fetches the modules from the first source that has
-//! fitting ones. If none has, it fails, and DKMS compiles: a broken source costs only the compilation that it would
-//! have saved.
+//! `export` packs the modules that DKMS has compiled on this machine. `install` does the same if
+//! `driver.prebuilt.publish` is set. DKMS calls `take` before it compiles (`steps/prebuilt.rs`). `take` fetches the
+//! modules from the first source with matching modules. If no source has them, it fails and DKMS compiles, so a broken
+//! source costs only compile time.
 
 use std::{
     io::{self, Write as _},
@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// The time limit of an upload by `export`, for which somebody waits.
+/// The time limit of an upload by `export`. It is generous because the command is interactive.
 const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 
 pub(super) async fn run(
@@ -56,7 +56,7 @@ fn unreadable(error: FilesError) -> Failure {
     Failure::caused(
         Exit::StepFailed,
         "modules-unreadable",
-        "failed to read what DKMS has built",
+        "failed to read the modules built by DKMS",
         error,
         hint.as_deref(),
     )
@@ -74,7 +74,7 @@ fn list(
             if found.is_empty() {
                 writeln!(
                     to,
-                    "DKMS has built no modules of NVIDIA's driver on this machine."
+                    "DKMS has built no NVIDIA driver modules on this machine."
                 )?;
             }
             for Built {
@@ -131,7 +131,7 @@ async fn export(
     let facts = gather(host.reader(), None, machine::scope(None));
     let distribution = facts.os.map(|os| os.id).ok_or_else(|| {
         not_exported(
-            "failed to export modules: `/etc/os-release` does not tell which system this is",
+            "failed to export modules: `/etc/os-release` does not identify the operating system",
         )
     })?;
     let mut found = built(&*host.files).map_err(unreadable)?;
@@ -149,9 +149,11 @@ async fn export(
         return Err(Failure::new(
             Exit::StepFailed,
             "no-modules",
-            &format!("failed to export modules: DKMS has built none of NVIDIA's driver{of_kernel}"),
+            &format!(
+                "failed to export modules: DKMS has built no NVIDIA driver modules{of_kernel}"
+            ),
             Some(
-                "`gpu-bootstrap modules list` shows what there is; modules that come in packages need no export",
+                "run `gpu-bootstrap modules list` to see the available modules; modules from packages need no export",
             ),
         ));
     }
@@ -181,27 +183,27 @@ async fn export(
             ExportTo::Folder(_) => tell(
                 console,
                 &format!(
-                    "sign it where your private key is: minisign -S -m {}",
+                    "sign it on the machine with your private key: minisign -S -m {}",
                     packed.name
                 ),
             ),
             ExportTo::Registry(_) => tell(
                 console,
-                "it has no signature: only machines with `driver.prebuilt.unsigned = true` take it",
+                "the archive is not signed: only machines with `driver.prebuilt.unsigned = true` accept it",
             ),
         }
     }
     Ok(Exit::Ok)
 }
 
-/// Makes all later requests go through the proxy of the settings.
+/// Routes all later requests through the configured proxy.
 fn through_proxy(host: &mut Host, env: &Env, console: &mut Console<'_>) {
     if let (Some(proxy), direct) = prepare::proxy(host, env, console) {
         host.http = (env.proxied)(&proxy, direct.as_deref());
     }
 }
 
-/// Writes a line for people. An error is ignored: if standard error is closed, nobody reads it.
+/// Writes a line to standard error. Write errors are ignored, because standard error may be closed.
 fn tell(console: &mut Console<'_>, line: &str) {
     let _ = writeln!(console.err, "{line}");
 }
@@ -228,16 +230,16 @@ async fn take(
         }
         None => (
             false,
-            "compiled, because the system or the architecture is not known".to_owned(),
+            "compiled, because the operating system or the architecture is unknown".to_owned(),
         ),
     };
-    // DKMS copies this line into its log of the build.
+    // DKMS copies this line to its build log.
     print::text(&mut console.out, &format!("{SAYS}{said}\n"))?;
     Ok(if took { Exit::Ok } else { Exit::StepFailed })
 }
 
-/// Fetches the modules from the first source that has fitting ones. Returns whether one had, and the line for DKMS'
-/// log: where they come from, or why no source was used.
+/// Fetches the modules from the first source with matching modules. Returns whether a source was used, and the line for
+/// the DKMS log: the origin of the modules, or the reason that no source was used.
 async fn taken(
     host: &Host,
     args: &args::TakeArgs,
@@ -251,7 +253,7 @@ async fn taken(
             return (
                 false,
                 format!(
-                    "compiled, because the kernel cannot be examined: {}",
+                    "compiled, because the kernel cannot be inspected: {}",
                     one_line(&error)
                 ),
             );
@@ -278,7 +280,7 @@ async fn taken(
     (
         false,
         format!(
-            "compiled, because no source had a fitting {archive}: {}",
+            "compiled, because no source had a matching {archive}: {}",
             whys.join("; ")
         ),
     )
@@ -287,11 +289,11 @@ async fn taken(
 /// Modules from a source.
 struct Taken {
     modules: Modules,
-    /// The SHA-256 of the archive, with its kind in front.
+    /// The digest of the archive in the form `sha256:HEX`.
     digest: String,
 }
 
-/// What the modules of a source must fit.
+/// The requirements for modules from a source.
 struct Requirements {
     purpose: BuildTarget,
     compiler: Option<String>,
@@ -325,15 +327,13 @@ impl Requirements {
     }
 
     /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
-    /// written later.
+    /// written.
     async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
         let unsigned = self.trust.keys.is_empty();
-        // The settings reject it as well, but they are not read here.
+        // The configuration also rejects this, but it is not read here.
         if unsigned && source.starts_with("http://") {
-            return Err(
-                "without `--public-key`, an address must not start with `http://`".to_owned(),
-            );
+            return Err("without `--public-key`, a URL must not start with `http://`".to_owned());
         }
         let mut source = Source::of(host, source, &name).await?;
         let archive = source.bring(&name, LIMIT, unsigned).await?;
@@ -361,7 +361,7 @@ impl Requirements {
     }
 }
 
-/// Writes the modules where a build would have made them.
+/// Writes the modules to the paths where a build would create them.
 fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Result<(), String> {
     for place in places {
         let content = modules
@@ -376,7 +376,7 @@ fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Re
     Ok(())
 }
 
-/// Reads what a kernel accepts.
+/// Reads the data that decides which modules a kernel accepts.
 async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesError> {
     let headers = kmod::folder_of(release).join("build");
     let read = |name: &str| host.files.read_lossy(&headers.join(name));
@@ -393,7 +393,7 @@ async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesErro
     })
 }
 
-/// Returns the `vermagic` of the kernel's own modules.
+/// Returns the `vermagic` of the in-tree modules of a kernel.
 async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError> {
     let list = host
         .files
@@ -410,8 +410,8 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
         let content = host.files.read(&path)?.unwrap_or_default();
         return Ok(modinfo(&content, "vermagic").map(str::to_owned));
     }
-    // If no program here can unpack the module, its `vermagic` stays unknown: the kernel compares it again when it
-    // loads a module.
+    // If no installed program can decompress the module, its `vermagic` stays unknown. The kernel compares it again
+    // when it loads a module.
     let asked = host
         .reader()
         .query(&kmod::field("vermagic", path.as_str()))
@@ -466,7 +466,7 @@ mod tests {
         ])
     }
 
-    /// A machine that has compiled the module.
+    /// Returns a machine that has compiled the module.
     fn machine() -> (Host, fake::Fakes) {
         let (host, fakes) = fake::host();
         fakes
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_module_nvidia_tells_the_flavour() {
+    async fn flavour_comes_from_the_nvidia_module() {
         let (host, fakes) = machine();
         let open = with_sections(&[(".modinfo", b"license=Dual MIT/GPL\0")]);
         for name in ["nvidia-current-drm", "nvidia-current-uvm"] {
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_dkms_has_built_is_listed_with_where_it_came_from() {
+    async fn built_modules_are_listed_with_their_origin() {
         let (host, fakes) = machine();
         assert_eq!(built(&*host.files).expect("read")[0].origin, None);
         let log = "DKMS make.log\ngpu-bootstrap: took nvidia-current from /srv (sha256:0)\n";
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_one_machine_packs_another_puts_where_a_build_would_have_made_it() {
+    async fn packed_modules_are_written_to_the_build_directory() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
         assert_eq!(
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_signed_not_there_or_for_another_kernel_is_not_taken() {
+    async fn missing_unsigned_and_mismatched_archives_are_rejected() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
         let why = |keys: &'static [&'static str], source: &'static str| {
@@ -600,7 +600,7 @@ mod tests {
         let plain = "http://modules.example/gpu";
         (fakes.http).serve(&format!("{plain}/{name}"), content.clone());
         assert!(why(&[], plain).await.contains("`http://`"));
-        // A folder to which others may write needs signatures.
+        // A directory that is writable by non-root users requires signatures.
         fakes.files.put(&format!("/srv/{name}"), content.clone());
         fakes.http.serve(&format!("file:///srv/{name}"), content);
         assert_eq!(why(&[], "/srv").await, "");
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_source_with_a_fitting_archive_counts_and_dkms_is_told_why_none_did() {
+    async fn the_first_matching_source_is_used_and_failures_are_reported() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
         let purpose = requirements(&host, &[]).await.purpose;
@@ -641,7 +641,7 @@ mod tests {
         )
         .await;
         assert!(
-            !took && said.starts_with("compiled, because no source had a fitting nvidia-535"),
+            !took && said.starts_with("compiled, because no source had a matching nvidia-535"),
             "{said}"
         );
         assert!(said.contains(other) && said.contains(SOURCE), "{said}");
@@ -658,7 +658,7 @@ mod tests {
         );
     }
 
-    /// A machine with the modules beside an empty registry, to which root has logged in.
+    /// Returns a machine with the modules, and an empty registry for which root has credentials.
     fn beside_a_registry() -> (Host, fake::Fakes, Arc<FakeRegistry>) {
         let (mut host, fakes) = machine();
         let registry = Arc::new(FakeRegistry::default());
@@ -708,7 +708,7 @@ mod tests {
         let good = key.sign(&content, &name, host.clock.now());
         assert_eq!(put(Some(&good)).await, Ok(()));
         assert_eq!(why(&[ITS_PUBLIC]).await, "");
-        // What is judged is the archive, whatever the tag is.
+        // The archive is checked regardless of its tag.
         let manifest = registry.tags.lock().expect("a lock")[&tag].clone();
         let mut other = requirements(&host, &[ITS_PUBLIC]).await;
         other.purpose.driver = "535.261.04".parse().expect("a version");
@@ -729,7 +729,7 @@ mod tests {
         );
     }
 
-    /// What the settings want of the driver that [`machine`] has compiled.
+    /// Returns the desired driver: the one that [`machine`] has compiled.
     fn wanted() -> DriverWish {
         let mut driver = fixtures::desired().driver.expect("a driver");
         driver.dkms = Some("nvidia-current".to_owned());
@@ -753,7 +753,7 @@ mod tests {
     const KEY: &str = "/etc/gpu-bootstrap/fleet.key";
 
     #[tokio::test]
-    async fn what_was_compiled_here_is_published_once() {
+    async fn locally_compiled_modules_are_published_once() {
         let (host, _, registry) = beside_a_registry();
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
@@ -784,7 +784,7 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &wish).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
-        // What was signed before the settings' time is published again.
+        // Archives that were signed before `not-before` are published again.
         let now = host.clock.now();
         let time = |seconds: i64| jiff::Timestamp::from_second(now.as_second() + seconds).ok();
         for (not_before, again) in [(time(0), false), (time(1), true)] {
@@ -794,14 +794,14 @@ mod tests {
                 not_before,
             });
             let published = publish(&driver, &wish).await;
-            // The clock of this machine is before that time, too.
+            // The clock of this machine is also before `not-before`.
             let is_tried = published.is_err_and(|why| why.contains("not-before"));
             assert_eq!(is_tried, again, "{not_before:?}");
         }
         driver.prebuilt = None;
         let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
         assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
-        // The same into a folder, which root alone may write.
+        // Publish to a directory that is writable only by root.
         let folder = Publish {
             to: "/srv/modules".to_owned(),
             ..wish
@@ -818,10 +818,10 @@ mod tests {
         assert_eq!(publish(&driver, &folder).await, Ok(None));
     }
 
-    /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with a key
-    /// of each machine.
+    /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with
+    /// a different key on each machine.
     #[tokio::test]
-    async fn a_shared_folder_ends_with_a_matching_pair() {
+    async fn concurrent_publishing_leaves_a_matching_pair() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
         let key = PrivateKey::read(PRIVATE).expect("a key");
@@ -837,7 +837,7 @@ mod tests {
             let (archive, signature) = (archive.expect("there"), signature.expect("there"));
             prebuilt::verify(&archive, &other.name, &signature, &trust)
         };
-        // The other machine writes its pair before our archive is written.
+        // The other machine writes its archive and signature before our archive is written.
         let (files, pair) = (fakes.files.clone(), signature_of(&path));
         let (signature, archive) = (
             other.signature.clone().expect("signed"),
@@ -856,7 +856,7 @@ mod tests {
         own.write(&*host.files, "/srv/modules".into())
             .expect("written");
         assert_eq!(verified(), Ok(()));
-        // What a killed machine has left is replaced.
+        // A mismatched pair, left by a killed machine, is replaced.
         fakes.files.put(path.as_str(), "another");
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
@@ -890,7 +890,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_machine_has_compiled_is_not_published() {
+    async fn fetched_modules_are_not_published() {
         let (host, fakes, registry) = beside_a_registry();
         let log = format!("{SAYS}{TOOK}nvidia-current from /srv (sha256:0)\n");
         fakes.files.put(&format!("{BUILT}/log/make.log"), log);
@@ -903,7 +903,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_published_without_the_key_or_of_another_flavour() {
+    async fn publishing_requires_the_key_and_the_configured_flavour() {
         let (host, _, registry) = beside_a_registry();
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o644)
@@ -923,9 +923,9 @@ mod tests {
         assert_eq!(*registry.stored.lock().expect("a lock"), 0);
     }
 
-    /// A server that takes the connection and says nothing.
+    /// The server accepts the connection but never responds.
     #[tokio::test]
-    async fn a_source_that_never_answers_costs_its_time_and_no_more() {
+    async fn an_unresponsive_source_is_abandoned_after_its_time_limit() {
         struct Silent;
         #[async_trait::async_trait]
         impl crate::host::Http for Silent {

@@ -1,5 +1,4 @@
-//! From a command line to something that can run: configuration resolved for this machine, steps
-//! in order, events with somewhere to go.
+//! Prepares commands: resolves the configuration for this machine and creates sessions with steps, events and tools.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,25 +37,24 @@ use crate::{
     tools::systemctl,
 };
 
-/// What a command looks at, whatever is wanted there.
+/// The machine that a command inspects, without the desired state.
 pub(super) struct Ground {
-    /// The machine, a tree below a folder, or a machine that is being recorded.
+    /// This machine, a directory tree (`--root`), or a recorder around this machine (`--record`).
     pub(super) host: Host,
-    /// How far looking may go there.
+    /// The limits of the inspection.
     pub(super) scope: Scope,
-    /// What cannot change.
+    /// The immutable facts.
     pub(super) facts: Arc<Facts>,
-    /// What is known about GPUs and drivers.
+    /// The compatibility matrix.
     pub(super) matrix: Arc<Matrix>,
-    /// To ask for the same again.
+    /// The request, as the journal keeps it for a resumed run.
     pub(super) request: Request,
 }
 
-/// What an `install` is asked for, and whether the resume unit asks.
+/// The request of an `install` run, and its origin.
 pub(super) struct Asked {
-    /// The options.
     pub(super) request: Request,
-    /// The resume unit started this run.
+    /// Whether the resume unit started this run.
     pub(super) resumed: bool,
 }
 
@@ -70,7 +68,7 @@ impl From<Request> for Asked {
 }
 
 impl Asked {
-    /// How long the run tries again what may pass: as asked, else some time where nobody watches.
+    /// Returns the time limit for retries of transient failures: the requested one, or a default for unattended runs.
     fn deadline(&self) -> Option<Duration> {
         let unattended = self.request.reboot || self.resumed;
         let asked = self.request.deadline_seconds.map(Duration::from_secs);
@@ -78,21 +76,20 @@ impl Asked {
     }
 }
 
-/// What a command looks at, and what it wants there.
+/// The machine of a command, and its desired state.
 pub(super) struct Target {
-    /// What it looks at.
     ground: Ground,
     question: Question,
     deadline: Option<Duration>,
     resumed: bool,
-    /// What is wanted, and why.
+    /// The desired state, with reasons and warnings.
     pub(super) resolution: Resolution,
 }
 
-/// Turns what was asked into a request that can be kept.
+/// Converts the arguments to a request for the journal.
 ///
 /// # Errors
-/// When a relative path cannot be made absolute.
+/// If a relative path cannot be made absolute.
 pub(super) fn request(
     target: &args::TargetArgs,
     image: &args::ImageArgs,
@@ -118,8 +115,8 @@ pub(super) fn request(
     })
 }
 
-/// Settings, and those that hold a secret by their key, or one of these secrets under another key. If
-/// a key is given several times, the last one counts.
+/// Splits settings into open ones and secret ones. A setting is secret because of its key, or because it contains one of
+/// `secrets` under another key. If a key is repeated, the last one is used.
 fn parted(set: Vec<String>, secrets: &Secrets) -> (Vec<String>, Vec<Secret>) {
     let key = |setting: &str| setting.split('=').next().map(layers::path_of);
     let last: Vec<String> = set
@@ -134,7 +131,7 @@ fn parted(set: Vec<String>, secrets: &Secrets) -> (Vec<String>, Vec<Secret>) {
     (open, secret.into_iter().map(Secret::new).collect())
 }
 
-/// All settings of a request, for the resolution.
+/// Returns all settings of a request, including secrets.
 fn settings(request: &Request) -> Vec<String> {
     let secret = request.credentials.iter();
     request
@@ -150,32 +147,32 @@ pub(super) fn absolute_all(paths: &[Utf8PathBuf]) -> Result<Vec<Utf8PathBuf>, Fa
     paths.iter().map(|path| absolute(path)).collect()
 }
 
-/// Makes a path absolute: after a reboot the request is repeated from another working directory.
+/// Makes a path absolute, because a run that resumes after a reboot has another working directory.
 pub(super) fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     if path.as_str().is_empty() {
-        // Most likely a variable that is not set.
+        // Probably an unset shell variable.
         return Err(Failure::new(
             Exit::Usage,
             "empty-path",
             "read `--config`: the path is empty",
-            Some("name a file, or leave the flag out"),
+            Some("specify a file, or omit the option"),
         ));
     }
     camino::absolute_utf8(path).map_err(|error| {
         Failure::caused(
             Exit::Internal,
             "no-working-directory",
-            &format!("failed to find the folder of `{path}`"),
+            &format!("failed to make `{path}` absolute"),
             error,
-            Some("give the whole path"),
+            Some("specify an absolute path"),
         )
     })
 }
 
-/// Reads the machine.
+/// Reads the facts of a machine.
 ///
 /// # Errors
-/// A compatibility matrix that cannot be read.
+/// If the compatibility matrix cannot be read.
 pub(super) async fn ground(
     host: Host,
     here: &Host,
@@ -196,7 +193,7 @@ pub(super) async fn ground(
 /// Reads this machine and its configuration.
 ///
 /// # Errors
-/// Configuration that is wrong, or a machine that cannot be what is wanted.
+/// If the configuration is invalid, or the machine does not support it.
 pub(super) async fn target(
     host: &Host,
     env: &Env,
@@ -222,15 +219,14 @@ pub(super) async fn target(
     })
 }
 
-/// Refuses the container of an application, in which no system runs that could be prepared. The build of an image may
-/// run in one.
+/// Returns an error in an application container, because no operating system runs there. Image builds may run in one.
 fn on_a_system(ground: &Ground) -> Result<(), Failure> {
     let Some(manager) = ground.facts.application_container() else {
         return Ok(());
     };
     let booted = ground.host.files.exists(systemctl::BOOTED.into());
     let booted = booted.map_err(|error| {
-        let message = "failed to see whether systemd runs";
+        let message = "failed to check whether systemd is running";
         Failure::caused(Exit::StepFailed, "unreadable", message, error, None)
     })?;
     if booted {
@@ -239,13 +235,13 @@ fn on_a_system(ground: &Ground) -> Result<(), Failure> {
     Err(Failure::new(
         Exit::Blocked,
         "in-container",
-        &format!("prepare this machine: it is the container (`{manager}`) of an application"),
-        Some("run it on the container's host; with `--image` it prepares the image of a machine"),
+        &format!("prepare this machine: it is an application container (`{manager}`)"),
+        Some("run the command on the container host, or add `--image` to prepare a machine image"),
     ))
 }
 
 impl Ground {
-    /// What the request asks of the settings; the files that it names are on the machine `named`.
+    /// Returns the configuration query of the request. Its files are on the machine `named`.
     pub(super) fn question(&self, env: &Env, named: &Host) -> Question {
         let request = &self.request;
         Question {
@@ -272,10 +268,10 @@ impl Ground {
         }
     }
 
-    /// What is wanted; from now on the network is reached as the settings say.
+    /// Resolves the desired state. Later requests use the configured proxy.
     ///
     /// # Errors
-    /// Configuration that is wrong, or a machine that cannot be what is wanted.
+    /// If the configuration is invalid, or the machine does not support it.
     pub(super) fn resolve(
         &mut self,
         env: &Env,
@@ -289,10 +285,10 @@ impl Ground {
         Ok(resolution)
     }
 
-    /// Whether the settings of a request say that the machine may have no GPU.
+    /// Returns whether the settings of a request allow a machine without a GPU.
     ///
     /// # Errors
-    /// Configuration that is wrong.
+    /// If the configuration is invalid.
     pub(super) fn is_gpu_optional(
         &self,
         question: &Question,
@@ -307,10 +303,10 @@ impl Ground {
         load::is_gpu_optional(&*question.files, &*question.named, &ask)
     }
 
-    /// The condition of the node that the settings of the machine `here` name.
+    /// Returns the node condition that is configured on the machine `here`.
     ///
     /// # Errors
-    /// Configuration that is wrong.
+    /// If the configuration is invalid.
     pub(super) fn node_condition(
         &self,
         question: &Question,
@@ -319,16 +315,16 @@ impl Ground {
         load::node_condition(&*here.files, &*here.files, &question.ask)
     }
 
-    /// The state of the machine, to be read when somebody asks for it.
+    /// Returns the state of the machine, which is read on demand.
     pub(super) fn state(&self) -> State {
         State::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
     }
 }
 
-/// Events with subscribers. The run's id names it everywhere.
+/// Starts the event thread with these subscribers, and assigns the run ID.
 ///
 /// # Errors
-/// When the operating system cannot start a thread.
+/// If the thread cannot be started.
 pub(super) fn events(
     host: &Host,
     secrets: &Secrets,
@@ -339,14 +335,14 @@ pub(super) fn events(
         Failure::caused(
             Exit::Internal,
             "no-thread",
-            "failed to start the thread that tells about the run",
+            "failed to start the event thread",
             error,
             None,
         )
     })
 }
 
-/// What the engine works with where nothing is wanted: to undo.
+/// Creates the tools of the engine without a desired state, for `uninstall`.
 pub(super) fn tools(
     host: &Host,
     env: &Env,
@@ -369,7 +365,7 @@ pub(super) fn tools(
     }
 }
 
-/// What was asked for, and who asks.
+/// Returns the options of a run.
 pub(super) fn options(env: &Env, facts: &Facts, request: Request) -> Options {
     Options {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -381,12 +377,12 @@ pub(super) fn options(env: &Env, facts: &Facts, request: Request) -> Options {
     }
 }
 
-/// The package policy for undoing. The journal has it, so that neither a profile nor the operating
-/// system is asked, which may have been changed since.
+/// Returns the package policy for `uninstall`. It is in the journal, because the profile and the operating system may have
+/// changed since.
 ///
 /// # Errors
-/// When the journal cannot be read. If it has no policy, because an older version wrote it: when no
-/// profile serves the machine, and it has no database of a known package manager.
+/// If the journal cannot be read. Or if it has no policy (older versions did not write it), no profile supports the
+/// machine, and the machine has no database of a supported package manager.
 pub(super) fn policy_to_undo(
     host: &Host,
     env: &Env,
@@ -418,8 +414,8 @@ pub(super) fn policy_to_undo(
     })
 }
 
-/// The policy of the profile that the last `install` had, or else of the built-in profile whose
-/// package manager the machine has.
+/// Returns the policy of the profile of the last `install`, or else of the first built-in profile whose package manager is
+/// used on this machine.
 fn policy_of_profile(
     host: &Host,
     env: &Env,
@@ -427,7 +423,7 @@ fn policy_of_profile(
     facts: &Facts,
 ) -> Result<Policy, Failure> {
     let files = &Trusted::new(&*host.files, env.root);
-    // Then no package manager is asked for anything.
+    // Without applied changes, no package manager is called, so any profile is fine.
     let nothing_stands = engine::status(host, None)?.changes_standing == 0;
     let asked = engine::asked(host)?.and_then(|request| request.profile);
     let chosen = match Profile::choose(asked.as_deref(), facts.os.as_ref(), files) {
@@ -463,8 +459,8 @@ fn built_in_for(files: &dyn ReadFiles, any: bool) -> Result<Option<Profile>, Con
     Ok(None)
 }
 
-/// The proxy that `install` would use now: from the files, the environment, and the last request. An
-/// error here must not stop undoing, so it is only reported.
+/// Returns the proxy that `install` would use: from the files, the environment and the last request. An error must not
+/// stop `uninstall`, so it is only a warning.
 pub(super) fn proxy(
     host: &Host,
     env: &Env,
@@ -493,14 +489,14 @@ pub(super) fn proxy(
         },
         Err(error) => one_line(&error),
     };
-    // Undoing mostly works without a proxy.
+    // `uninstall` usually needs no proxy.
     console.warn(&[format!(
-        "the configuration cannot be read, so that no proxy is used: {why}"
+        "no proxy is used, because the configuration cannot be read: {why}"
     )]);
     (None, None)
 }
 
-/// The network settings of the environment, as `KEY=VALUE`, that no other layer overrides.
+/// Returns the network settings from environment variables that no other source overrides, in the form `KEY=VALUE`.
 fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<String> {
     network::from_environment(env)
         .into_iter()
@@ -515,10 +511,10 @@ fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<Stri
 }
 
 impl Target {
-    /// The steps for this machine, with those who listen to their run.
+    /// Creates a session with all steps for this machine and the subscribers to its events.
     ///
     /// # Errors
-    /// When the operating system cannot start a thread.
+    /// If the event thread cannot be started.
     pub(super) fn session(
         &self,
         env: &Env,
@@ -541,13 +537,13 @@ impl Target {
         Ok((session.asking(self.question.clone(), reasons), reporter))
     }
 
-    /// What cannot change.
+    /// The immutable facts of the machine.
     pub(super) fn facts(&self) -> &Facts {
         &self.ground.facts
     }
 
-    /// The request as the journal keeps it. After a reboot the environment is another one, so settings
-    /// from the environment are kept, too, with lower priority than the others, as now.
+    /// Returns the request for the journal. A run that resumes after a reboot has another environment, so settings from
+    /// environment variables are also kept, with lower priority than the others.
     fn kept(&self, env: &Env) -> Request {
         let mut set = used_network(&env.pairs(), &self.resolution.provenance);
         set.extend(layers::assignments(env.pairs()));

@@ -1,4 +1,4 @@
-//! Documents on standard output.
+//! Writes documents to standard output.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ pub(super) fn failed(error: std::io::Error) -> Failure {
     )
 }
 
-/// A reader that has gone, as `head` does, wanted no more; the exit code stays that of the command.
+/// Ignores a closed pipe (for example `| head`), so that the exit code of the command is unchanged.
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {
     match result {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -25,7 +25,7 @@ fn written(result: std::io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// One JSON document with a line end.
+/// Writes one JSON document and a newline.
 pub(super) fn json(out: &mut dyn Write, document: &impl Serialize) -> Result<(), Failure> {
     written(
         serde_json::to_writer_pretty(&mut *out, document)
@@ -35,12 +35,12 @@ pub(super) fn json(out: &mut dyn Write, document: &impl Serialize) -> Result<(),
     )
 }
 
-/// Text that ends with a line end.
+/// Writes a text that ends with a newline.
 pub(super) fn text(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Prints what a report writes.
+/// Writes a report.
 pub(super) fn show(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
@@ -48,7 +48,7 @@ pub(super) fn show(
     written(write(out).and_then(|()| out.flush()))
 }
 
-/// The same for a format that decides on the exit status.
+/// Writes a report whose format determines the exit code.
 pub(super) fn shown(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<Exit>,
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_is_no_error_and_a_full_disk_is() {
+    fn a_closed_pipe_is_ignored_but_a_full_disk_is_not() {
         assert!(text(&mut Broken(ErrorKind::BrokenPipe), "a").is_ok());
         assert!(json(&mut Broken(ErrorKind::BrokenPipe), &1).is_ok());
         assert!(text(&mut Broken(ErrorKind::StorageFull), "a").is_err());

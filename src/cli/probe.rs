@@ -1,6 +1,5 @@
-//! `probe`: bottom up to the first layer that fails, and no further. It reads no configuration, needs
-//! no root, and works in a container, too. Its rules up to NVML are those of `validation.devices`
-//! (`agree` in `steps/devices.rs`).
+//! `probe`: tests the layers from the bottom up and stops at the first failure. It reads no configuration, does not require
+//! root, and also works in a container. Up to NVML, it uses the rules of `validation.devices` (`agree` in `steps/devices.rs`).
 
 use std::sync::Arc;
 
@@ -52,7 +51,8 @@ pub(super) async fn run(
     })
 }
 
-/// The hidden subcommand of the container probe: what this container sees, and how far it works.
+/// The hidden subcommand of the container probe: prints the devices and libraries visible in this container, and the result
+/// of the probe.
 pub(super) async fn in_container(
     here: &Host,
     env: &Env,
@@ -69,11 +69,11 @@ pub(super) async fn document(here: &Host, env: &Env) -> Result<ProbeDocument, Fa
     let matrix = machine::matrix(here, env)?;
     let scope = machine::scope(None);
     let files = &*here.files;
-    // A container of an application, and no machine.
+    // An application container, not a machine.
     let in_container = !files
         .exists(Utf8Path::new(systemctl::BOOTED))
         .map_err(unreadable)?;
-    // A container is judged by its device nodes, and the service is none of its business.
+    // In a container, only the device nodes count, so the metadata service is not queried.
     let facts = Arc::new(match in_container {
         true => machine::facts(here, &matrix, scope),
         false => machine::all_facts(here, &matrix, scope).await,
@@ -110,13 +110,13 @@ fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Failure 
     Failure::caused(
         Exit::Internal,
         "machine-unreadable",
-        "failed to look at the GPUs",
+        "failed to inspect the GPUs",
         error,
         None,
     )
 }
 
-/// From the bus to NVML, by the rules of `validation.devices`.
+/// Tests the layers from the PCI bus to NVML, using the rules of `validation.devices`.
 fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     let gpus = seen.gpus();
     let fault = if facts.gpus.is_empty() {
@@ -124,13 +124,13 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
         Some(LayerFault::new(
             ProbeLayer::Pci,
             unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str()),
-            "compare the instance type with your provider's list, and run `lspci -d 10de:`",
+            "run `lspci -d 10de:`, and check that the instance type has GPUs",
         ))
     } else if gpus == 0 {
         Some(LayerFault::new(
             ProbeLayer::Pci,
             "all GPUs are reserved for virtual machines",
-            "run the probe in a virtual machine that has one of them",
+            "run the probe in a virtual machine with one of these GPUs",
         ))
     } else if let Some(loaded) = seen.loaded() {
         devices::agree(seen, loaded, None).err().map(disagreement)
@@ -138,7 +138,7 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
         Some(LayerFault::new(
             ProbeLayer::Driver,
             "the kernel module `nvidia` is not loaded",
-            "run `gpu-bootstrap check`; it names the cause",
+            "run `gpu-bootstrap check` to find the cause",
         ))
     };
     let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
@@ -151,9 +151,9 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     below(layers, passes, fault);
 }
 
-/// In a container: it sees another bus than its GPUs, and the module of the host.
+/// Tests the layers that are visible in a container. Its PCI bus is not the bus of its GPUs, and the module is the host's.
 fn container(layers: &mut LayerResults, seen: &DevicesState) {
-    let why = "a container is judged by its device nodes";
+    let why = "not checked in a container";
     for layer in [
         ProbeLayer::Pci,
         ProbeLayer::Driver,
@@ -179,7 +179,7 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
     below(layers, passes, fault);
 }
 
-/// Everything passes up to the first fault.
+/// Marks all layers below the first failed one as passed.
 fn below(
     layers: &mut LayerResults,
     passes: impl IntoIterator<Item = (ProbeLayer, String)>,
@@ -199,7 +199,7 @@ fn disagreement(differ: Disagreement) -> LayerFault {
     LayerFault::new(differ.layer, differ.why, differ.hint)
 }
 
-/// The GPUs that the provider sells with this type, by the rule of `validation.devices`.
+/// Compares the GPUs with the number in the provider's instance type, using the rule of `validation.devices`.
 fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
     let layer = ProbeLayer::InstanceType;
     match Promise::of(facts, matrix) {

@@ -1,7 +1,7 @@
-//! `check --prove`: the proof is made anew before the audit, on the host and with each runtime.
+//! `check --prove`: repeats the validation before the audit, on the host and with each runtime.
 //!
-//! It holds the run lock, and writes nothing but the records and the files of the probe in the state
-//! folder. The journal has none of it, so it pulls no image: nothing could remove it again.
+//! It holds the run lock, and writes only the validation records and the probe files in the state directory. They are not
+//! journaled. Therefore no image is pulled, because `uninstall` could not remove it.
 
 use camino::Utf8Path;
 
@@ -21,7 +21,7 @@ use crate::{
     tools::probe::ProbeDocument,
 };
 
-/// The findings that proving gave. Proofs that passed are recorded, and the audit reads the records.
+/// Runs the validation and returns its findings. Successful validations are recorded, and the audit reads the records.
 pub(super) async fn prove(
     host: &Host,
     env: &Env,
@@ -42,7 +42,7 @@ pub(super) async fn prove(
         };
         return Ok(vec![finding(
             verdict,
-            "no NVIDIA GPU is on the PCI bus, so nothing can be validated",
+            "no NVIDIA GPU on the PCI bus to validate",
         )]);
     }
     let document = unless_stopped(cancel, probe::document(host, env)).await??;
@@ -55,17 +55,17 @@ pub(super) async fn prove(
             Some(desired) => in_containers(ground, desired, cancel).await?,
             None => vec![of_containers(
                 Verdict::Unknown,
-                "not tried: what is configured for this machine cannot be determined",
+                "not tried: the desired state of this machine cannot be determined",
             )],
         });
         return Ok(found);
     };
-    // What containers have proven before counts no more.
+    // The GPUs fail on the host, so earlier container validations are no longer valid.
     forget(host).map_err(|error| {
         Failure::caused(
             Exit::Internal,
             "state",
-            "failed to withdraw the validations of this boot",
+            "failed to remove the validation records of this boot",
             error,
             None,
         )
@@ -82,13 +82,13 @@ pub(super) async fn prove(
         because: Some(VALIDATION_COMPUTE),
         ..of_containers(
             Verdict::Unknown,
-            "not tried: the GPUs do not compute on the host",
+            "not tried: the GPUs failed validation on the host",
         )
     });
     Ok([host].into_iter().chain(container).collect())
 }
 
-/// Records what has computed on the host, where `install` wants that.
+/// Records the host validation, if the configuration includes one.
 async fn record(
     ground: &prepare::Ground,
     desired: &Desired,
@@ -122,7 +122,7 @@ fn applier(ground: &prepare::Ground, desired: &Desired) -> Applier {
     Applier::new(ground.host.clone(), packages, paths::STATE.into())
 }
 
-/// Removes the records of all proofs.
+/// Removes all validation records.
 fn forget(host: &Host) -> Result<(), FilesError> {
     let folder = Utf8Path::new(paths::STATE).join(steps::container::RECORDS);
     for name in host.files.list(&folder)? {
@@ -135,7 +135,7 @@ fn of_containers(status: Verdict, why: &str) -> Finding {
     Finding::new(VALIDATION_CONTAINER, status, why)
 }
 
-/// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.
+/// Validates each runtime. Returns a finding only for failures, because the audit reports the successful ones.
 async fn in_containers(
     ground: &prepare::Ground,
     desired: &Desired,
@@ -156,13 +156,13 @@ async fn in_containers(
         let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {
             Ok(ran) => ran,
             Err(stopped) => {
-                // Only its client has ended: the container would keep the GPUs.
+                // Only the client process was killed. The container still runs and would keep the GPUs busy.
                 let cleared = applier.clear_proof(proof, &Unheard).await;
                 return Err(cleared.err().map_or(stopped, |error| {
                     Failure::caused(
                         cancel.exit().unwrap_or(Exit::Terminated),
                         "stopped",
-                        "failed to remove what was made for the validation, after the check was stopped by a signal",
+                        "failed to remove the validation container after the check was stopped by a signal",
                         error,
                         None,
                     )
@@ -182,7 +182,7 @@ async fn in_containers(
     }])
 }
 
-/// Waits for work that may be broken off at any moment; a signal ends it.
+/// Waits for work that may be cancelled at any time. A signal cancels it.
 pub(super) async fn unless_stopped<T>(
     cancel: &Cancel,
     work: impl Future<Output = T>,
@@ -207,7 +207,7 @@ fn runtime(proof: &Change) -> &'static str {
     }
 }
 
-/// `check` shows findings only; the output of a command that failed is in its error.
+/// Discards progress, because `check` shows only findings. An error contains the output of the failed command.
 struct Unheard;
 
 impl Sink for Unheard {

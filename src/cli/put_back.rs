@@ -1,6 +1,6 @@
-//! Puts the runtime back that `install` has set, before its daemon starts. A drop-in of the daemon's unit runs it on nodes whose
-//! provider writes the daemon's file anew ([`Rewritten`](crate::runtimes::Rewritten)), so that no pod with a GPU comes to a daemon
-//! without it. What failed is told to the log of the unit, and the daemon starts all the same.
+//! Restores the runtime configured by `install` before its daemon starts. A systemd drop-in of the daemon unit runs this on nodes
+//! whose provider regenerates the configuration file ([`Rewritten`](crate::runtimes::Rewritten)), so that no GPU pod starts before
+//! the runtime is configured. Errors are written to the unit's log, and the daemon still starts.
 
 use super::{Failure, world::Env};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
-    env.only_root(host, "put the runtime back")?;
+    env.only_root(host, "restore the runtime")?;
     let Some((wanted, rewritten)) = wanted(host)? else {
         return Ok(Exit::Ok);
     };
@@ -28,7 +28,7 @@ pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
             Exit::StepFailed,
             "runtime-not-put-back",
             &format!(
-                "failed to put the nvidia runtime into `{}`: {why}",
+                "failed to restore the nvidia runtime in `{}`: {why}",
                 rewritten.file
             ),
             Some("run `gpu-bootstrap install` on this node"),
@@ -37,8 +37,8 @@ pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Returns the settings of the last applied change of a daemon whose file is rewritten. The change of an `install` that is just
-/// restarting the daemon is not complete. If it fails, the former configuration must stay.
+/// Returns the settings of the last applied change of a daemon whose file is regenerated. An unfinished change is ignored: it may
+/// belong to an `install` that is restarting the daemon, and if it fails, the previous configuration must stay.
 fn wanted(host: &Host) -> Result<Option<(RuntimeSettings, &'static Rewritten)>, Failure> {
     let applied = engine::applied(host)?;
     Ok(applied.into_iter().find_map(|change| match change {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use crate::{host::fake, journal};
 
-    /// A journal of a run that sets containerd's runtime several times.
+    /// Returns the journal of a run that sets the containerd runtime several times.
     fn journal_of(records: &[Value]) -> String {
         let lines = records.iter().enumerate().map(|(seq, record)| {
             let line = json!({
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_applied_setting_counts() {
+    fn the_newest_applied_setting_is_used() {
         let undo = json!({"undo": "impossible", "what": "x", "why": "x"});
         let intent = |default: bool| {
             json!({

@@ -1,12 +1,12 @@
-//! `status`: the run under way, the last one, and an awaited reboot.
+//! `status`: the current run, the last run and a pending reboot.
 
 use super::{Failure, args, print, world::Console};
 use crate::{engine, exit::Exit, host::Host, report};
 
-/// New at every boot.
+/// A random ID for each boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The id of this boot; `None` where the kernel has none.
+/// Returns the boot ID. `None` if the kernel does not provide one.
 pub(super) fn boot_id(host: &Host) -> Result<Option<String>, Failure> {
     let text = host.files.read_text(BOOT_ID.into());
     let text = text.map_err(|error| {
@@ -21,7 +21,7 @@ pub(super) fn boot_id(host: &Host) -> Result<Option<String>, Failure> {
     Ok(text.map(|text| text.trim().to_owned()))
 }
 
-/// Prints where the time of the last installation went.
+/// Prints the duration of each part of the last installation.
 fn show_timing(
     host: &Host,
     console: &mut Console<'_>,
@@ -31,7 +31,7 @@ fn show_timing(
         return Err(Failure::new(
             Exit::Usage,
             "nothing-installed",
-            "failed to show the time of an installation: the journal has none",
+            "failed to show installation times: the journal contains no installation",
             Some("run `gpu-bootstrap install`"),
         ));
     };

@@ -101,7 +101,7 @@ pub(super) fn run(
     Ok(Exit::Ok)
 }
 
-/// Rejects settings that the steps of `install` reject on every machine that has none of the packages yet.
+/// Rejects settings that the steps of `install` reject on every machine without the packages.
 fn rejected(desired: &Desired) -> Result<(), Failure> {
     let driver = desired
         .driver
@@ -134,22 +134,22 @@ fn newer_than(matrix: &Matrix, desired: &Desired) -> Option<Unknown> {
     (version > newest).then(|| Unknown {
         fact: "driver.version".to_owned(),
         why: format!(
-            "{version} is newer than {newest}, the newest version in the matrix: only the package lists show whether it exists"
+            "{version} is newer than {newest}, the newest version in the matrix: only the package lists show if it exists"
         ),
     })
 }
 
-/// A machine without files, so that the settings and packages of this machine have no effect.
+/// Returns a machine without files, so that the settings and packages of this machine have no effect.
 pub(super) fn nothing() -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.folder("/");
     tree.host()
 }
 
-/// The name in errors of the settings of a user-data form, which are not in a file yet.
-pub(super) const SETTINGS: &str = "the form's settings";
+/// The file name in error messages about the settings of a user-data template.
+pub(super) const SETTINGS: &str = "the template's settings";
 
-/// A machine with only these settings.
+/// Returns a machine with only these settings.
 pub(super) fn with_settings(text: &str) -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.folder("/");
@@ -157,19 +157,19 @@ pub(super) fn with_settings(text: &str) -> Host {
     tree.host()
 }
 
-/// A machine of which only the operating system is known.
+/// Returns the facts of a machine if only its operating system is known.
 pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
     facts(matrix, os, USUAL_ARCH, &args::TrialArgs::default(), None)
 }
 
 /// A simulated machine.
 struct TrialMachine {
-    /// Its GPUs, such as `p5.48xlarge (8 × H100 SXM5 80GB)`. `None` without a GPU.
+    /// The GPUs, such as `p5.48xlarge (8 × H100 SXM5 80GB)`. `None` without a GPU.
     label: Option<String>,
     facts: Facts,
 }
 
-/// The machines of the request: several if the GPU name matches several GPUs.
+/// Returns the requested machines. A GPU name that matches several GPUs results in several machines.
 fn machines(
     matrix: &Matrix,
     asked: &args::TrialArgs,
@@ -212,7 +212,7 @@ fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result
     }
 }
 
-/// The facts of the machine, as far as the options contain them.
+/// Returns the facts that the options specify.
 fn facts(
     matrix: &Matrix,
     os: &Os,
@@ -302,7 +302,7 @@ fn alike(
         match found {
             Ok(resolution) => answers.push((machine, resolution)),
             Err(ResolveError::Refused(error)) => refused.push((machine, error)),
-            // The file is invalid for every machine.
+            // An invalid file is invalid for every machine.
             Err(error) => return Err(error.into()),
         }
     }
@@ -384,7 +384,7 @@ fn title(driver: &DriverWish) -> String {
     )
 }
 
-/// The result. Its keys are a contract: keys are added, never removed.
+/// The result. Its keys are a stable interface: keys are added, never removed.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct TrialDocument<'r> {

@@ -1,4 +1,4 @@
-//! `install --unattended`: a unit installs, reboots as often as it must, and this command waits for its end.
+//! `install --unattended`: a systemd unit installs and reboots as often as required, and this command waits for it.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{config::layers, engine, exit::Exit, host::Host, journal::Request};
 
-/// The longest wait for the end of a run that is not attended; `status --wait` has the same.
+/// The maximum wait for an unattended run, as in `status --wait`.
 const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
 
-/// Starts a unit that installs, and waits until it has ended.
+/// Starts the unit and waits until it finishes.
 pub(super) async fn run(
     host: &Host,
     env: &Env,
@@ -25,9 +25,9 @@ pub(super) async fn run(
             Exit::Usage,
             "environment-not-kept",
             &format!(
-                "failed to start a unit: the environment sets `{name}`, and the unit has another environment"
+                "failed to start the systemd unit: it does not inherit the environment variable `{name}`"
             ),
-            Some("write the setting into a file of `/etc/gpu-bootstrap/config.d`, or use `--set`"),
+            Some("write the setting to a file in `/etc/gpu-bootstrap/config.d`, or use `--set`"),
         ));
     }
     let request = prepare::request(&args.target, &args.image, true, args.lock_timeout)?;
@@ -35,13 +35,13 @@ pub(super) async fn run(
         return Err(Failure::new(
             Exit::Usage,
             "secret-not-kept",
-            "failed to start a unit: `--set` has a secret, which the unit's properties would show to everybody",
-            Some("write it into a file of `/etc/gpu-bootstrap/config.d` with mode 0600"),
+            "failed to start the systemd unit: the secret in `--set` would be visible to all users in the unit properties",
+            Some("write it to a file in `/etc/gpu-bootstrap/config.d` with mode 0600"),
         ));
     }
     let command = command(env, args, &request);
     if !engine::start_unattended(host, &command).await? {
-        console.note("a run is under way; this command waits for it");
+        console.note("another run is in progress; waiting for it");
     }
     let wait = args::StatusArgs {
         wait: Some(UNATTENDED_WAIT),
@@ -52,7 +52,7 @@ pub(super) async fn run(
     status::run(host, console, &wait).await
 }
 
-/// The command of the unit.
+/// Returns the command line of the unit.
 fn command(env: &Env, args: &args::InstallArgs, request: &Request) -> Vec<String> {
     let mut words = vec![
         env.exe.to_string(),

@@ -1,5 +1,5 @@
-//! `uninstall`: puts back what was there. It reads the journal, and of the configuration only the
-//! proxy, so that a configuration, a profile or a matrix that was broken since cannot stop it.
+//! `uninstall`: reverts all changes. It reads the journal and only the proxy from the configuration, so an invalid configuration,
+//! profile or matrix cannot stop it.
 
 use super::{
     Failure, args, machine, prepare, viewers,

@@ -1,4 +1,4 @@
-//! `user-data`: prints a form of `cloud-init/` with checked values, ready to paste.
+//! `user-data`: prints a template from `cloud-init/` with validated values.
 
 use std::net::IpAddr;
 
@@ -23,30 +23,30 @@ use crate::{
     joins::JoinMethod,
 };
 
-/// Where the token is written on the machine, in each form that has one.
+/// The placeholder of the join token.
 const TOKEN: &str = "@TOKEN@";
 
-/// What the comments of a form ask for as long as something is left to fill in.
+/// The comment in a template that has unfilled placeholders.
 const SET_EACH: &str = "Set each `@VALUE@`. ";
 
-/// What the forms with a token name as its place.
+/// The token setting of templates that contain the token.
 const TOKEN_PLACE: &str = "\"file:/etc/gpu-bootstrap/join-token\"";
 
-/// The lines that bring a token by user data; they go where it comes from elsewhere.
+/// The lines that write the token file. They are removed if the token comes from another source.
 const TOKEN_LINES: [&str; 2] = [
     "  - path: /etc/gpu-bootstrap/join-token\n    permissions: \"0600\"\n    content: \"@TOKEN@\"\n",
     "printf '%s\\n' '@TOKEN@' >/etc/gpu-bootstrap/join-token\n",
 ];
 
-/// A form: the file, and what is to be filled in beside the settings, by the names of `--value`.
+/// A template, and its placeholders that are not settings, by `--value` name.
 struct Form {
     text: &'static str,
-    /// A system that it is for: its settings are checked as those of one.
+    /// The operating system for which the settings are checked by default.
     os: &'static str,
     values: &'static [(&'static str, &'static str)],
 }
 
-/// The download of the program.
+/// The download URL of gpu-bootstrap.
 const ADDRESS: (&str, &str) = ("address", "@ADDRESS@");
 const SHA256: (&str, &str) = ("sha256", "@SHA-256@");
 
@@ -128,8 +128,8 @@ const fn form(form: UserDataForm) -> Form {
     }
 }
 
-/// Whether the form is piped into kubectl, which would apply it with its marks. The others are files, in which tools of the
-/// user's may fill in the rest.
+/// Whether the template is piped to kubectl, which would apply unfilled placeholders. Other templates are files, in which the
+/// user's tools can replace the remaining ones.
 const fn is_applied(form: UserDataForm) -> bool {
     matches!(
         form,
@@ -137,7 +137,7 @@ const fn is_applied(form: UserDataForm) -> bool {
     )
 }
 
-/// The form without its NodeConfig: EKS adds one of its own where a node group has an AMI type.
+/// Removes the NodeConfig from a template, because EKS adds one if the node group has an AMI type.
 fn without_node_config(text: &str) -> String {
     const PART: &str = "--gpu-bootstrap\nContent-Type: ";
     let is_other = |part: &&str| !part.starts_with("application/node.eks.aws");
@@ -190,7 +190,7 @@ pub(super) fn run(
     if is_applied(args.form) {
         let missing = |(mark, how): &(String, String)| {
             usage(
-                &format!("fill in the form: the value in place of `{mark}` is missing"),
+                &format!("fill in the template: no value for `{mark}`"),
                 &format!("add {how}"),
             )
         };
@@ -200,13 +200,11 @@ pub(super) fn run(
         text = text.replace(SET_EACH, "");
     }
     let left: Vec<String> = (left.iter())
-        .map(|(mark, how)| {
-            format!("the value in place of `{mark}` is still to be filled in: {how}")
-        })
+        .map(|(mark, how)| format!("no value for `{mark}`: add {how}"))
         .collect();
     console.warn(&resolution.warnings);
     console.warn(&left);
-    // It is the user's own text, with the token that was asked for, and marks that look like logins.
+    // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
     Ok(Exit::Ok)
 }
@@ -215,7 +213,7 @@ fn usage(message: &str, hint: &str) -> Failure {
     Failure::new(Exit::Usage, "user-data-value", message, Some(hint))
 }
 
-/// The form with a value. Comments stay as they are.
+/// Replaces a placeholder outside comments.
 fn filled_in(text: &str, placeholder: &str, value: &str) -> String {
     let line = |line: &str| match line.trim_start().starts_with('#') {
         true => line.to_owned(),
@@ -224,20 +222,20 @@ fn filled_in(text: &str, placeholder: &str, value: &str) -> String {
     text.split_inclusive('\n').map(line).collect()
 }
 
-/// What `NAME=VALUE` fills in: the placeholder, and the value.
+/// Parses `NAME=VALUE` and returns the placeholder and the value.
 fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str), Failure> {
     let known: Vec<&str> = form.values.iter().map(|(name, _)| *name).collect();
-    let known = format!("this form has {}", known.join(", "));
+    let known = format!("this template has {}", known.join(", "));
     let Some((name, value)) = assignment.split_once('=') else {
-        return Err(usage("read `--value`: write `NAME=VALUE`", &known));
+        return Err(usage("read `--value`: not `NAME=VALUE`", &known));
     };
     let Some((_, placeholder)) = form.values.iter().find(|(own, _)| *own == name) else {
         return Err(usage(
-            &format!("read `--value {name}`: the form has no such value"),
+            &format!("read `--value {name}`: the template has no such value"),
             &known,
         ));
     };
-    // Registries and `docker push` write it so.
+    // Registries and `docker push` print digests with a prefix.
     let value = match name {
         "digest" | "sha256" => value.strip_prefix("sha256:").unwrap_or(value),
         "registry" => value.trim_end_matches('/'),
@@ -245,87 +243,86 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
     };
     match wrong(name, placeholder, value) {
         Some((why, hint)) => Err(usage(
-            &format!("read `--value {name}`: it cannot be `{value}`: {why}"),
+            &format!("read `--value {name}`: invalid value `{value}`: {why}"),
             hint,
         )),
         None => Ok((placeholder, value)),
     }
 }
 
-/// Why a value does not fit its kind, and where the right one is.
+/// Returns the reason that a value is invalid, and the source of the correct one.
 fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'static str)> {
-    const COMMENTS: &str = "the form's comments say what it is";
+    const COMMENTS: &str = "see the comments in the template";
     Some(match name {
-        _ if value.is_empty() => ("it is empty", COMMENTS),
-        // It comes to stand in YAML, JSON and scripts of root.
+        _ if value.is_empty() => ("empty", COMMENTS),
+        // Values are inserted into YAML, JSON and scripts that run as root.
         _ if !value.chars().all(is_plain) => (
-            "it has a letter other than letters, digits and `-_.:/+=,?&%~[]`",
+            "only letters, digits and `-_.:/+=,?&%~[]` are allowed",
             COMMENTS,
         ),
         "sha256" if !is_digest(value) => (
-            "a SHA-256 has 64 digits of 0-9 and a-f",
-            "`sha256sum gpu-bootstrap` prints it, of the program itself and not of its archive",
+            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
+            "run `sha256sum gpu-bootstrap` on the binary, not on the archive",
         ),
         "digest" if !is_digest(value) => (
-            "a SHA-256 has 64 digits of 0-9 and a-f",
-            "`docker push` prints it at its end",
+            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
+            "use the digest printed by `docker push`",
         ),
         "address" if !value.starts_with("https://") && !value.starts_with("http://") => (
-            "it begins with neither `https://` nor `http://`",
-            "upload the program `gpu-bootstrap` to a web server that the machines reach",
+            "the URL must start with `https://` or `http://`",
+            "upload the binary `gpu-bootstrap` to a web server that the machines can reach",
         ),
         "address" if [".tar.gz", ".tgz"].iter().any(|end| value.ends_with(end)) => (
-            "it is an archive, and the machine wants the program itself",
-            "unpack it, upload `gpu-bootstrap`, and take address and SHA-256 of that",
+            "an archive instead of the binary",
+            "unpack the archive, upload `gpu-bootstrap`, and use its URL and SHA-256",
         ),
         "endpoint" if !value.starts_with("https://") => (
-            "it does not begin with `https://`",
-            "`aws eks describe-cluster --name NAME --query cluster.endpoint --output text` prints it",
+            "the URL must start with `https://`",
+            "run `aws eks describe-cluster --name NAME --query cluster.endpoint --output text`",
         ),
         "ca" if !is_certificate(value) => (
-            "it is no certificate in base64",
-            "it is `certificate-authority-data` of a kubeconfig; for EKS `aws eks describe-cluster --name NAME --query \
-             cluster.certificateAuthority.data --output text` prints it",
+            "not a base64-encoded PEM certificate",
+            "use `certificate-authority-data` from a kubeconfig; on EKS, run `aws eks describe-cluster --name NAME --query \
+             cluster.certificateAuthority.data --output text`",
         ),
         "cidr" if !is_network(value) => (
-            "it is no network such as `10.100.0.0/16`",
-            "`aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text` prints it",
+            "not a CIDR block such as `10.100.0.0/16`",
+            "run `aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text`",
         ),
-        "dns" if !is_address(value) => ("it is no IP address", COMMENTS),
-        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => (
-            "it is the name of a host, without `https://` and port",
-            COMMENTS,
-        ),
+        "dns" if !is_address(value) => ("not an IP address", COMMENTS),
+        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => {
+            ("not a host name without `https://` and port", COMMENTS)
+        }
         "registry" if value.contains("://") => (
-            "the name of an image has no `https://`",
-            "name host and path, such as `registry.example.com/tools`",
+            "an image name has no URL scheme",
+            "use host and path, such as `registry.example.com/tools`",
         ),
         "registry" if !is_registry(value) => (
-            "the name of an image cannot begin with it",
-            "name host and path, the path in small letters, such as `registry.example.com:5000/tools`",
+            "not a valid start of an image name",
+            "use host and path, the path in lower case, such as `registry.example.com:5000/tools`",
         ),
         "arch" if !matches!(value, "x86_64" | "arm64") => (
-            "Amazon has images for `x86_64` and `arm64`",
-            "take that of the family, and a program that is built for it",
+            "not `x86_64` or `arm64`, the architectures of Amazon images",
+            "use the architecture of the instance family, and a gpu-bootstrap binary for it",
         ),
         "kubernetes" if numbers(value) != numbers(placeholder.trim_matches('@')) => {
             let why = match numbers(placeholder.trim_matches('@')) {
-                Some(2) => "it is no version with two numbers, such as `1.36`",
-                _ => "it is no version with three numbers, such as `1.36.4`",
+                Some(2) => "not a version with two numbers, such as `1.36`",
+                _ => "not a version with three numbers, such as `1.36.4`",
             };
-            (why, "`kubectl version` shows that of the cluster")
+            (why, "run `kubectl version` to see the cluster version")
         }
         _ => return None,
     })
 }
 
-/// Whether it is base64 of a certificate in PEM.
+/// Returns whether a text is a base64-encoded PEM certificate.
 fn is_certificate(text: &str) -> bool {
     let decoded = BASE64.decode(text);
     decoded.is_ok_and(|bytes| bytes.starts_with(b"-----BEGIN"))
 }
 
-/// Whether the name of an image can begin so: with a host, or a path of Docker Hub (distribution/reference, `reference.go`).
+/// Returns whether an image name can start with a text: a host, or a Docker Hub path (distribution/reference, `reference.go`).
 fn is_registry(text: &str) -> bool {
     let mut parts = text.split('/');
     let first = parts.next().unwrap_or_default();
@@ -334,7 +331,7 @@ fn is_registry(text: &str) -> bool {
     is_host && parts.all(is_name)
 }
 
-/// A part of the name of an image.
+/// Returns whether a text is a valid component of an image name.
 fn is_name(text: &str) -> bool {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.starts_with(is_word)
@@ -358,7 +355,7 @@ fn is_network(text: &str) -> bool {
     length.parse::<u8>().is_ok_and(|length| length <= longest)
 }
 
-/// How many numbers a version has; `None` if it is none.
+/// Returns the number of components of a version, or `None` if it is not a version.
 fn numbers(text: &str) -> Option<usize> {
     let is_number =
         |part: &str| part.parse::<u16>().is_ok() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -374,7 +371,7 @@ fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(is_hex)
 }
 
-/// The form with the token in a file, if it is one for this way to join.
+/// Inserts the token from a file, if it is valid for the join method.
 fn with_token(
     host: &Host,
     file: &Utf8Path,
@@ -383,8 +380,8 @@ fn with_token(
 ) -> Result<String, Failure> {
     if !text.contains(TOKEN) {
         return Err(usage(
-            "read `--token-file`: nothing in this form takes a token",
-            "leave it out; `cluster.token` can name a store of secrets, from which the machine fetches it",
+            "read `--token-file`: this template contains no token",
+            "omit the option; with a secret store in `cluster.token`, the machine fetches the token",
         ));
     }
     let path = prepare::absolute(file)?;
@@ -394,22 +391,22 @@ fn with_token(
         token.ok_or_else(|| ResolveError::from(ConfigError::MissingFile { path: path.clone() }))?;
     let token = token.trim();
     if token.is_empty() || !token.chars().all(is_plain) {
-        // The token itself is not shown.
+        // Do not print the token.
         return Err(usage(
-            &format!("read `{path}`: it has no token alone, on one line"),
-            "write the token into it and nothing else",
+            &format!("read `{path}`: not a single line with a token"),
+            "write only the token to this file",
         ));
     }
     if let Some(why) = method.and_then(|method| method.way().wrong_token(token)) {
         return Err(usage(
             &format!("read `{path}`: {why}"),
-            "the form's comments name the command that makes the right one",
+            "create the token with the command in the template's comments",
         ));
     }
     Ok(filled_in(text, TOKEN, token))
 }
 
-/// Where the settings stand in a form.
+/// The location of the settings in a template.
 struct Block {
     range: std::ops::Range<usize>,
     indent: String,
@@ -418,19 +415,19 @@ struct Block {
 impl Block {
     #[expect(
         clippy::expect_used,
-        reason = "a test prints every form, and a user cannot change what stands around"
+        reason = "a test prints every template, and users cannot change the surrounding text"
     )]
     fn of(text: &str) -> Self {
         let name = text
             .find("50-user-data.toml")
             .or_else(|| text.find("50-daemonset.toml"));
-        let name = name.expect("each form has settings");
+        let name = name.expect("each template has settings");
         let opening = ["content: |\n", "<<'END'\n", "50-daemonset.toml: |\n"];
         let ends = opening.iter().filter_map(|word| {
             let at = text[name..].find(word)?;
             Some(name + at + word.len())
         });
-        let start = ends.min().expect("the settings begin");
+        let start = ends.min().expect("the settings have a start");
         let first = text[start..].lines().next().unwrap_or_default();
         let indent = " ".repeat(first.len() - first.trim_start().len());
         let mut end = start;
@@ -462,15 +459,15 @@ impl Block {
     }
 }
 
-/// The settings with one more, or with another value of one. It is written where a person would write it.
+/// Adds a setting or replaces its value. A new setting is added to its existing table.
 fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
     let mut one = Layers::default();
     one.set(assignment).map_err(ResolveError::from)?;
     if !layers::secrets(assignment).is_empty() {
         let key = assignment.split('=').next().unwrap_or_default();
         return Err(usage(
-            &format!("read `--set {key}`: its value is a secret"),
-            "write it into the settings of the image, or into what is printed: others read command lines",
+            &format!("read `--set {key}`: secrets are not allowed on the command line"),
+            "write the secret to the settings in the image, or to the printed user data; other users can read command lines",
         ));
     }
     let mut text = settings.to_owned();
@@ -510,8 +507,7 @@ fn put(settings: &str, key: &str, value: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What a machine with this system would make of the settings. Nobody has named a GPU, so what depends on one is not
-/// checked.
+/// Resolves the settings for an operating system. The GPU is unknown, so settings that depend on it are not checked.
 fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolution, Failure> {
     let matrix = machine::matrix(host, env)?;
     let os = compat::os_named(system)?;
@@ -532,7 +528,7 @@ fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolut
     Ok(found)
 }
 
-/// The settings with an example for each mark that is still to be filled in.
+/// Replaces each unfilled placeholder in the settings with an example.
 fn filled(settings: &str, marks: &[String]) -> String {
     let digest = format!("sha256:{}", "0".repeat(64));
     let settings = settings.replace("@sha256:DIGEST@", &digest);
@@ -541,14 +537,14 @@ fn filled(settings: &str, marks: &[String]) -> String {
     })
 }
 
-/// The marks of a form's settings: what is to be filled in, between `@` signs.
+/// Returns the placeholders of the settings, including the `@` signs.
 fn placeholders(settings: &str) -> Vec<String> {
     let lines = settings.lines().filter(|line| !line.starts_with('#'));
     let marked = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
     marked.map(|one| format!("@{one}@")).collect()
 }
 
-/// What is still to be filled in, and how.
+/// Returns the unfilled placeholders with the option that fills each of them.
 fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
     let settings = Block::of(text).settings(text);
     let mut left = Vec::new();
@@ -557,7 +553,7 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
         let whole = value.replace(['[', ']', '"', '@'], "");
         for mark in marks.iter().filter(|mark| line.contains(mark.as_str())) {
             let mut how = format!("`--set cluster.{}=…`", key.trim());
-            // It is a part of the value.
+            // The placeholder is only a part of the value.
             if whole.trim() != mark.trim_matches('@') {
                 how += &format!(", such as `{}`", whole.trim());
             }
@@ -566,7 +562,7 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
     }
     let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
     if is_left(TOKEN) {
-        let how = "`--token-file FILE`, or `--set cluster.token=…` for a store of secrets";
+        let how = "`--token-file FILE`, or `--set cluster.token=…` for a secret store";
         left.push((TOKEN.to_owned(), how.to_owned()));
     }
     for (name, placeholder) in form.values {
@@ -574,7 +570,7 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
             left.push(((*placeholder).to_owned(), format!("`--value {name}=…`")));
         }
     }
-    // With its marks an address looks like one with a login, and would be hidden.
+    // Without the `@` signs, because a URL placeholder would look like a URL with credentials and would be hidden.
     let told = |(mark, how): (String, String)| (mark.trim_matches('@').to_owned(), how);
     left.into_iter().map(told).collect()
 }

@@ -1,4 +1,4 @@
-//! Who sees a run: a person or a log, `status` in another process, and whoever asked for its events.
+//! The viewers of a run: a terminal or a log, `status` in another process, and the destination of `--events`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -28,13 +28,13 @@ use crate::{
     report::JsonLines,
 };
 
-/// How long a pipe for events may be without a reader.
+/// The maximum wait for a reader of an event pipe.
 const READER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The pause between two attempts to open it.
+/// The pause between two attempts to open the pipe.
 const READER_PAUSE: Duration = Duration::from_millis(50);
 
-/// Asks a run to stop at a signal.
+/// Creates a token that is cancelled by a signal.
 pub(super) fn cancel() -> Result<Cancel, Failure> {
     let cancel = Cancel::new();
     cancel.on_signals().map_err(|error| {
@@ -49,7 +49,7 @@ pub(super) fn cancel() -> Result<Cancel, Failure> {
     Ok(cancel)
 }
 
-/// Who listens: a person or a log, `status` in another process, and a file if asked.
+/// Opens the subscribers: the terminal or log, the files that `status` reads, and the event file if requested.
 pub(super) fn open(
     host: &Host,
     env: &Env,
@@ -68,15 +68,14 @@ pub(super) fn open(
         } else {
             Box::new(event_file(place, READER_DEADLINE)?)
         };
-        // JSON escapes the control characters of ASCII alone.
+        // JSON escapes only ASCII control characters.
         let sink = Hiding::new(sink, &env.secrets);
         list.push(Box::new(JsonLines::new(sink)));
     }
     Ok(list)
 }
 
-/// Opens a file for events. A pipe needs somebody who reads it: without one, opening it would wait
-/// for ever, so the wait has a bound.
+/// Opens a file for events. Opening a pipe without a reader would block forever, so the wait is limited.
 fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
     let begun = Instant::now();
     let failed = |error: std::io::Error, hint| {
@@ -92,26 +91,26 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
         match open_events(Path::new(place)) {
             Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
                 if begun.elapsed() >= deadline {
-                    let why = format!("nobody has read this pipe for {} s", deadline.as_secs());
+                    let why = format!("no reader opened this pipe within {} s", deadline.as_secs());
                     return Err(failed(
                         std::io::Error::new(error.kind(), why),
-                        Some("start the reader first, or name a regular file"),
+                        Some("start the reader first, or specify a regular file"),
                     ));
                 }
-                // The kernel does not tell when a reader comes.
+                // The kernel does not notify us when a reader opens the pipe.
                 std::thread::sleep(READER_PAUSE);
             }
             opened => break opened.map_err(|error| failed(error, None))?,
         }
     };
-    // From here on a slow reader may delay the thread that writes events, which nothing waits for.
+    // From now on writes may block. A slow reader delays only the event thread, and no other thread waits for it.
     fcntl(&opened, FcntlArg::F_SETFL(OFlag::O_APPEND))
         .map_err(|error| failed(error.into(), None))?;
     Ok(opened)
 }
 
-/// Opens the file. Root follows a link only where nobody else can have made it, as `/dev/stderr`: the events would go to a file
-/// of root's.
+/// Opens the event file. Symlinks that another user may have created are not followed, because root would then append events
+/// to any file. Other symlinks, such as `/dev/stderr`, are followed.
 fn open_events(place: &Path) -> std::io::Result<File> {
     let absolute = std::path::absolute(place)?;
     let folder = absolute.parent().unwrap_or(Path::new("/"));
@@ -140,7 +139,7 @@ fn open_events(place: &Path) -> std::io::Result<File> {
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(AT_FDCWD, &absolute, how) {
         Err(Errno::ENOSYS) => Err(std::io::Error::other(
-            "others than root may change its folder, and this kernel cannot open it without links",
+            "the directory is writable by non-root users, and this kernel cannot open files without following symlinks",
         )),
         opened => Ok(opened?.into()),
     }
@@ -160,17 +159,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_refused_after_a_bounded_wait() {
+    fn a_pipe_without_a_reader_is_rejected() {
         let (_keep, path) = pipe();
         let failure = event_file(&path, Duration::ZERO).unwrap_err();
         let report = failure.report();
         assert_eq!(report.exit(), Exit::Usage);
         assert!(report.hint().unwrap().contains("reader"));
-        assert!(one_line(report).contains("nobody has read this pipe"));
+        assert!(one_line(report).contains("no reader opened this pipe"));
     }
 
     #[test]
-    fn a_reader_of_the_pipe_may_come_a_little_later() {
+    fn a_pipe_reader_may_open_it_later() {
         let (_keep, path) = pipe();
         let place = path.clone();
         let reader = std::thread::spawn(move || {
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn events_follow_no_link_that_somebody_else_can_have_made() {
+    fn events_do_not_follow_untrusted_symlinks() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| {
@@ -195,7 +194,7 @@ mod tests {
                 .into_string()
                 .unwrap()
         };
-        // Everybody may write to it.
+        // Writable by all users.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         std::fs::write(path("victim"), "root's\n").unwrap();
         symlink(path("victim"), path("events")).unwrap();

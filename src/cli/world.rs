@@ -1,4 +1,4 @@
-//! What a command is handed beside the machine: who runs it, and where it speaks. Tests replace both.
+//! The environment and the console of a command. Tests replace both.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
@@ -16,43 +16,43 @@ use crate::{
     report::{Drawn, Plain, Style, Terminal, document, human},
 };
 
-/// Who runs a command, and how. It never changes.
+/// The immutable environment of a command.
 pub struct Env {
-    /// Effective user id 0.
+    /// Whether the effective user ID is 0.
     pub root: bool,
     /// Environment variables.
     pub vars: BTreeMap<String, String>,
-    /// The secrets that this process knows by now; every way out hides them.
+    /// The secrets known so far. All outputs hide them.
     pub secrets: Secrets,
-    /// The running program, for the resume unit.
+    /// Path of the running binary, for the resume unit.
     pub exe: Utf8PathBuf,
-    /// This command, as it is shown to others who find the run lock taken.
+    /// This command, as shown to another process that waits for the run lock.
     pub command: String,
-    /// The network behind a proxy that the configuration names, with what is reached without it.
+    /// Creates an HTTP client for a configured proxy and its exceptions.
     pub proxied: Proxied,
 }
 
-/// Where a command speaks.
+/// The outputs of a command.
 pub struct Console<'w> {
-    /// Where documents go: data.
+    /// Standard output, for documents.
     pub out: Sink<'w>,
-    /// Where messages for people go.
+    /// Standard error, for messages.
     pub err: Sink<'w>,
     pub out_terminal: bool,
     pub err_terminal: bool,
-    /// Whether terminals get colours: `NO_COLOR` is unset or empty (<https://no-color.org>).
+    /// Whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>).
     pub colour: bool,
-    /// Columns of a line in `out`, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
+    /// Line width of `out` in columns, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
     pub out_width: usize,
-    /// The same in `err`.
+    /// Line width of `err` in columns.
     pub err_width: usize,
     /// Opens a second handle for messages, for the thread that reports a run in progress.
     pub talk: Talk,
-    /// The progress bars on the terminal, for the log that writes there, too.
+    /// The progress bars on the terminal, shared with the log that writes to the same terminal.
     pub drawn: Drawn,
 }
 
-/// Where a command writes: nothing gets there with a secret in it.
+/// An output that hides secrets.
 pub type Sink<'w> = Hiding<&'w mut (dyn Write + Send)>;
 
 /// See [`Env::proxied`].
@@ -62,8 +62,8 @@ pub type Proxied = Arc<dyn Fn(&Secret, Option<&str>) -> Arc<dyn Http> + Send + S
 pub type Talk = Arc<dyn Fn() -> Box<dyn Write + Send> + Send + Sync>;
 
 impl Env {
-    /// Refuses a command that needs root, for other users, and a state folder that others than root may
-    /// change: undoing restores what is in it.
+    /// Checks that the user is root, and that the state directory is writable only by root, because `uninstall` restores files
+    /// from it.
     pub(super) fn only_root(&self, host: &Host, what: &str) -> Result<(), Failure> {
         if self.root {
             return refuse_foreign(&*host.files, &journal::path()).map_err(|error| {
@@ -76,18 +76,18 @@ impl Env {
         Err(Failure::new(
             Exit::NotPermitted,
             "not-root",
-            &format!("failed to {what}: only root may change the machine"),
-            Some("run it again with `sudo`"),
+            &format!("failed to {what}: root is required"),
+            Some("run the command again with `sudo`"),
         ))
     }
 
-    /// The environment variables, as the settings read them.
+    /// Returns the environment variables as pairs, for the configuration.
     pub(super) fn pairs(&self) -> Vec<(String, String)> {
         let pair = |(key, value): (&String, &String)| (key.clone(), value.clone());
         self.vars.iter().map(pair).collect()
     }
 
-    /// Whether terminals get colours.
+    /// Returns whether terminals get colors.
     #[must_use]
     pub fn wants_colour(vars: &BTreeMap<String, String>) -> bool {
         vars.get("NO_COLOR").is_none_or(String::is_empty)
@@ -96,13 +96,13 @@ impl Env {
 }
 
 impl Console<'_> {
-    /// The style of standard error.
+    /// Returns the style of standard error.
     #[must_use]
     pub fn err_style(&self) -> Style {
         Style::new(self.err_terminal && self.colour).columns(self.err_width)
     }
 
-    /// The style of standard output.
+    /// Returns the style of standard output.
     #[must_use]
     pub fn out_style(&self) -> Style {
         Style::new(self.out_terminal && self.colour).columns(self.out_width)
@@ -111,12 +111,12 @@ impl Console<'_> {
     /// Prints warnings to standard error, so that standard output holds only the document.
     pub fn warn(&mut self, warnings: &[String]) {
         for warning in warnings {
-            // Standard error may be closed. The documents of `check` and `plan` have the warnings, too.
+            // Standard error may be closed. The documents of `check` and `plan` also contain the warnings.
             let _ = writeln!(self.err, "warning: {warning}");
         }
     }
 
-    /// Shows a run in progress to a person or a log.
+    /// Returns the viewer of a run in progress: progress bars on a terminal, or plain lines.
     pub(super) fn viewer(&self, detail: args::DetailArgs) -> Box<dyn Subscriber> {
         let style = self.err_style().verbose(detail.verbose);
         match self.err_terminal {
@@ -125,8 +125,8 @@ impl Console<'_> {
         }
     }
 
-    /// Prints what a run did, in this format if in any, and its causes and hints as talk. It is done, so that its exit
-    /// status counts, whoever reads this or not.
+    /// Prints the report of a run to standard output, in this format if any, and its causes and hints to standard error. The
+    /// run is finished, so write errors do not change its exit code.
     pub(super) fn tell(
         &mut self,
         report: &RunReport,
@@ -148,11 +148,11 @@ impl Console<'_> {
             self.note(&format!("{error}: {}", causes(error).join(": ")));
         }
         let style = self.err_style();
-        // Standard error is the last resort: if it is gone there is nobody to tell.
+        // Standard error is the last resort. If it is closed, the message is lost.
         let _ = human::troubles(&mut self.err, report, style);
     }
 
-    /// A message of the engine after the last event.
+    /// Prints a message of the engine after the last event.
     pub(super) fn say(&mut self, message: Message<'_>) {
         match message {
             Message::Note(text) => self.note(text),
@@ -160,9 +160,9 @@ impl Console<'_> {
         }
     }
 
-    /// Talk before the first event and after the last one.
+    /// Prints a note before the first event or after the last one.
     pub fn note(&mut self, text: &str) {
-        // Standard error is the last resort: if it is gone there is nobody to tell.
+        // Standard error is the last resort. If it is closed, the message is lost.
         let _ = writeln!(self.err, "note: {text}");
     }
 }

@@ -20,7 +20,7 @@ pub fn line_end(text: &str) -> &'static str {
     }
 }
 
-/// Appends lines to a text of another program and keeps its style: its line endings, and a missing newline at the
+/// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
 /// end. [`without_lines`] then restores each byte.
 #[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
@@ -36,7 +36,7 @@ pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> S
     text
 }
 
-/// Removes lines from a text of another program, and keeps its style.
+/// Removes lines from a file of another program and keeps its style.
 #[must_use]
 pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     let lines = text.split_inclusive('\n');
@@ -132,7 +132,7 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let mut text = String::new();
     match DeflateDecoder::new(packed).read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(format!("decompress it: {error}")),
+        Err(error) => Err(format!("decompress the built-in tables: {error}")),
     }
 });
 
@@ -180,7 +180,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// A test: parsing texts with these format fragments and arbitrary text between them does not panic.
+/// Defines a test that parses texts of these format fragments and arbitrary text, and must not panic.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {

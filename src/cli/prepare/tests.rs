@@ -1,4 +1,4 @@
-//! What is kept of a request.
+//! Tests for the parts of a request that the journal keeps.
 
 use super::*;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 #[test]
-fn the_proxy_of_the_environment_is_kept_for_the_run_after_a_reboot() {
+fn the_environment_proxy_survives_a_reboot() {
     let (host, fakes) = fake::host();
     let env: Vec<(String, String)> = [
         ("https_proxy", "http://joe:s3cret@proxy:3128"),
@@ -27,7 +27,7 @@ fn the_proxy_of_the_environment_is_kept_for_the_run_after_a_reboot() {
         read().merged().unwrap().packages.no_proxy.as_deref(),
         Some("localhost,.internal")
     );
-    // The configuration knows better.
+    // The configuration takes precedence.
     let own = "[packages]\nproxy = \"http://other:8080\"\n";
     fakes.files.put("/etc/gpu-bootstrap/config.toml", own);
     assert_eq!(
@@ -39,7 +39,7 @@ fn the_proxy_of_the_environment_is_kept_for_the_run_after_a_reboot() {
 }
 
 #[test]
-fn a_secret_in_a_table_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal() {
+fn secrets_in_tables_survive_a_reboot_outside_the_journal() {
     let token = "abcdef.0123456789";
     let secret = [
         format!("cluster={{name=\"c\", token=\"{token}\"}}"),
