@@ -370,7 +370,7 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
             remedy: remedy(state, best),
             ..say(
                 Verdict::Warn,
-                format!("branch {branch} is end-of-life and gets no security fixes"),
+                format!("branch {branch} is end-of-life, so it gets no security fixes"),
             )
         },
         None => Finding {
