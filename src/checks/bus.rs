@@ -190,13 +190,9 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
     };
     Finding {
         remedy: Some(
-            "reseat the GPU, its riser and its cables; if errors recur, replace the GPU"
-                .to_owned(),
+            "reseat the GPU, its riser and its cables; if errors recur, replace the GPU".to_owned(),
         ),
-        ..say(
-            status,
-            format!("{kind} since boot: {}", places(sick)),
-        )
+        ..say(status, format!("{kind} since boot: {}", places(sick)))
     }
 }
 

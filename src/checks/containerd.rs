@@ -65,7 +65,8 @@ fn decide(state: &CgroupState) -> Finding {
         Some(cri) if !cri.serves_pods => {
             return say(
                 Verdict::Skip,
-                "containerd does not serve a kubelet, because its CRI plugin is disabled".to_owned(),
+                "containerd does not serve a kubelet, because its CRI plugin is disabled"
+                    .to_owned(),
             );
         }
         Some(cri) => cri,

@@ -78,10 +78,7 @@ fn decide(
         return say(Verdict::Skip, why.to_owned());
     }
     let Some(driver) = driver else {
-        return say(
-            Verdict::Skip,
-            "the driver version is unknown".to_owned(),
-        );
+        return say(Verdict::Skip, "the driver version is unknown".to_owned());
     };
     let (mut fits, mut unknown) = (Vec::new(), Vec::new());
     let mut newer: Vec<(&DriverVersion, String)> = Vec::new();
@@ -90,7 +87,10 @@ fn decide(
         match needed {
             None => unknown.push(what),
             Some(needed) if driver < needed => {
-                newer.push((needed, format!("{what} (`{name}`) requires driver {needed}")));
+                newer.push((
+                    needed,
+                    format!("{what} (`{name}`) requires driver {needed}"),
+                ));
             }
             Some(_) => fits.push(what),
         }
@@ -115,7 +115,10 @@ fn decide(
         };
     }
     if fits.is_empty() {
-        let why = format!("the minimum driver version of {} is unknown", unknown.join(", "));
+        let why = format!(
+            "the minimum driver version of {} is unknown",
+            unknown.join(", ")
+        );
         return say(Verdict::Unknown, why);
     }
     let why = format!("driver {driver} supports {}", fits.join(", "));

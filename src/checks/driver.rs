@@ -524,7 +524,9 @@ fn triangle(state: &DriverState) -> Finding {
     if differ(&found.module_version, &found.package_version) {
         return Finding {
             observed,
-            remedy: Some("run `dkms status` to list the kernels for which the module was built".into()),
+            remedy: Some(
+                "run `dkms status` to list the kernels for which the module was built".into(),
+            ),
             ..say(
                 Verdict::Warn,
                 "the module on disk was not built from the installed packages".to_owned(),

@@ -287,7 +287,9 @@ fn unit(state: &FabricState) -> Finding {
         remedy: Some(remedy),
         ..say(
             Verdict::Fail,
-            format!("{needed}, which is {observed}, so no program can use the GPUs (CUDA error 802)"),
+            format!(
+                "{needed}, which is {observed}, so no program can use the GPUs (CUDA error 802)"
+            ),
         )
     };
     // If the packages are unknown, the files decide. If the files are also inconclusive, it is regarded as installed.
@@ -325,9 +327,8 @@ fn unit(state: &FabricState) -> Finding {
                 &format!("systemctl enable --now {}", fabric::UNIT),
             )
         }
-        None => {
-            "install the driver, and the package `nvidia-fabricmanager` in the same version".to_owned()
-        }
+        None => "install the driver, and the package `nvidia-fabricmanager` in the same version"
+            .to_owned(),
     };
     match &state.unit {
         Ok(Some(unit)) if unit.is_active() && unit.is_enabled() => {

@@ -67,7 +67,8 @@ fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<
 }
 
 const REPLACE: &str = "drain the node and replace the GPU";
-const SUPPORT: &str = "drain the node, run `nvidia-bug-report.sh`, and ask the hardware vendor for a field diagnosis";
+const SUPPORT: &str =
+    "drain the node, run `nvidia-bug-report.sh`, and ask the hardware vendor for a field diagnosis";
 const REBOOT: &str = "reboot after draining the node, which stops all its workloads";
 const AIRFLOW: &str = "check fans, filters and room temperature";
 const SEAT: &str =
@@ -76,7 +77,8 @@ const LANES: &str = "compare with a healthy machine of this type; if it has more
                      replace the instance";
 
 /// A GPU that has MIG devices does not report memory errors.
-const NO_ECC: &str = "not reported by the GPUs (no ECC, ECC is off, MIG devices exist, or the driver is too old)";
+const NO_ECC: &str =
+    "not reported by the GPUs (no ECC, ECC is off, MIG devices exist, or the driver is too old)";
 
 /// The rules, the deepest cause first.
 const ROWS: [HealthRow; 16] = [
@@ -196,11 +198,9 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 
 fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.remapped_rows? {
-        RemappedRows { failed: true, .. } => fail(
-            "row remapping failure",
-            Remedy::Replace,
-            REPLACE,
-        ),
+        RemappedRows { failed: true, .. } => {
+            fail("row remapping failure", Remedy::Replace, REPLACE)
+        }
         _ => pass("no row remapping failure"),
     }
 }
@@ -285,10 +285,7 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
-            format!(
-                "{} of {MOST_PAGES} pages are retired",
-                pages.count
-            ),
+            format!("{} of {MOST_PAGES} pages are retired", pages.count),
             Remedy::Replace,
             REPLACE,
         ),
@@ -375,10 +372,7 @@ fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
             AIRFLOW,
         ),
         margin @ ..MARGIN => warn(
-            format!(
-                "{} °C, {margin} °C below hardware slowdown",
-                degrees.gpu
-            ),
+            format!("{} °C, {margin} °C below hardware slowdown", degrees.gpu),
             Remedy::CheckMechanics,
             AIRFLOW,
         ),
@@ -579,7 +573,9 @@ fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
         "NVML cannot be loaded, because the library of the driver of {owner} is not on the library path"
     );
     let remedy = in_container.then(|| {
-        format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which queries the driver there")
+        format!(
+            "run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which queries the driver there"
+        )
     });
     let one = |row: &HealthRow| Finding {
         remedy: remedy.clone(),

@@ -104,7 +104,9 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
         })
     };
     match RuntimeKind::of_socket(socket) {
-        Some(kind) if wanted(kind) => pass(format!("{name} at `{socket}`, according to {known_by}")),
+        Some(kind) if wanted(kind) => {
+            pass(format!("{name} at `{socket}`, according to {known_by}"))
+        }
         Some(_) => with(
             Verdict::Warn,
             format!(
@@ -115,9 +117,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
         ),
         None => with(
             Verdict::Warn,
-            format!(
-                "the kubelet uses an unknown runtime (`{socket}`, according to {known_by})"
-            ),
+            format!("the kubelet uses an unknown runtime (`{socket}`, according to {known_by})"),
             "configure its nvidia runtime manually".to_owned(),
         ),
     }
@@ -450,9 +450,7 @@ mod tests {
         };
         let (status, why, remedy) = said(&runtime("k3s", true, Some(false)), true);
         assert_eq!(status, Verdict::Fail);
-        assert!(
-            why.contains("the k3s containerd") && why.contains("after the container toolkit")
-        );
+        assert!(why.contains("the k3s containerd") && why.contains("after the container toolkit"));
         assert!(remedy.contains("systemctl restart k3s-agent"), "{remedy}");
         let (status, _, remedy) = said(&runtime("k0s", true, Some(false)), true);
         assert!(status == Verdict::Fail && remedy.contains("/etc/k0s/containerd.d"));

@@ -364,7 +364,10 @@ mod tests {
         );
         let (class, remedy) = old(Some("520.56.06"));
         assert_eq!(class, Remedy::Reconfigure);
-        assert!(remedy.starts_with("install all driver packages"), "{remedy}");
+        assert!(
+            remedy.starts_with("install all driver packages"),
+            "{remedy}"
+        );
         // Azure/AKS issue 5869: the driver of the image does not belong to a package.
         let ml = Some("/usr/lib/libnvidia-ml.so.580.159.04");
         let mut image = state(
@@ -418,10 +421,7 @@ mod tests {
         let finding = decide(&state, None);
         assert_eq!(finding.remedy_class, Some(Remedy::Reconfigure));
         let remedy = finding.remedy.unwrap();
-        assert!(
-            remedy.starts_with("remove the driver packages"),
-            "{remedy}"
-        );
+        assert!(remedy.starts_with("remove the driver packages"), "{remedy}");
         state.packaged = false;
         state.next = Some("580.159.03".to_owned());
         let remedy = decide(&state, None).remedy.unwrap();

@@ -90,8 +90,9 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
             // A user must not be able to hide an error by flooding the log.
             for finding in findings.iter_mut().filter(|_| *cut) {
                 if finding.status == Verdict::Pass {
-                    let why =
-                        format!("{source} is too long to be read completely: messages in the middle were skipped");
+                    let why = format!(
+                        "{source} is too long to be read completely: messages in the middle were skipped"
+                    );
                     *finding = Finding::new(finding.id.clone(), Verdict::Unknown, why);
                 }
             }
@@ -218,7 +219,9 @@ fn told(error: &Error) -> String {
         code, gpu, count, ..
     } = error;
     let later = match error.unconfirmed {
-        true => "; a later Xid 154 reports that no action is required, but NVML does not confirm it",
+        true => {
+            "; a later Xid 154 reports that no action is required, but NVML does not confirm it"
+        }
         false => "",
     };
     if *code == RECOVERY {
@@ -312,9 +315,10 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
-        XidAction::None if any_unknown => {
-            (Verdict::Warn, "look up the number in the NVIDIA Xid catalog")
-        }
+        XidAction::None if any_unknown => (
+            Verdict::Warn,
+            "look up the number in the NVIDIA Xid catalog",
+        ),
         XidAction::None if over => (
             Verdict::Warn,
             "no action is required now (`gpu.recovery-action`); if the error recurs, contact the hardware vendor",
@@ -338,10 +342,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             "reboot after draining the node, which stops all its workloads; if the error recurs, contact the hardware \
              vendor",
         ),
-        XidAction::CheckMechanics => (
-            Verdict::Fail,
-            "check the power cables and reseat the GPU",
-        ),
+        XidAction::CheckMechanics => (Verdict::Fail, "check the power cables and reseat the GPU"),
         XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
     // If the driver has a known bug on this kernel, the bug is a better explanation than the affected program.
@@ -885,10 +886,7 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             ..failed("a line in the kernel log", why, &first.remedy)
         };
     }
-    say(
-        Verdict::Pass,
-        format!("no failure since boot ({source})"),
-    )
+    say(Verdict::Pass, format!("no failure since boot ({source})"))
 }
 
 #[async_trait]
@@ -1182,7 +1180,8 @@ mod tests {
         let (reset, nothing) = (advice("0x1 (GPU Reset Required)"), advice("0x0 (None)"));
         let own = vec![facts.gpus[0].pci_address];
         let neighbour = vec![facts.gpus[1].pci_address];
-        let unconfirmed = "a later Xid 154 reports that no action is required, but NVML does not confirm it";
+        let unconfirmed =
+            "a later Xid 154 reports that no action is required, but NVML does not confirm it";
         for (text, recovered, verdict, words) in rows! {
             format!("{memory}{reset}{nothing}"), own.clone(), Verdict::Pass, "Xid 95";
             format!("{fault}{nothing}"), own, Verdict::Pass, "Xid 31";
@@ -1728,7 +1727,9 @@ mod tests {
         let text = "pci 0000:18:00.0: BAR 1: no space for [mem size 0x10]\n";
         let finding = said(text).remove(3);
         assert!(
-            finding.why.contains("BAR1 of the GPU at 0000:18:00.0 is unassigned"),
+            finding
+                .why
+                .contains("BAR1 of the GPU at 0000:18:00.0 is unassigned"),
             "{}",
             finding.why
         );

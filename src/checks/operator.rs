@@ -279,7 +279,11 @@ mod tests {
         };
         let twice = decide(unknown(), &twice);
         assert_eq!(twice.status, Verdict::Warn);
-        assert!(twice.why.contains("550.54.15 in host packages"), "{}", twice.why);
+        assert!(
+            twice.why.contains("550.54.15 in host packages"),
+            "{}",
+            twice.why
+        );
         assert!(twice.remedy.is_some());
         let other = decide(unknown(), &OnHost::default());
         assert_eq!(

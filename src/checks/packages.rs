@@ -117,9 +117,11 @@ fn decide(state: &PackagesState) -> Finding {
                  an upgrade of one overwrites the other",
                 part.version
             ),
-            None => "the driver was installed by the NVIDIA `.run` installer, so the package manager \
+            None => {
+                "the driver was installed by the NVIDIA `.run` installer, so the package manager \
                      does not update it with the kernel"
-                .to_owned(),
+                    .to_owned()
+            }
         };
         return Finding {
             observed: Some("nvidia-uninstall".to_owned()),
@@ -137,8 +139,7 @@ fn decide(state: &PackagesState) -> Finding {
             observed: Some("two vendors".to_owned()),
             expected: Some("one vendor".to_owned()),
             remedy: Some(
-                "remove the packages of one vendor and pin the repository of the other"
-                    .to_owned(),
+                "remove the packages of one vendor and pin the repository of the other".to_owned(),
             ),
             ..say(
                 Verdict::Warn,
@@ -151,10 +152,7 @@ fn decide(state: &PackagesState) -> Finding {
         };
     }
     match variants.iter().next() {
-        None => say(
-            Verdict::Skip,
-            "no driver package is installed".to_owned(),
-        ),
+        None => say(Verdict::Skip, "no driver package is installed".to_owned()),
         Some(_) => {
             let told: Vec<String> = (variants.values())
                 .filter_map(|versions| versions.keys().next())
@@ -197,7 +195,10 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
         ),
         None => say(
             Verdict::Pass,
-            format!("no security bulletin requires a newer version: {}", told.join(", ")),
+            format!(
+                "no security bulletin requires a newer version: {}",
+                told.join(", ")
+            ),
         ),
     }
 }
@@ -373,10 +374,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
             }
             let (status, impact) = match first.impact {
                 Impact::All => (Verdict::Fail, "cannot install or update packages"),
-                Impact::Source => (
-                    Verdict::Fail,
-                    "rejects a repository, so each update fails",
-                ),
+                Impact::Source => (Verdict::Fail, "rejects a repository, so each update fails"),
                 Impact::Lacking => (
                     match live {
                         true => Verdict::Fail,
@@ -747,11 +745,7 @@ mod tests {
             "deb [signed-by=/usr/share/keyrings/toolkit.gpg] https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH) /\n",
         );
         assert!(keyless.why.contains("is not there; "), "{}", keyless.why);
-        assert!(
-            keyless.why.contains("per distribution"),
-            "{}",
-            keyless.why
-        );
+        assert!(keyless.why.contains("per distribution"), "{}", keyless.why);
         let remedy = keyless.remedy.unwrap();
         assert!(
             remedy.contains("stable/deb") && remedy.contains("; then write the repository's key"),

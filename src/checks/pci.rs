@@ -135,7 +135,11 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else if let Some(why) = promise.and_then(|one| one.broken()) {
         (Verdict::Fail, why, Some(promise::REMEDY.to_owned()))
     } else if wanted.allow_none {
-        (Verdict::Skip, format!("{none}, and no GPU is required"), None)
+        (
+            Verdict::Skip,
+            format!("{none}, and no GPU is required"),
+            None,
+        )
     } else {
         (
             Verdict::Fail,
@@ -184,7 +188,10 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
     Finding {
         observed: Some("unknown architecture".to_owned()),
         expected: Some("an architecture in the matrix".to_owned()),
-        remedy: Some("run `update-pciids`, because the architecture can be derived from the chip name".to_owned()),
+        remedy: Some(
+            "run `update-pciids`, because the architecture can be derived from the chip name"
+                .to_owned(),
+        ),
         ..say(
             Verdict::Warn,
             format!(
@@ -442,7 +449,9 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
         let folder = format!("{}/{gone}", dkms::TREE);
         return Ok(Some(log::Diagnosis::new(
-            format!("{why}; DKMS before 3.1 does not build any module while `{folder}` has no source"),
+            format!(
+                "{why}; DKMS before 3.1 does not build any module while `{folder}` has no source"
+            ),
             format!(
                 "remove the directory `{folder}`, which is left over from a removed package, then run `dkms autoinstall`, \
                  which needs the headers of this kernel"
@@ -843,7 +852,8 @@ mod tests {
             virtualization: Some(virtualization.to_owned()),
             ..facts()
         };
-        let words = "4 NVSwitches of the baseboard connect 8 GPUs, but only 7 GPUs are on the PCI bus";
+        let words =
+            "4 NVSwitches of the baseboard connect 8 GPUs, but only 7 GPUs are on the PCI bus";
         let told = incomplete(&machine(7, 4, "none"));
         assert!(told.is_some_and(|told| told.contains(words)));
         for complete in [

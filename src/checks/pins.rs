@@ -60,7 +60,9 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
         return Ok(Moves::Unasked("no held packages are configured".to_owned()));
     }
     if driver_is_absent(subject.state, desired).await? {
-        return Ok(Moves::Unasked("the packages are not installed yet".to_owned()));
+        return Ok(Moves::Unasked(
+            "the packages are not installed yet".to_owned(),
+        ));
     }
     let Some(query) = backend.upgrade() else {
         let name = backend.name();
@@ -176,7 +178,9 @@ fn kernels(state: &PinsState) -> Finding {
     let say = |status, why: String| Finding::new(KERNELS, status, why);
     match &state.without {
         Err(why) => say(Verdict::Skip, why.clone()),
-        Ok(without) if without.is_empty() => say(Verdict::Pass, "all of them have the module".to_owned()),
+        Ok(without) if without.is_empty() => {
+            say(Verdict::Pass, "all of them have the module".to_owned())
+        }
         Ok(without) => Finding {
             observed: Some(without.join(", ")),
             expected: Some("a module for each kernel".to_owned()),

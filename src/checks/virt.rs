@@ -111,10 +111,7 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
         marks.push(format!("{} GPUs offer mediated devices", state.mediated));
     }
     if marks.is_empty() {
-        return say(
-            Verdict::Skip,
-            "not a vGPU host".to_owned(),
-        );
+        return say(Verdict::Skip, "not a vGPU host".to_owned());
     }
     Finding {
         observed: Some(marks.join(", ")),
@@ -159,8 +156,13 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
                 .to_owned(),
             ),
             expected: Some("`/dev/dxg` and the libraries in `/usr/lib/wsl/lib`".to_owned()),
-            remedy: Some("install the NVIDIA driver in Windows, then run `wsl --update`".to_owned()),
-            ..say(Verdict::Warn, "Windows does not provide an NVIDIA GPU to WSL")
+            remedy: Some(
+                "install the NVIDIA driver in Windows, then run `wsl --update`".to_owned(),
+            ),
+            ..say(
+                Verdict::Warn,
+                "Windows does not provide an NVIDIA GPU to WSL",
+            )
         };
     }
     say(
