@@ -23,7 +23,7 @@ pub struct Subject<'a> {
     pub host: Reader<'a>,
     /// Data that cannot change during a run.
     pub facts: &'a Facts,
-    /// Data that can change, as of this epoch.
+    /// Data that can change, in the current snapshot.
     pub state: &'a State,
     /// The compatibility matrix.
     pub matrix: &'a Matrix,
@@ -48,7 +48,7 @@ pub enum Verdict {
     /// image without a running kernel), not evaluated, or not available, as with `--root`.
     Skip,
     /// The data is not available: the driver does not report the value, or a file of the running kernel is missing. It does
-    /// not fail `check` by itself, and never counts as a pass.
+    /// not make `check` fail, and is never regarded as a pass.
     Unknown,
 }
 
@@ -70,7 +70,7 @@ pub struct Finding {
     pub observed: Option<String>,
     /// The expected value.
     pub expected: Option<String>,
-    /// The remedy in words.
+    /// The remedy as text.
     pub remedy: Option<String>,
     /// The command that fixes it, for the shell of this machine.
     #[serde(default)]
@@ -136,7 +136,7 @@ impl Finding {
         matches!(self.status, Verdict::Fail | Verdict::Warn) && self.kind() == Some(kind)
     }
 
-    /// Marks a difference from the settings as not evaluated, because nobody configured this machine.
+    /// Marks a difference from the settings as not evaluated, because this machine was not configured.
     pub fn set_aside(&mut self) {
         self.status = Verdict::Skip;
         self.as_kind = Some(Kind::Difference);
@@ -240,7 +240,7 @@ mod tests {
             finding.derive_command();
             finding.command
         };
-        assert_eq!(command("run `a --b`, then look").as_deref(), Some("a --b"));
+        assert_eq!(command("run `a --b`, then check").as_deref(), Some("a --b"));
         assert_eq!(
             command("reboot: it helps").as_deref(),
             Some("systemctl reboot")

@@ -1,4 +1,4 @@
-//! The GPUs on the PCI bus: those that do not answer any more, and the errors of their links.
+//! Checks of the GPUs on the PCI bus: GPUs that no longer respond, and link errors.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -16,20 +16,20 @@ use crate::{
 const REVFF: Id = Id::new("pci.gpu.revff");
 const AER: Id = Id::new("pci.aer");
 
-/// The revision of a device that does not answer.
+/// The revision of a device that does not respond.
 const GONE: &str = "0xff";
 
-/// See the module.
+/// The PCI bus checks.
 pub struct BusCheck;
 
-/// What reading the configuration space of a GPU gave.
+/// The result of reading the configuration space of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ConfigurationSpace {
-    /// It has its ids there.
+    /// It contains the IDs of the GPU.
     Alive,
-    /// All ones: nothing is at the other end of the link.
+    /// All bits are set, because no device responds on the link.
     Gone,
-    /// The tree has no such file.
+    /// The file does not exist in the tree.
     Absent,
     /// The file cannot be read.
     Unreadable(String),
@@ -38,14 +38,14 @@ enum ConfigurationSpace {
 fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, ConfigurationSpace)>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
-        // A virtual machine may reset the GPU that it has at any moment.
+        // A virtual machine may reset its GPU at any moment.
         if subject.state.is_reserved(gpu.pci_address)? {
             continue;
         }
         let files = subject.host.files();
         let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
         let mut answered = answer(files.read(&folder.join("config")));
-        // The kernel read the revision when it found the device; a recorded tree may have nothing else.
+        // The kernel read the revision when it found the device. A recorded tree may contain only this file.
         if answered == ConfigurationSpace::Absent
             && files
                 .read_text(&folder.join("revision"))?
@@ -90,7 +90,7 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
     if !gone.is_empty() {
         let remedy = match virtualization {
             Some("none") => {
-                "run `systemctl poweroff`, then switch the machine on again: a reboot does not cut the power of the GPU"
+                "run `systemctl poweroff`, then power the machine on again, because a reboot does not cut the power of the GPU"
             }
             Some(_) => {
                 "run `systemctl poweroff`, then start the instance again, which moves it to another host and erases its \
@@ -100,7 +100,7 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
         };
         return Finding {
             observed: Some("configuration space of all ones".to_owned()),
-            expected: Some("the ids of the GPU".to_owned()),
+            expected: Some("the IDs of the GPU".to_owned()),
             remedy: Some(remedy.to_owned()),
             ..say(
                 Verdict::Fail,
@@ -124,21 +124,21 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
     if alive < found.len() {
         return say(
             Verdict::Skip,
-            "the configuration space of the GPUs is not there to be read".to_owned(),
+            "the configuration space of the GPUs is not available".to_owned(),
         );
     }
     say(Verdict::Pass, format!("{alive} of {}", gpus(alive)))
 }
 
-/// The errors of a link that were not corrected, since the machine booted: fatal and others.
+/// The number of uncorrected link errors since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Uncorrected {
     fatal: u64,
     others: u64,
 }
 
-/// What the kernel counts by Advanced Error Reporting (`Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`
-/// of Linux). `None` where the device has no such counters.
+/// Reads the counters of Advanced Error Reporting (Linux, `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`). Returns
+/// `None` if the device has no counters.
 fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrected>, StepError> {
     let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
     let total = |name: &str, total: &str| -> Result<Option<u64>, StepError> {
@@ -170,7 +170,7 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
     if found.is_empty() {
         return say(
             Verdict::Skip,
-            "the kernel counts none: firmware or the hypervisor keeps them, or there is no GPU"
+            "no error counters: the firmware or the hypervisor handles the errors, or there is no GPU"
                 .to_owned(),
         );
     }
@@ -185,18 +185,14 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
     );
     let (status, kind, sick) = match (fatal.is_empty(), others.is_empty()) {
         (false, _) => (Verdict::Fail, "fatal errors", fatal),
-        (true, false) => (Verdict::Warn, "errors that were not corrected", others),
+        (true, false) => (Verdict::Warn, "non-fatal uncorrected errors", others),
         (true, true) => return say(Verdict::Pass, "none since boot".to_owned()),
     };
     Finding {
         remedy: Some(
-            "check the seat of the GPU, its riser and its cables; if errors come again, have it replaced"
-                .to_owned(),
+            "reseat the GPU, its riser and its cables; if errors recur, replace the GPU".to_owned(),
         ),
-        ..say(
-            status,
-            format!("{kind} since boot: {}", places(sick)),
-        )
+        ..say(status, format!("{kind} since boot: {}", places(sick)))
     }
 }
 
@@ -228,12 +224,12 @@ mod tests {
     use crate::{check::Verdict, host::fake::FakeFiles, steps::fixtures::facts};
 
     #[test]
-    fn uncorrected_errors_of_a_link_are_counted_by_the_kernel() {
+    fn uncorrected_link_errors_are_reported() {
         let facts = facts();
         let gpu = &facts.gpus[0];
         let files = FakeFiles::new();
         assert_eq!(uncorrected(gpu, &files).expect("readable"), None);
-        // As `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats` shows them.
+        // Format: `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`.
         let folder = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
         files.put(
             &format!("{folder}/aer_dev_fatal"),
@@ -269,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_space_of_all_ones_is_a_gpu_off_the_bus() {
+    fn all_ones_mean_that_the_gpu_fell_off_the_bus() {
         assert_eq!(answer(Ok(Some(vec![0xff; 64]))), ConfigurationSpace::Gone);
         assert_eq!(
             answer(Ok(Some(vec![0xde, 0x10, 0x30, 0x23, 0xff]))),

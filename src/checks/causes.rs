@@ -1,18 +1,18 @@
-//! The root cause of a finding: what must be right before it can be.
+//! The root causes of findings.
 
 use crate::{
     check::{Finding, Verdict},
     model::id::stands_for,
 };
 
-/// A finding, or all whose names begin so, and the findings without which it cannot be right; the
-/// deepest cause comes first. Steps that answer "after …" name their cause themselves.
+/// A finding (or a prefix of finding IDs) and the findings that can cause it, the deepest cause first. Steps that return
+/// "after …" set their cause themselves.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
-    // What a process with other files and devices finds says nothing about the machine.
+    // A process with a private view of files and devices cannot evaluate the machine.
     ("preflight", &["virt.container"]),
     ("driver.nodes", &["virt.container"]),
-    // A driver that cannot drive the GPU binds to none.
+    // A driver that does not support the GPU does not bind to it.
     (
         "pci.driver-bound",
         &[
@@ -22,7 +22,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "drv.version.matrix",
         ],
     ),
-    // The log tells what the bus shows already.
+    // A GPU that is lost on the bus also causes log messages.
     (
         "log.xid",
         &[
@@ -33,7 +33,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "gpu.recovery-action",
         ],
     ),
-    // What no reset mends comes before the driver's wish for one, and that before what it is for.
+    // Errors that a reset cannot fix come before the recommended reset, and the reset comes before the errors that it fixes.
     (
         "gpu.recovery-action",
         &["pci.gpu.revff", "mem.remap.failed", "mem.sram.threshold"],
@@ -66,14 +66,14 @@ const NEEDS: &[(&str, &[&str])] = &[
         &["os.pkg.consistency", "driver.libraries"],
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
-    // The step says the same about a machine for which a state can be wanted, and what would help.
+    // On a machine with a desired state, the step reports the same and has a remedy.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),
     (
         "drv.module.kernels",
         &["pci.driver-bound", "driver.packages"],
     ),
-    // A GPU that is bound to another driver is a reason, and its remedy includes the reboot.
+    // A GPU that is bound to another driver is a cause, and its remedy includes the reboot.
     ("driver.module", &["pci.driver-bound"]),
     ("nvl", &["driver.fabric"]),
     (
@@ -85,7 +85,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "nvl.nvlsm",
         ],
     ),
-    // A daemon that refuses its files does not run.
+    // A daemon that rejects its configuration does not run.
     ("runtime.docker", &["rt.docker.files"]),
     ("runtime.containerd", &["rt.containerd.files"]),
     ("runtime.crio", &["rt.crio.files"]),
@@ -165,8 +165,8 @@ const NEEDS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Names the root cause of every finding that has one. A cause that is not among the findings, or is
-/// no problem, is no cause: every name that stays is that of a problem without a cause of its own.
+/// Sets the root cause of each finding. Causes that are missing or not a problem are ignored, so each root cause is a problem
+/// without a cause.
 pub fn find(findings: &mut [Finding]) {
     let causes: Vec<Option<usize>> = findings
         .iter()
@@ -175,7 +175,7 @@ pub fn find(findings: &mut [Finding]) {
     for at in 0..findings.len() {
         let mut root = None;
         let mut next = causes[at].or_else(|| same(at, findings));
-        // Nothing is its own cause, so that a chain is at most as long as the list.
+        // A finding is never its own cause, so a chain is at most as long as the list.
         for _ in 0..findings.len() {
             let Some(found) = next.filter(|found| *found != at) else {
                 break;
@@ -187,7 +187,7 @@ pub fn find(findings: &mut [Finding]) {
     }
 }
 
-/// The first finding that could not be determined for the same reason: what is missing is told once.
+/// The first finding that is unknown for the same reason, so that missing data is reported only once.
 fn same(at: usize, findings: &[Finding]) -> Option<usize> {
     let unknown = |finding: &Finding| finding.status == Verdict::Unknown;
     let this = &findings[at];
@@ -200,7 +200,7 @@ fn same(at: usize, findings: &[Finding]) -> Option<usize> {
         .flatten()
 }
 
-/// The next cause of a finding. What it names itself goes before the table.
+/// The next cause of a finding. A cause in the finding itself takes precedence over the table.
 fn cause(finding: &Finding, findings: &[Finding]) -> Option<usize> {
     let problem = |id: &str| {
         findings.iter().position(|other| {
@@ -256,7 +256,7 @@ mod tests {
     use Verdict::{Fail, Pass, Skip, Unknown};
 
     #[test]
-    fn without_a_bound_driver_what_needs_one_is_folded_under_it() {
+    fn unbound_driver_is_the_root_cause() {
         assert_eq!(
             because(&[
                 ("pci.gpu.present", Pass, None),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_for_one_reason_is_told_once() {
+    fn findings_with_equal_reason_share_the_cause() {
         let mut findings: Vec<Finding> = ["os.a", "os.b", "os.c"]
             .map(|id| finding(id, Unknown, None))
             .to_vec();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_ends_at_its_root() {
+    fn chain_ends_at_its_root() {
         assert_eq!(
             because(&[
                 ("pci.gpu.present", Fail, None),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_gpu_or_a_refused_file_takes_along_is_folded_under_it() {
+    fn lost_gpu_or_rejected_file_is_the_root_cause() {
         assert_eq!(
             because(&[
                 ("log.fell-off-bus", Fail, None),
@@ -348,12 +348,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_problem_is_no_cause_and_has_none() {
+    fn finding_without_a_problem_is_not_a_cause() {
         assert_eq!(
             because(&[
                 ("pci.gpu.present", Pass, None),
                 ("driver.module", Skip, None),
-                // Its cause was not asked for, or is no problem any more.
+                // Its cause was not selected, or is no longer a problem.
                 ("driver.autoload", Unknown, Some("driver.packages")),
                 ("driver.libraries", Fail, None),
                 ("cdi", Skip, None),
@@ -363,13 +363,13 @@ mod tests {
     }
 
     #[test]
-    fn findings_that_name_each_other_do_not_hang() {
+    fn circular_causes_terminate() {
         let names = because(&[("a", Fail, Some("b")), ("b", Fail, Some("a"))]);
         assert_eq!(names, ["b", "a"]);
     }
 
     #[test]
-    fn every_name_is_that_of_a_finding() {
+    fn all_ids_in_the_table_exist() {
         let steps = steps::all();
         let checks = checks::all();
         let ids: Vec<Id> = (steps.iter().map(|step| step.id()))
@@ -386,9 +386,9 @@ mod tests {
         }
     }
 
-    /// But for a driver that cannot drive the GPU, and so binds to none.
+    /// The exception is a driver that does not support the GPU and therefore does not bind to it.
     #[test]
-    fn a_cause_lies_in_no_later_layer() {
+    fn causes_are_not_in_a_later_layer() {
         for (name, needs) in NEEDS {
             for need in *needs {
                 let (own, other) = (Id::new(name), Id::new(need));

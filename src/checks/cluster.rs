@@ -1,5 +1,5 @@
-//! The node in its cluster: it is Ready, its versions go with those of the cluster, and pods can be given the GPUs. The
-//! cluster is asked with the kubelet's own credentials.
+//! Checks of the node in its cluster: it is Ready, its versions are compatible with the cluster, and its GPUs are allocatable.
+//! The cluster is queried with the kubelet's credentials.
 
 use std::collections::BTreeMap;
 
@@ -27,13 +27,13 @@ use crate::{
 const READY: Id = Id::new("k8s.ready");
 const VERSIONS: Id = Id::new("k8s.versions");
 const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
-/// Where network plugins are: the runtimes' default, and that of Debian's packages.
+/// The directories of CNI plugins: the runtimes' default, and the directory of Debian packages.
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
-/// Where their configuration is.
+/// The directory of CNI configurations.
 const NETWORKS: &str = "/etc/cni/net.d";
-/// The folder of k3s and RKE2.
+/// The directory of k3s and RKE2.
 const RANCHER: &str = "/var/lib/rancher";
-/// There only with cgroup v2.
+/// Exists only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
 /// Exists only with cgroup v1, which systemd mounts below `/sys/fs/cgroup`.
@@ -45,26 +45,26 @@ const TAINTS_DOC: &str =
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
-const NO_PLUGIN: &str = "install NVIDIA's device plugin or GPU operator in the cluster; if it is there, see whether its pod \
-                         tolerates the node's taints and what its log says";
+const NO_PLUGIN: &str = "install the NVIDIA device plugin or GPU Operator in the cluster; if it is installed, check the \
+                         tolerations and the log of its pod";
 const FEWER: &str =
-    "see which GPU the device plugin calls unhealthy: `kubectl logs` of its pod on this node";
+    "find the unhealthy GPU in the log of the device plugin pod on this node (`kubectl logs`)";
 
-/// What the kubelet keeps of device plugins, in a folder that does not move with its own. Sources: kubernetes/kubernetes,
-/// `pkg/kubelet/cm/devicemanager/manager.go` (`kubeletDeviceManagerCheckpoint`, `writeCheckpoint`: the healthy devices of each
-/// resource) and issue 120626 (the folder).
+/// The kubelet's checkpoint of device plugins. Its directory is independent of the kubelet's root directory. Sources:
+/// kubernetes/kubernetes, `pkg/kubelet/cm/devicemanager/manager.go` (`kubeletDeviceManagerCheckpoint`, `writeCheckpoint`: the
+/// healthy devices of each resource) and issue 120626 (the directory).
 const RECORD: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
-/// The folder of NVIDIA's DRA driver, from which pods get GPUs without a device plugin: kubernetes-sigs/dra-driver-nvidia-gpu,
-/// `DriverPluginPath`.
+/// The directory of the NVIDIA DRA driver, which provides GPUs to pods without a device plugin. Source:
+/// kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
 const DRA: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
-/// See the module.
+/// The cluster checks.
 pub struct ClusterCheck;
 
-/// The healthy devices by resource, or why the record is not understood.
+/// The number of healthy devices by resource, or the parse error.
 type RegisteredDevices = Result<BTreeMap<String, usize>, String>;
 
-/// [`RECORD`], as far as it is read here.
+/// The parsed fields of [`RECORD`].
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct KubeletRecord {
@@ -80,20 +80,19 @@ struct RecordedData {
 struct ClusterState {
     /// Only root may read the kubelet's credentials.
     is_denied: bool,
-    /// The name that the kubelet uses is not that of the node.
+    /// The kubelet uses another name than the registered node.
     renamed: Option<Renamed>,
-    /// The node's name, and what the cluster says about it; `None` if the machine is a node of no cluster.
+    /// The node name and its registration in the cluster; `None` if the machine is not a node.
     node: Option<(NodeName, Registered)>,
-    /// GPUs by NVML; `None` if it does not answer.
+    /// The number of GPUs in NVML; `None` if it does not respond.
     gpus: Option<usize>,
-    /// The version of the API server, where it answers.
+    /// The version of the API server, if it responds.
     server: Option<String>,
     /// Whether the machine has cgroup v1.
     cgroup_v1: bool,
-    /// What pod networks lack on the machine.
+    /// Missing parts of the pod network on this machine.
     network_lacks: Vec<String>,
-    /// What the kubelet has recorded of device plugins; `None` where that says nothing: without a record, without GPUs, and
-    /// beside a DRA driver.
+    /// The kubelet's checkpoint of device plugins; `None` if it is not conclusive (no checkpoint, no GPUs, or a DRA driver).
     recorded: Option<RegisteredDevices>,
 }
 
@@ -142,7 +141,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        // A partial tree may lack both.
+        // A partial tree may contain neither.
         cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
@@ -155,8 +154,8 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
     })
 }
 
-/// What the kubelet has recorded of device plugins. A kubelet that does not run has no devices, and the file of one that is gone
-/// stays.
+/// Returns the kubelet's checkpoint of device plugins; `None` if the kubelet is not running, because the file remains after it
+/// has stopped or was removed.
 fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepError> {
     let files = subject.host.files();
     if subject.state.is_of_this_machine()
@@ -186,15 +185,15 @@ fn read_record(text: &str) -> RegisteredDevices {
     Ok(counted.collect())
 }
 
-/// Whether a resource is GPUs, or parts of them, by whatever plugin. NVIDIA's plugin for network cards has other names below
-/// `nvidia.com`; KubeVirt's has the names of boards, such as `nvidia.com/GH100_H100_SXM5_80GB`.
+/// Whether a resource is a GPU or a part of one, for any device plugin. NVIDIA's network card plugin uses other names in
+/// `nvidia.com`. The KubeVirt plugin uses board names such as `nvidia.com/GH100_H100_SXM5_80GB`.
 fn is_of_gpus(resource: &str) -> bool {
     let of_nvidia = (resource.strip_prefix("nvidia.com/"))
         .is_some_and(|name| name.starts_with("mig-") || name.starts_with(char::is_uppercase));
     of_nvidia || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
 }
 
-/// What the record of the kubelet says, where the cluster does not, of a machine with so many GPUs.
+/// Evaluates the kubelet's checkpoint if the cluster does not respond. `gpus` is the number of GPUs in NVML.
 fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
     let with = |status, why: String, remedy: &str| Finding {
         remedy: Some(remedy.to_owned()),
@@ -214,17 +213,17 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
     };
     match &of_gpus[..] {
         [] => fail(format!(
-            "pods get no GPU: no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
+            "no GPUs for pods, because no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
         )),
         all if all.iter().all(|(_, count)| *count == 0) => fail(format!(
-            "pods get no GPU: the kubelet has no healthy one ({}, `{RECORD}`); the device plugin has stopped, or reports all \
-             of them unhealthy",
+            "no GPUs for pods, because the kubelet has no healthy GPU ({}, `{RECORD}`): the device plugin has stopped or \
+             reports all GPUs as unhealthy",
             list(all)
         )),
         [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => with(
             Verdict::Warn,
             format!(
-                "the kubelet has {count} of {} GPUs, by `{RECORD}`",
+                "the kubelet has {count} of {} GPUs (`{RECORD}`)",
                 gpus.unwrap_or_default()
             ),
             FEWER,
@@ -232,18 +231,18 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
         all => Finding::new(
             ALLOCATABLE,
             Verdict::Pass,
-            format!("the kubelet has {}, by `{RECORD}`", list(all)),
+            format!("the kubelet has {} (`{RECORD}`)", list(all)),
         ),
     }
 }
 
-/// Whether the node's Kubernetes distribution brings network plugins, in folders of its own. Sources: k3s, "Basic network
-/// options"; RKE2, "Networking".
+/// Whether the node's Kubernetes distribution ships CNI plugins in its own directories. Sources: k3s, "Basic network options";
+/// RKE2, "Networking".
 fn brings_network(membership: &Membership) -> bool {
     membership.kubeconfig.starts_with(RANCHER)
 }
 
-/// Whether network plugins and a configuration of theirs are there.
+/// Returns the missing parts of the pod network: CNI plugins and a CNI configuration.
 fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
     let mut lacks = Vec::new();
     let mut has_plugins = false;
@@ -251,7 +250,7 @@ fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
         has_plugins |= !files.list(folder.into())?.is_empty();
     }
     if !has_plugins {
-        lacks.push(format!("no network plugin is in `{}`", PLUGINS[0]));
+        lacks.push(format!("no CNI plugin in `{}`", PLUGINS[0]));
     }
     let names = files.list(NETWORKS.into())?;
     let is_network = |name: &String| {
@@ -260,12 +259,12 @@ fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
             .any(|end| name.ends_with(end))
     };
     if !names.iter().any(is_network) {
-        lacks.push(format!("no network configuration is in `{NETWORKS}`"));
+        lacks.push(format!("no CNI configuration in `{NETWORKS}`"));
     }
     Ok(lacks)
 }
 
-/// The node; otherwise why nothing can be said about it.
+/// The node, or the reason why it is unknown.
 fn known(state: &ClusterState) -> Result<(&str, &Node), (Verdict, String)> {
     if state.is_denied {
         let why = "only root may read the kubelet's credentials";
@@ -274,18 +273,18 @@ fn known(state: &ClusterState) -> Result<(&str, &Node), (Verdict, String)> {
     match &state.node {
         None => Err((
             Verdict::Skip,
-            "the machine is a node of no cluster".to_owned(),
+            "the machine is not a cluster node".to_owned(),
         )),
         Some((name, Registered::Node(node))) => Ok((name, node)),
         Some((name, Registered::Unknown)) => Err((
             Verdict::Unknown,
-            format!("the cluster does not know node `{name}`"),
+            format!("node `{name}` does not exist in the cluster"),
         )),
         Some((_, Registered::Silent(why))) => Err((Verdict::Unknown, why.clone())),
     }
 }
 
-/// Whether the node is Ready; the network of pods is what a new node most often lacks.
+/// Whether the node is Ready. On new nodes, the most frequent reason is a missing pod network.
 fn ready(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(READY, status, why);
     let found = known(state);
@@ -296,7 +295,7 @@ fn ready(state: &ClusterState) -> Finding {
                 remedy,
                 ..say(
                     Verdict::Warn,
-                    format!("the next start of the kubelet fails: {names}"),
+                    format!("the kubelet will fail at its next start: {names}"),
                 )
             },
             _ => Finding {
@@ -317,8 +316,8 @@ fn ready(state: &ClusterState) -> Finding {
     let (lacks, remedy) = match (of_network, &state.network_lacks[..]) {
         (true, [_, ..]) => (
             format!("; {}", state.network_lacks.join(", and ")),
-            "the network add-on of the cluster writes both when its pod runs on this node: see whether it tolerates \
-             the node's taints, and what its log says",
+            "check the tolerations and the log of the CNI add-on's pod on this node, which installs the plugin and its \
+             configuration",
         ),
         _ => (
             String::new(),
@@ -334,19 +333,19 @@ fn ready(state: &ClusterState) -> Finding {
     }
 }
 
-/// Whether the node has the taints with which it has registered. Without them pods that need no GPU fill it.
+/// Whether the node still has the taints of its registration. Without them, pods that need no GPU are scheduled on it.
 fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     let say = |status, why: String| Finding::new(TAINTS, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
     };
-    // A node registers with them, and who takes them away is right.
+    // Readiness taints are set at registration and removed by the controllers that own them.
     let lasting = (wanted.iter()).filter(|taint| !taint.key.starts_with(OF_READINESS));
     if lasting.clone().next().is_none() {
         return say(
             Verdict::Skip,
-            "the settings name no taint that lasts".to_owned(),
+            "no permanent taints are configured".to_owned(),
         );
     }
     let missing: Vec<String> = lasting
@@ -358,8 +357,8 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     }
     Finding {
         remedy: Some(format!(
-            "run `kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
-             removed on purpose",
+            "run `kubectl taint node {name} {}`; if they were removed on purpose, remove them from `cluster.taints` \
+             instead",
             missing.join(" ")
         )),
         links: vec![TAINTS_DOC.to_owned()],
@@ -370,7 +369,7 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     }
 }
 
-/// Whether the kubelet goes with API server, container runtime and kernel.
+/// Whether the kubelet is compatible with the API server, container runtime and kernel.
 fn versions(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, status, why);
     let unknown = |status, why| match state.cgroup_v1 {
@@ -380,7 +379,7 @@ fn versions(state: &ClusterState) -> Finding {
             ..say(
                 Verdict::Warn,
                 format!(
-                    "{}, and the version of this kubelet is unknown",
+                    "{}, but the version of this kubelet is unknown",
                     skew::CGROUP_V1
                 ),
             )
@@ -412,14 +411,14 @@ fn versions(state: &ClusterState) -> Finding {
     if !whys.is_empty() {
         return Finding {
             remedy: Some(
-                "install the versions that go together, then join again (`cluster.version` names the kubelet's)"
+                "install compatible versions (`cluster.version` sets the kubelet version), then join again"
                     .to_owned(),
             ),
             links: vec![SKEW_POLICY.to_owned()],
             ..say(Verdict::Fail, whys.join("; "))
         };
     }
-    // The kubelet runs all the same: its configuration says so.
+    // The kubelet still runs if its configuration allows cgroup v1.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
         return Finding {
             remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
@@ -436,7 +435,7 @@ fn versions(state: &ClusterState) -> Finding {
     if let Some((of, why, link)) = untested {
         return Finding {
             remedy: Some(format!(
-                "move to a {} that was tested with this kubelet, or to a kubelet that was tested with it",
+                "install a {} version that was tested with this kubelet, or a kubelet that was tested with it",
                 of.facts().title
             )),
             links: vec![link.to_owned()],
@@ -444,8 +443,8 @@ fn versions(state: &ClusterState) -> Finding {
         };
     }
     let server =
-        (state.server.as_deref()).map_or_else(|| "not told".to_owned(), |server| server.to_owned());
-    let runtime = node.runtime.as_deref().unwrap_or("not told");
+        (state.server.as_deref()).map_or_else(|| "unknown".to_owned(), |server| server.to_owned());
+    let runtime = node.runtime.as_deref().unwrap_or("unknown");
     say(
         Verdict::Pass,
         format!("kubelet {kubelet}, API server {server}, runtime {runtime}"),
@@ -475,8 +474,8 @@ fn decide(state: &ClusterState) -> Finding {
     let offered: Option<usize> =
         (node.allocatable_gpus.as_ref()).and_then(|text| text.parse().ok());
     match (offered, state.gpus) {
-        (_, Some(0)) => say(Verdict::Skip, "NVML lists no GPU".to_owned()),
-        // Shared GPUs and MIG slices have other numbers.
+        (_, Some(0)) => say(Verdict::Skip, "NVML reports no GPU".to_owned()),
+        // Shared GPUs and MIG slices have different counts.
         (None | Some(0), _) if instead.is_some() => say(
             Verdict::Pass,
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
@@ -484,11 +483,11 @@ fn decide(state: &ClusterState) -> Finding {
         (None | Some(0), _) => with(
             Verdict::Fail,
             format!(
-                "pods get no GPU: node `{name}` offers no {GPUS}, because no device plugin has registered"
+                "no GPUs for pods: node `{name}` offers no {GPUS}, because no device plugin has registered"
             ),
             NO_PLUGIN,
         ),
-        // With time-slicing or MPS a node offers more.
+        // With time-slicing or MPS, a node offers more than its number of GPUs.
         (Some(offered), Some(gpus)) if offered < gpus => with(
             Verdict::Warn,
             format!("node `{name}` offers {offered} of its {gpus} GPUs"),
@@ -548,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn another_host_name_is_the_cause_and_not_the_kubelet() {
+    fn changed_host_name_is_reported_as_the_cause() {
         let node = |ready| {
             Registered::Node(Box::new(Node {
                 ready,
@@ -589,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_pod_network_tells_what_is_missing() {
+    fn missing_pod_network_is_reported() {
         let files = FakeFiles::new();
         files.put("/etc/cni/net.d/.kubernetes-cni-keep", "");
         let not_ready = Registered::Node(Box::new(Node {
@@ -625,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_that_somebody_has_removed_is_named() {
+    fn removed_taint_warns() {
         let wanted: [Taint; 1] = ["nvidia.com/gpu=present:NoSchedule".parse().expect("one")];
         let node = |taints: &[Taint]| {
             let node = Node {
@@ -651,12 +650,12 @@ mod tests {
         assert_eq!(taints(&node(&wanted), &with_theirs).status, Verdict::Pass);
         assert_eq!(taints(&node(&[]), &with_theirs).status, Verdict::Warn);
         assert_eq!(taints(&node(&[]), &[theirs]).status, Verdict::Skip);
-        // A provider sets them, or nobody.
+        // Without configured taints, the provider may set some.
         assert_eq!(taints(&node(&[]), &[]).status, Verdict::Skip);
     }
 
     #[test]
-    fn k3s_and_rke2_have_networks_in_folders_of_their_own() {
+    fn k3s_and_rke2_ship_cni_plugins() {
         for (kubeconfig, expected) in [
             ("/etc/kubernetes/kubelet.conf", false),
             ("/var/lib/rancher/k3s/agent/kubelet.kubeconfig", true),
@@ -672,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_must_go_together() {
+    fn versions_must_be_compatible() {
         let with = |kubelet: &str, runtime: &str, cgroup_v1| {
             let node = Registered::Node(Box::new(Node {
                 kubelet: Some(kubelet.to_owned()),
@@ -695,7 +694,7 @@ mod tests {
             versions(&ClusterState {
                 cgroup_v1: true,
                 ..state(Registered::Silent("connection refused".to_owned()), None)
-            }), Verdict::Warn, "from 1.35 on does not start, and the version of this kubelet is unknown";
+            }), Verdict::Warn, "from 1.35 on does not start, but the version of this kubelet is unknown";
             versions(&state(Registered::Silent("connection refused".to_owned()), None)),
                 Verdict::Unknown, "connection refused";
         } {
@@ -705,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_offers_what_the_device_plugin_has_registered() {
+    fn registered_gpus_are_allocatable() {
         let node = |gpus: Option<&str>| {
             Registered::Node(Box::new(Node {
                 ready: true,
@@ -725,14 +724,14 @@ mod tests {
                 other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
                 ..Node::default()
             })), Some(8), Verdict::Pass, "32 nvidia.com/gpu.shared";
-            Registered::Unknown, Some(8), Verdict::Unknown, "does not know";
+            Registered::Unknown, Some(8), Verdict::Unknown, "does not exist in the cluster";
             Registered::Silent("no answer".to_owned()), Some(8), Verdict::Unknown, "no answer";
         } {
             let found = decide(&state(says, gpus));
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
         }
-        // The kubelet's own record tells, too, where the cluster does not.
+        // Without a response of the cluster, the kubelet's checkpoint is used.
         for (record, status, part) in rows! {
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
                 Verdict::Fail, "no device plugin";
@@ -745,7 +744,7 @@ mod tests {
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}}}"#, Verdict::Warn, "1 of 2 GPUs";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"nvidia.com/mig-1g.10gb":["a"]}}}"#,
                 Verdict::Pass, "1 nvidia.com/mig-1g.10gb";
-            // The plugin for network cards.
+            // The network card plugin.
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Fail,
                 "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
@@ -763,7 +762,7 @@ mod tests {
                 matches!(status, Verdict::Warn | Verdict::Fail)
             );
         }
-        for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
+        for (is_denied, part) in [(false, "not a cluster node"), (true, "only root")] {
             let alone = decide(&ClusterState {
                 is_denied,
                 node: None,

@@ -1,5 +1,5 @@
-//! Whether this process sees the machine as it is. In a container, what is found concerns its files, and the kernel and the
-//! GPUs of its host. A unit can have other files and devices than the machine, too.
+//! Checks whether this process sees the real machine. A container has its own files, but the kernel and GPUs of its host. A
+//! systemd unit can also have private files and devices.
 
 use async_trait::async_trait;
 
@@ -13,7 +13,7 @@ use crate::{
 
 const CONTAINER: Id = Id::new("virt.container");
 
-/// See the module.
+/// The `virt.container` check.
 pub struct ContainerCheck;
 
 fn decide(facts: &Facts, sandbox: Option<&Sandbox>) -> Finding {
@@ -26,17 +26,17 @@ fn decide(facts: &Facts, sandbox: Option<&Sandbox>) -> Finding {
         Some(manager) => finding(
             Verdict::Warn,
             format!(
-                "this is a container (`{manager}`): it sees the kernel and the GPUs of its host, but \
-                 not the packages and services there"
+                "this is a container (`{manager}`) with the kernel and GPUs of its host, but without \
+                 the packages and services of the host"
             ),
             Some(
                 "check the host: run `gpu-bootstrap check` there, or mount its `/` into the \
-                 container and add `--root` with that folder",
+                 container and specify this directory with `--root`",
             ),
         ),
         None => match sandbox {
             Some(sandbox) => finding(Verdict::Fail, sandbox.to_string(), Some(&sandbox.remedy())),
-            None => finding(Verdict::Skip, "this is no container".into(), None),
+            None => finding(Verdict::Skip, "not a container".into(), None),
         },
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     };
 
     #[test]
-    fn a_unit_with_its_own_devices_fails() {
+    fn unit_with_private_devices_fails() {
         let sandbox = Sandbox {
             view: PrivateView {
                 unit: Some("setup.service".into()),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn inside_a_container_a_warning_names_the_manager() {
+    fn container_warning_contains_the_manager() {
         let mut facts = facts();
         for (word, verdict) in [
             (None, Verdict::Skip),
@@ -97,7 +97,7 @@ mod tests {
             assert_eq!(finding.status, verdict, "{word:?}");
             let manager = word.filter(|_| verdict == Verdict::Warn);
             let named = manager.map(|manager| format!("`{manager}`"));
-            let said = named.as_deref().unwrap_or("this is no container");
+            let said = named.as_deref().unwrap_or("not a container");
             assert!(finding.why.contains(said), "{}", finding.why);
         }
     }

@@ -1,4 +1,4 @@
-//! The family of containerd checks: the kubelet and all runtimes use the same cgroup driver.
+//! Containerd checks: the kubelet and all runtimes must use the same cgroup driver.
 
 use async_trait::async_trait;
 
@@ -14,7 +14,7 @@ const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
 
 const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
 
-/// See the module.
+/// The containerd checks.
 pub struct ContainerdCheck;
 
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     })
 }
 
-/// What it runs with; where it may not be asked, what its files say.
+/// The effective containerd configuration, or the configuration files if containerd must not be called.
 async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
     let view = subject.state.runtime(RuntimeKind::Containerd).await?;
     let unexpected = |what: &str, why: &str| StepError::Unexpected {
@@ -65,7 +65,8 @@ fn decide(state: &CgroupState) -> Finding {
         Some(cri) if !cri.serves_pods => {
             return say(
                 Verdict::Skip,
-                "containerd serves no kubelet: its CRI plugin is disabled".to_owned(),
+                "containerd does not serve a kubelet, because its CRI plugin is disabled"
+                    .to_owned(),
             );
         }
         Some(cri) => cri,
@@ -87,14 +88,14 @@ fn decide(state: &CgroupState) -> Finding {
              generates this file at boot, also in its source), then run `systemctl restart containerd`"
         )
     };
-    // Two runtimes of one node that differ: pods of one of them do not stay up.
+    // If two runtimes of a node differ, the pods of one of them do not stay up.
     let other =
         (cri.runtimes.iter()).find(|name| name.starts_with("nvidia") && of(name) != systemd);
     if let Some(other) = other {
         return with(
             Verdict::Fail,
             format!(
-                "containerd's runtime `{default}` uses the cgroup driver {}, and `{other}` {}: pods do not stay up",
+                "pods do not stay up, because containerd's runtime `{default}` uses the cgroup driver {}, but `{other}` uses {}",
                 said(systemd),
                 said(of(other))
             ),
@@ -106,16 +107,16 @@ fn decide(state: &CgroupState) -> Finding {
         Some(kubelet) if kubelet != said(systemd) => with(
             Verdict::Fail,
             format!(
-                "the kubelet uses the cgroup driver {kubelet}, and containerd {}: pods do not stay up",
+                "pods do not stay up, because the kubelet uses the cgroup driver {kubelet}, but containerd uses {}",
                 said(systemd)
             ),
             kubelet,
             set(default, kubelet == "systemd"),
         ),
-        Some(kubelet) => say(Verdict::Pass, format!("{kubelet}, as the kubelet")),
+        Some(kubelet) => say(Verdict::Pass, format!("{kubelet}, like the kubelet")),
         None => say(
             Verdict::Pass,
-            format!("{}, and no kubelet is configured", said(systemd)),
+            format!("{}; no kubelet is configured", said(systemd)),
         ),
     }
 }
@@ -152,15 +153,15 @@ mod tests {
     }
 
     #[test]
-    fn kubelet_and_runtimes_agree_or_are_told() {
+    fn different_cgroup_drivers_fail() {
         let (yes, no) = (Some(true), Some(false));
         for (state, verdict, words) in rows! {
-            state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet";
-            state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet";
+            state(yes, yes, Some("systemd")), Verdict::Pass, "like the kubelet";
+            state(no, no, Some("cgroupfs")), Verdict::Pass, "like the kubelet";
             state(no, no, Some("systemd")), Verdict::Fail,
-                "the kubelet uses the cgroup driver systemd, and containerd cgroupfs";
+                "the kubelet uses the cgroup driver systemd, but containerd uses cgroupfs";
             state(yes, no, None), Verdict::Fail,
-                "runtime `runc` uses the cgroup driver systemd, and `nvidia` cgroupfs";
+                "runtime `runc` uses the cgroup driver systemd, but `nvidia` uses cgroupfs";
             state(yes, yes, None), Verdict::Pass, "systemd";
             state(None, None, None), Verdict::Pass, "no kubelet";
         } {
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cri_there_is_nothing_to_compare() {
+    fn containerd_without_cri_is_skipped() {
         let mut none = state(None, None, None);
         none.cri = Some(Config::default());
         assert_eq!(decide(&none).status, Verdict::Skip);

@@ -1,5 +1,5 @@
-//! The family of CUDA checks: the toolkits and the cuDNN of the host, by its packages, against the driver. What containers
-//! bring is theirs.
+//! CUDA checks: the CUDA toolkit and cuDNN packages of the host must support the driver version. Toolkits in containers are not
+//! checked.
 
 use async_trait::async_trait;
 
@@ -15,17 +15,17 @@ use crate::{
 
 const CUDA: Id = Id::new("drv.version.cuda");
 
-/// See the module.
+/// The CUDA checks.
 pub struct CudaCheck;
 
-/// Packages of NVIDIA's repositories: the compiler of a toolkit, and the libraries of cuDNN.
+/// Packages of the NVIDIA repositories: toolkit compilers and cuDNN libraries.
 const NAMES: [&str; 3] = ["cuda-nvcc-*", "libcudnn?", "libcudnn?-cuda-*"];
 
-/// What a package brings.
+/// The software in a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Brings {
     Toolkit(CudaVersion),
-    /// With the CUDA version that it is for; of some packages the major version alone is known.
+    /// The cuDNN version and its CUDA version. The minor CUDA version is unknown for some packages.
     Cudnn(CudnnVersion, CudaVersion),
 }
 
@@ -44,13 +44,13 @@ fn brings(name: &str, version: &str) -> Option<Brings> {
     Some(Brings::Cudnn(number.parse().ok()?, cuda.parse().ok()?))
 }
 
-/// The oldest driver with which it works, and its name for people.
+/// Returns the minimum driver version and the display name.
 fn needs(matrix: &Matrix, brings: Brings) -> (Option<&DriverVersion>, String) {
     match brings {
         Brings::Toolkit(cuda) => (rules::cuda_minimum(matrix, cuda).0, format!("CUDA {cuda}")),
         Brings::Cudnn(version, cuda) => {
             let of_cudnn = cudnn::min_driver(matrix, version, &[cuda]);
-            // Before CUDA 11 each minor version needs a driver of its own.
+            // Before CUDA 11, each minor version has its own minimum driver version.
             let of_cuda = (cuda.major < 11).then(|| rules::cuda_minimum(matrix, cuda).0);
             (
                 of_cudnn.max(of_cuda.flatten()),
@@ -74,14 +74,11 @@ fn decide(
         .filter_map(|(name, version)| Some((name.as_str(), brings(name, version)?)))
         .collect();
     if there.is_empty() {
-        let why = "no package of a CUDA toolkit or of cuDNN is installed";
+        let why = "no CUDA toolkit or cuDNN package is installed";
         return say(Verdict::Skip, why.to_owned());
     }
     let Some(driver) = driver else {
-        return say(
-            Verdict::Skip,
-            "nothing tells the version of a driver".to_owned(),
-        );
+        return say(Verdict::Skip, "the driver version is unknown".to_owned());
     };
     let (mut fits, mut unknown) = (Vec::new(), Vec::new());
     let mut newer: Vec<(&DriverVersion, String)> = Vec::new();
@@ -90,7 +87,10 @@ fn decide(
         match needed {
             None => unknown.push(what),
             Some(needed) if driver < needed => {
-                newer.push((needed, format!("{what} (`{name}`) needs driver {needed}")));
+                newer.push((
+                    needed,
+                    format!("{what} (`{name}`) requires driver {needed}"),
+                ));
             }
             Some(_) => fits.push(what),
         }
@@ -102,22 +102,26 @@ fn decide(
             observed,
             expected: Some(format!("{needed} or newer")),
             remedy: Some(format!(
-                "install driver {needed} or newer, or older packages of CUDA and cuDNN"
+                "install driver {needed} or newer, or older CUDA and cuDNN packages"
             )),
             ..say(
                 Verdict::Warn,
                 format!(
-                    "{} or newer, and {driver} is older: programs on the host that use them fail, unless `cuda-compat` helps them",
+                    "{} or newer, but the driver version is {driver}: programs on the host that use them fail unless they use \
+                     `cuda-compat`",
                     told.join(", ")
                 ),
             )
         };
     }
     if fits.is_empty() {
-        let why = format!("no row says which driver {} needs", unknown.join(", "));
+        let why = format!(
+            "the minimum driver version of {} is unknown",
+            unknown.join(", ")
+        );
         return say(Verdict::Unknown, why);
     }
-    let why = format!("{} work with {driver}", fits.join(", "));
+    let why = format!("driver {driver} supports {}", fits.join(", "));
     Finding {
         observed,
         ..say(Verdict::Pass, why)
@@ -147,7 +151,7 @@ mod tests {
     use crate::{check::Verdict, model::pattern, steps::fixtures::matrix};
 
     #[test]
-    fn packages_tell_what_they_bring() {
+    fn package_names_are_parsed() {
         let cuda = |text: &str| text.parse().expect("a CUDA version");
         let cudnn =
             |text: &str, of: &str| Brings::Cudnn(text.parse().expect("a version"), cuda(of));
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_and_cudnn_of_the_host_are_compared_with_the_driver() {
+    fn host_cuda_and_cudnn_need_a_minimum_driver() {
         let of = |packages: &[(&str, &str)], driver: &str| {
             let packages = packages.iter();
             let installed =
@@ -182,16 +186,16 @@ mod tests {
         let nvcc = ("cuda-nvcc-13-0", "13.0.88-1");
         let cudnn = ("libcudnn9-cuda-12", "9.5.1.17-1");
         for (packages, driver, verdict, words) in rows! {
-            vec![], "580.178.04", Verdict::Skip, "no package of a CUDA toolkit";
-            vec![cudnn], "", Verdict::Skip, "version of a driver";
-            vec![cudnn], "525.60.13", Verdict::Pass, "cuDNN 9.5 for CUDA 12 work with 525.60.13";
-            vec![cudnn, nvcc], "580.65.06", Verdict::Pass, "cuDNN 9.5 for CUDA 12, CUDA 13.0 work";
-            vec![cudnn], "470.256.02", Verdict::Warn, "`libcudnn9-cuda-12`) needs driver 525.60.13";
+            vec![], "580.178.04", Verdict::Skip, "no CUDA toolkit";
+            vec![cudnn], "", Verdict::Skip, "driver version is unknown";
+            vec![cudnn], "525.60.13", Verdict::Pass, "driver 525.60.13 supports cuDNN 9.5 for CUDA 12";
+            vec![cudnn, nvcc], "580.65.06", Verdict::Pass, "supports cuDNN 9.5 for CUDA 12, CUDA 13.0";
+            vec![cudnn], "470.256.02", Verdict::Warn, "`libcudnn9-cuda-12`) requires driver 525.60.13";
             vec![cudnn, nvcc], "570.211.01", Verdict::Warn,
-                "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06";
+                "CUDA 13.0 (`cuda-nvcc-13-0`) requires driver 580.65.06";
             vec![("libcudnn7", "7.6.5.32-1+cuda10.2")], "418.39", Verdict::Warn,
-                "needs driver 440.33";
-            vec![("libcudnn9-cuda-14", "9.5.1.17-1")], "580.65.06", Verdict::Unknown, "no row says";
+                "requires driver 440.33";
+            vec![("libcudnn9-cuda-14", "9.5.1.17-1")], "580.65.06", Verdict::Unknown, "minimum driver version";
         } {
             let finding = of(&packages, driver);
             assert_eq!(finding.status, verdict, "{}", finding.why);

@@ -1,4 +1,4 @@
-//! The family of driver checks: whether the driver that was found fits the GPUs. All rules are in the matrix.
+//! Driver checks: whether the installed driver supports the GPUs. All rules are in the matrix.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -34,38 +34,38 @@ const FLAVOUR: Id = Id::new("drv.module.flavor");
 const TRIANGLE: Id = Id::new("drv.version.triangle");
 const OPTIONS: Id = Id::new("drv.module.options");
 
-/// See the module.
+/// The driver checks.
 pub struct DriverCheck;
 
-/// The best driver for the GPUs, or why there is none.
+/// The best driver for the GPUs, or the reason why there is none.
 type Best = Result<Pick, Box<NoDriver>>;
 
-/// What is known about the driver of a machine.
+/// The driver of a machine.
 #[derive(Debug, Clone, Default)]
 struct DriverState {
     found: FoundDriver,
     flavour: Option<FoundFlavour>,
-    /// The branch that this program would install here.
+    /// The branch that gpu-bootstrap would install.
     wanted: Option<Branch>,
-    /// The kernel that runs.
+    /// The running kernel.
     kernel: Option<KernelVersion>,
-    /// Why no GPU is judged, if none is.
+    /// The reason why no GPU is evaluated.
     none: &'static str,
     /// Who manages the driver, if another program does.
     owner: Option<Owner>,
 }
 
 /// A GPU may be bound to a driver whose version was not recorded.
-const NO_VERSION: &str = "nothing tells the version of a driver";
+const NO_VERSION: &str = "the driver version is unknown";
 
 /// The remedy if no supported branch supports the GPUs.
 const REPLACE: &str = "plan to replace the GPUs: no supported driver branch supports them";
 
-/// Why no GPU is judged although the machine has some.
+/// The reason why no GPU is evaluated although the machine has GPUs.
 const NOT_OURS: &str = "every GPU is a vGPU, or is reserved for virtual machines";
 
 impl DriverState {
-    /// Returns the version that drives the GPUs now, or after the next boot, and where it was found.
+    /// Returns the driver version that is used now or after the next boot, and its source.
     fn version(&self) -> Option<(&DriverVersion, &'static str)> {
         let found = &self.found;
         for (version, how) in [
@@ -82,8 +82,8 @@ impl DriverState {
     }
 }
 
-/// Returns the GPUs that a driver of this machine must drive. A GPU that is reserved for virtual machines is none of
-/// them, and no vGPU, whose driver the hypervisor decides.
+/// Returns the GPUs that the driver of this machine must support. GPUs that are reserved for virtual machines are excluded, and
+/// also vGPUs, whose driver version depends on the hypervisor.
 fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
@@ -94,7 +94,7 @@ fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     Ok(found)
 }
 
-/// Returns the board of each kind of GPU, once.
+/// Returns the boards of the GPUs without duplicates.
 fn boards<'m>(matrix: &'m Matrix, gpus: &[&GpuFact]) -> Vec<Board<'m>> {
     let mut kinds: Vec<GpuIdentity> = gpus.iter().map(|gpu| gpu.identity()).collect();
     kinds.sort_unstable();
@@ -113,7 +113,7 @@ fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
     pick(matrix, &wish)
 }
 
-/// Judges whether a branch that gets fixes drives the GPUs.
+/// Checks whether a supported branch supports the GPUs.
 fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
     let say = |status, why: String| Finding::new(SUPPORTED, status, why);
     let best = match best {
@@ -125,14 +125,14 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
             }
             return Finding {
                 observed: Some("no driver".to_owned()),
-                expected: Some("a driver that drives all GPUs".to_owned()),
+                expected: Some("a driver that supports all GPUs".to_owned()),
                 remedy: Some(
                     (no_driver.nearest.first().cloned())
                         .unwrap_or_else(|| "run `gpu-bootstrap compat` to see all rules".into()),
                 ),
                 ..say(
                     Verdict::Fail,
-                    format!("no driver drives all GPUs: {}", reasons.join("; ")),
+                    format!("no driver supports all GPUs: {}", reasons.join("; ")),
                 )
             };
         }
@@ -144,7 +144,7 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
         Some(Support::Supported) => say(Verdict::Pass, modules),
         Some(Support::Ended) => Finding {
             observed: Some(modules.clone()),
-            expected: Some("a branch that gets fixes".to_owned()),
+            expected: Some("a supported branch".to_owned()),
             remedy: Some(REPLACE.to_owned()),
             ..say(
                 Verdict::Warn,
@@ -153,12 +153,12 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
         },
         _ => say(
             Verdict::Pass,
-            format!("{modules}; whether it still gets fixes is not known"),
+            format!("{modules}; the end-of-life date is unknown"),
         ),
     }
 }
 
-/// Returns the strongest judgement above a note, with the texts of all rulings that are as strong.
+/// Returns the strongest rule result above a note, with the texts of all results of this strength.
 fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
     let strongest = (rulings.iter())
         .map(|ruling| ruling.judgement)
@@ -173,8 +173,8 @@ fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
     Some((strongest, texts.join("; ")))
 }
 
-/// Returns the rulings of the matrix about a driver, without those about the kernel: a driver that is loaded proves
-/// that its modules work with the kernel.
+/// Returns the rule results for a driver. Kernel rules are not applied, because the modules of a loaded driver work with the
+/// kernel.
 fn rulings(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -220,7 +220,7 @@ fn remedy(matrix: &Matrix, state: &DriverState, best: Option<&Best>) -> Option<S
             Some(REPLACE.to_owned())
         }
         Some(Ok(best)) if Some(best.branch) == there && state.wanted == there => Some(format!(
-            "upgrade the packages of the driver to the newest version of branch {}",
+            "upgrade the driver packages to the newest version of branch {}",
             best.branch
         )),
         Some(Ok(best)) if state.wanted.is_some() && state.wanted == there => Some(format!(
@@ -238,7 +238,7 @@ fn remedy(matrix: &Matrix, state: &DriverState, best: Option<&Best>) -> Option<S
     }
 }
 
-/// Judges whether the version that was found drives the GPUs.
+/// Checks whether the driver version supports the GPUs.
 fn version(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -259,8 +259,7 @@ fn version(
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
-    // If the flavour is not known, one with which all boards run is assumed: the rulings about modules are left out
-    // below.
+    // If the flavour is unknown, a flavour that all boards support is used. The results of module rules are removed below.
     let flavour = state.flavour.map_or_else(
         || {
             let open = |board: &Board<'_>| board.modules == SupportedFlavours::Open;
@@ -273,10 +272,10 @@ fn version(
         |found| found.flavour,
     );
     let mut rulings = rulings(matrix, boards, version, flavour);
-    // Security is a finding of its own.
+    // Security is a separate finding.
     let others = [Rule::Vgpu, Rule::Security];
     rulings.retain(|ruling| !about_modules(ruling.rule) && !others.contains(&ruling.rule));
-    // Modules that are loaded prove that they build for the kernel, but not that programs work with it.
+    // A loaded module was built for the kernel, but programs may still fail.
     let report = (state.kernel.as_ref()).and_then(|kernel| {
         kernel::at_work(
             matrix,
@@ -291,7 +290,7 @@ fn version(
     let observed = Some(format!("{version} ({how})"));
     let (judgement, text) = match strongest(&rulings) {
         None => {
-            let why = format!("{version} drives all GPUs");
+            let why = format!("{version} supports all GPUs");
             return Finding {
                 observed,
                 ..say(Verdict::Pass, why)
@@ -299,7 +298,7 @@ fn version(
         }
         Some(strongest) => strongest,
     };
-    // A GPU or branch without a row is a gap in the matrix and no fault of the driver.
+    // A missing row for a GPU or branch is a gap in the matrix, not an error of the driver.
     let is_gap = (rulings.iter())
         .filter(|ruling| ruling.judgement == judgement)
         .all(|ruling| matches!(ruling.rule, Rule::UnknownGpu | Rule::UnknownBranch));
@@ -309,8 +308,8 @@ fn version(
         _ => Verdict::Warn,
     };
     let is_bad = status != Verdict::Pass;
-    // If the matrix advises a newer driver for a board, the remedy is that driver, and not the newest version of an
-    // older branch.
+    // If the matrix recommends a newer driver for a board, the remedy is this driver instead of the newest version of an older
+    // branch.
     let advised = (rulings.iter())
         .filter(|ruling| ruling.judgement == judgement)
         .all(|ruling| ruling.rule == Rule::AdvisedDriver)
@@ -329,9 +328,9 @@ fn version(
             remedy: Some(match state.wanted {
                 Some(_) => format!(
                     "set `driver.branch = {branch}`, then run `gpu-bootstrap install`; the installed driver \
-                     works, too"
+                     also works"
                 ),
-                None => format!("install {advised} or newer; the installed driver works, too"),
+                None => format!("install {advised} or newer; the installed driver also works"),
             }),
             ..say(status, text)
         };
@@ -343,8 +342,8 @@ fn version(
     }
 }
 
-/// Checks the installed version against NVIDIA's security bulletins. `other` is the remedy of [`version`], if it has one: both
-/// findings are about the same driver, so a second remedy would contradict it.
+/// Compares the installed version with NVIDIA's security bulletins. `other` is the remedy of [`version`], if there is one. Both
+/// findings are about the same driver, so they must have the same remedy.
 fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
@@ -355,7 +354,7 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
     if let Some(ended) = security::end_of_life(matrix, version) {
         return Finding {
             observed,
-            expected: Some("a branch that gets security fixes".to_owned()),
+            expected: Some("a supported branch".to_owned()),
             remedy: Some(match (&state.owner, other) {
                 (Some(owner), _) => owned(owner, None),
                 (None, Some(other)) => other.to_owned(),
@@ -370,7 +369,7 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
             observed,
             ..say(
                 Verdict::Pass,
-                format!("no bulletin names a newer version of branch {branch}"),
+                format!("no security bulletin requires a newer version of branch {branch}"),
             )
         },
         Some(lacking) => Finding {
@@ -382,8 +381,8 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
                 (Some(owner), _) => owned(owner, None),
                 (None, Some(other)) => other.to_owned(),
                 (None, None) => format!(
-                    "install driver {} or a newer one of branch {branch}; if the package source has none, a newer \
-                     branch or another source (`driver.branch`, `driver.source`)",
+                    "install driver {} or a newer version of branch {branch}; if the package source does not have it, use a \
+                     newer branch or another source (`driver.branch`, `driver.source`)",
                     lacking.first_fixed
                 ),
             }),
@@ -393,7 +392,7 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
     }
 }
 
-/// Judges whether the kernel modules that were found drive the GPUs.
+/// Checks whether the flavour of the kernel modules supports the GPUs.
 fn modules(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -412,12 +411,12 @@ fn modules(
         return if module {
             say(
                 Verdict::Unknown,
-                "nothing that can be read tells which kernel modules these are".to_owned(),
+                "the flavour of the kernel modules is unknown".to_owned(),
             )
         } else {
             say(
                 Verdict::Skip,
-                "no kernel module of the driver is there".to_owned(),
+                "no driver kernel module is installed".to_owned(),
             )
         };
     };
@@ -433,7 +432,7 @@ fn modules(
     let finding = match strongest(&rulings) {
         None => say(
             Verdict::Pass,
-            format!("all GPUs run with the {} kernel modules", found.flavour),
+            format!("all GPUs support the {} kernel modules", found.flavour),
         ),
         Some((judgement, text)) => Finding {
             remedy: match (&state.owner, state.wanted, expected) {
@@ -460,8 +459,8 @@ fn modules(
     }
 }
 
-/// Compares the versions of the loaded module, the module on disk, the packages and the libraries. If the libraries
-/// differ from the loaded module, the remedy is that of `driver.libraries`, the cause of this finding.
+/// Compares the versions of the loaded module, the module on disk, the packages and the libraries. If the libraries differ from
+/// the loaded module, `driver.libraries` is the cause and has the remedy.
 fn triangle(state: &DriverState) -> Finding {
     let say = |status, why: String| Finding::new(TRIANGLE, status, why);
     let found = &state.found;
@@ -483,10 +482,10 @@ fn triangle(state: &DriverState) -> Finding {
     if differ(&found.loaded_version, &found.module_version) {
         return Finding {
             observed,
-            remedy: Some("reboot: the next boot loads the module that is on disk".to_owned()),
+            remedy: Some("reboot to load the module on disk".to_owned()),
             ..say(
                 Verdict::Warn,
-                "the module on disk is not the one that is loaded".to_owned(),
+                "the loaded module has a different version than the module on disk".to_owned(),
             )
         };
     }
@@ -495,7 +494,7 @@ fn triangle(state: &DriverState) -> Finding {
             observed,
             ..say(
                 Verdict::Fail,
-                "the libraries are not of the loaded module's version".to_owned(),
+                "the libraries have a different version than the loaded module".to_owned(),
             )
         };
     }
@@ -504,12 +503,12 @@ fn triangle(state: &DriverState) -> Finding {
             observed,
             remedy: Some(match state.wanted {
                 Some(_) => INSTALL.to_owned(),
-                None => "install the driver's packages again, all at one version".to_owned(),
+                None => "reinstall the driver packages, all in one version".to_owned(),
             }),
             ..say(
                 Verdict::Fail,
-                "the module on disk and the libraries are of different versions, so no program \
-                 will reach the GPUs after the next boot"
+                "the module on disk and the libraries have different versions, so no program \
+                 can use the GPUs after the next boot"
                     .to_owned(),
             )
         };
@@ -517,7 +516,9 @@ fn triangle(state: &DriverState) -> Finding {
     if differ(&found.module_version, &found.package_version) {
         return Finding {
             observed,
-            remedy: Some("run `dkms status` to see for which kernels the module was built".into()),
+            remedy: Some(
+                "run `dkms status` to list the kernels for which the module was built".into(),
+            ),
             ..say(
                 Verdict::Warn,
                 "the module on disk was not built from the installed packages".to_owned(),
@@ -530,27 +531,27 @@ fn triangle(state: &DriverState) -> Finding {
     }
 }
 
-/// Options that modules of one flavour ignore: module, option, value, flavour, why.
+/// Options that are ignored by modules of one flavour: module, option, value, flavour, reason.
 const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
     (
         "nvidia",
         "NVreg_EnableGpuFirmware",
         "0",
         Flavour::Open,
-        // Answer of NVIDIA in NVIDIA/open-gpu-kernel-modules issue 820.
-        "has no effect: the open kernel modules always need the GPU's system processor (GSP)",
+        // Confirmed by NVIDIA in NVIDIA/open-gpu-kernel-modules issue 820.
+        "has no effect, because the open kernel modules always use the GPU System Processor (GSP)",
     ),
     (
         "nvidia",
         "NVreg_OpenRmEnableUnsupportedGpus",
         "1",
         Flavour::Proprietary,
-        // kernel-open/nvidia/nv-reg.h of NVIDIA/open-gpu-kernel-modules.
-        "has no effect: it is an option of the open kernel modules",
+        // NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/nv-reg.h.
+        "has no effect, because it is an option of the open kernel modules",
     ),
 ];
 
-/// Returns the options that are set for modules, each with its place.
+/// Returns the configured module options with their locations.
 fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, StepError> {
     let mut found = Vec::new();
     for folder in kmod::CONFIGURATION {
@@ -566,17 +567,17 @@ fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, St
         .read_text(Utf8Path::new("/proc/cmdline"))?
         .unwrap_or_default();
     let of_boot = kmod::settings_of_boot(&line);
-    found.extend(of_boot.map(|one| ("the kernel's command line".to_owned(), one)));
+    found.extend(of_boot.map(|one| ("the kernel command line".to_owned(), one)));
     Ok(found)
 }
 
-/// Judges whether an option that is set has no effect with the modules that were found.
+/// Checks for options that have no effect with the flavour of the modules.
 fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding {
     let say = |status, why: String| Finding::new(OPTIONS, status, why);
     let Some(flavour) = flavour else {
         return say(
             Verdict::Skip,
-            "nothing tells which kernel modules these are".to_owned(),
+            "the flavour of the kernel modules is unknown".to_owned(),
         );
     };
     for (module, option, value, of, why) in IGNORED {
@@ -588,12 +589,12 @@ fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding
         {
             return Finding {
                 observed: Some(format!("{option}={value}")),
-                remedy: Some(format!("take `{option}` out of {place}")),
+                remedy: Some(format!("remove `{option}` from {place}")),
                 ..say(Verdict::Warn, format!("{option}={value} in {place} {why}"))
             };
         }
     }
-    say(Verdict::Pass, "none is ignored".to_owned())
+    say(Verdict::Pass, "no ignored options".to_owned())
 }
 
 #[async_trait]
@@ -653,7 +654,7 @@ mod tests {
         steps::fixtures::facts,
     };
 
-    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("it is sound"));
+    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("a valid matrix"));
 
     const H100: &str = "10de:2330";
     const V100: &str = "10de:1db1";
@@ -683,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_in_another_encoding_hides_no_option() {
+    fn comment_in_another_encoding_does_not_hide_options() {
         let files = crate::host::fake::FakeFiles::new();
         let text = b"# gew\xfcnscht\noptions nvidia NVreg_EnableGpuFirmware=0\n";
         files.put("/etc/modprobe.d/site.conf", text.to_vec());
@@ -691,13 +692,13 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_too_old_or_too_new_for_a_gpu_fails() {
+    fn too_old_or_too_new_driver_fails() {
         for (id, driver, verdict, words) in rows! {
-            H100, "580.178.04", Verdict::Pass, "drives all GPUs";
+            H100, "580.178.04", Verdict::Pass, "supports all GPUs";
             H100, "470.256.02", Verdict::Fail, "needs driver 525.85.05 or newer";
             B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer";
             V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer";
-            V100, "580.178.04", Verdict::Pass, "drives all GPUs";
+            V100, "580.178.04", Verdict::Pass, "supports all GPUs";
             H100, "525.147.05", Verdict::Warn, "is end-of-life";
         } {
             let gpu = gpu(id);
@@ -718,14 +719,14 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_lacks_security_fixes_is_told_with_the_version_to_install() {
+    fn missing_security_fixes_warn_with_the_fixed_version() {
         let finding = secure(&MATRIX, &loaded("580.126.09", None), None);
         assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
         assert!(finding.why.contains("bulletin 5861"), "{}", finding.why);
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.starts_with("install driver 580.178.04"), "{remedy}");
         assert_eq!(finding.links.len(), 1);
-        // The finding about the GPUs does not say it again.
+        // The finding about the GPUs does not repeat it.
         let gpu = gpu(H100);
         let boards = boards(&MATRIX, &[&gpu]);
         let best = best(&MATRIX, &[&gpu]);
@@ -767,14 +768,14 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_the_wrong_kind_fail() {
+    fn modules_of_the_wrong_flavour_fail() {
         let (open, proprietary) = (Some(Flavour::Open), Some(Flavour::Proprietary));
         for (id, flavour, verdict, words) in rows! {
             H100, open, Verdict::Pass, "open kernel modules";
             H100, proprietary, Verdict::Pass, "proprietary kernel modules";
             V100, open, Verdict::Fail, "has no GSP";
             B200, proprietary, Verdict::Fail, "only the open kernel modules";
-            H100, None, Verdict::Unknown, "which kernel modules";
+            H100, None, Verdict::Unknown, "flavour of the kernel modules";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
@@ -787,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_no_supported_branch_drives_are_told() {
+    fn gpus_without_a_supported_branch_warn() {
         let of = |ids: &[&str]| {
             let gpus: Vec<GpuFact> = ids.iter().map(|id| gpu(id)).collect();
             let gpus: Vec<&GpuFact> = gpus.iter().collect();
@@ -797,7 +798,7 @@ mod tests {
         let old = of(&[K80]);
         assert_eq!(old.status, Verdict::Warn, "{}", old.why);
         assert!(old.why.contains("branch 470"), "{}", old.why);
-        // No branch and kind of modules drives both.
+        // No branch and module flavour supports both.
         let pair = of(&[V100, B200]);
         assert_eq!(pair.status, Verdict::Fail, "{}", pair.why);
         assert!(pair.remedy.is_some());
@@ -805,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_differ_are_told_with_what_ends_it() {
+    fn different_versions_are_reported() {
         let found = |loaded: &str, module: &str, library: &str, package: &str| DriverState {
             found: FoundDriver {
                 loaded_version: loaded.parse().ok(),
@@ -818,9 +819,9 @@ mod tests {
         };
         let (new, old) = ("580.178.04", "580.159.03");
         for (state, verdict, words) in rows! {
-            found("", "", "", ""), Verdict::Skip, "nothing tells";
+            found("", "", "", ""), Verdict::Skip, "is unknown";
             found(new, new, new, new), Verdict::Pass, "loaded 580.178.04";
-            found(old, new, new, new), Verdict::Warn, "not the one that is loaded";
+            found(old, new, new, new), Verdict::Warn, "different version than the module on disk";
             found("", old, new, new), Verdict::Fail, "after the next boot";
             found(old, old, "", new), Verdict::Warn, "not built from";
         } {

@@ -1,5 +1,5 @@
-//! The family of fabric checks: GPUs behind NVSwitches work only while the fabric manager runs, at
-//! exactly the driver's version. Without it CUDA says error 802, system not yet initialised.
+//! Fabric checks. GPUs behind NVSwitches require a running fabric manager with exactly the driver version. Otherwise CUDA
+//! fails with error 802 (system not yet initialized).
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -28,29 +28,29 @@ const VERSION: Id = Id::new("nvl.fm.version");
 const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
 
-/// See the module.
+/// The fabric checks.
 pub struct FabricCheck;
 
 /// The switches that a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Switches {
     None,
-    /// NVSwitches on PCI and their number, which is 0 if only something else shows them.
+    /// The number of NVSwitches on the PCI bus. It is 0 if they are only known from other evidence.
     Pci(usize, Evidence),
-    /// Switches behind a network device, which need the NVLink subnet manager, too.
+    /// Switches behind a network device, which also need the NVLink subnet manager.
     Managed(Evidence),
 }
 
-/// What files tell about the fabric manager.
+/// The installation of the fabric manager according to files.
 #[derive(Debug, Clone, Copy, Default)]
 struct InFiles {
-    /// The tree has programs, so a program without a file is not installed.
+    /// The tree contains programs, so a missing file means that the program is not installed.
     told: bool,
-    /// Its program or unit is there.
+    /// Its program or unit exists.
     there: bool,
-    /// Its unit is started at boot.
+    /// Its unit is enabled.
     enabled: bool,
-    /// Links of units that are started at boot are in the tree.
+    /// The tree contains links of enabled units.
     listed: bool,
 }
 
@@ -61,20 +61,20 @@ struct FabricState {
     packages: Result<Vec<(String, String)>, String>,
     subnet_manager: bool,
     files: InFiles,
-    /// Who installs it together with the driver, outside of the packages and units of this system.
+    /// The program that installs it together with the driver, outside of the packages and units of this system.
     owner: Option<&'static str>,
-    /// Kernel modules that switches behind network devices need, and that are not loaded.
+    /// Kernel modules that switches behind network devices need, but that are not loaded.
     not_loaded: Vec<&'static str>,
-    /// The running kernel, if one of these modules is not on disk for it.
+    /// The running kernel, if one of these modules does not exist for it.
     lacks_module: Option<String>,
-    /// The GPUs are of a rack, whose switches are managed elsewhere.
+    /// The GPUs are part of a rack, whose switches are managed elsewhere.
     rack: bool,
-    /// The state of its unit; `Err` has why it was not asked.
+    /// The unit state. `Err` contains the reason why it was not queried.
     unit: Result<Option<UnitState>, String>,
-    /// The loaded driver.
+    /// The version of the loaded driver.
     driver: Option<DriverVersion>,
-    /// What NVML says about the fabric of each GPU that has one, by index; `None` for a GPU that fails. `Err` has
-    /// why nothing is known.
+    /// The NVML fabric state of each GPU that has one, by index; `None` for a GPU that failed. `Err` contains the reason
+    /// why it is unknown.
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
     /// The package manager of the machine.
     manager: Option<Manager>,
@@ -88,9 +88,9 @@ fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
     }
 }
 
-/// The program of the fabric manager, where packages and tarballs install it.
+/// The fabric manager binary, as installed by packages and tarballs.
 const PROGRAM: &str = "/usr/bin/nv-fabricmanager";
-/// Folders in which its unit may be.
+/// Directories that may contain its unit.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -102,7 +102,7 @@ const ENABLED: [&str; 2] = [
     "/etc/systemd/system/graphical.target.wants",
 ];
 
-/// Returns what files tell about the fabric manager.
+/// Returns the installation of the fabric manager according to files.
 fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
     let unit = |folder: &&str| -> Result<bool, FilesError> {
         let path = Utf8Path::new(folder).join(fabric::UNIT);
@@ -152,14 +152,14 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
                 .map(|gpu| (gpu.index, gpu.fabric.clone()))
                 .collect()),
             Nvml::NotAsked { why } => Err(why.clone()),
-            _ => Err("NVML does not answer".to_owned()),
+            _ => Err("NVML does not respond".to_owned()),
         },
     };
     // The switches of a rack are managed elsewhere.
     if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(wait) {
         found.switches = Switches::Pci(0, Evidence::Nvml);
     }
-    // Nothing is installed and nothing needs it, so the rest is not asked.
+    // The fabric manager is neither installed nor needed, so no other data is read.
     let installed = (found.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
     if found.switches == Switches::None && !installed && !found.files.there {
         return Ok(found);
@@ -179,13 +179,13 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     Ok(found)
 }
 
-/// Returns the modules that the subnet manager needs and that are not loaded, and the running kernel if one of them
-/// is not on disk for it.
+/// Returns the modules that the subnet manager needs but that are not loaded, and the running kernel if one of them does not
+/// exist for it.
 fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String>), StepError> {
     let files = subject.host.files();
     let loaded = subject.state.loaded_modules()?;
-    // The list of a recorded tree may be incomplete. It is complete if it has the driver of the switches' network
-    // devices.
+    // The module list of a recorded tree may be incomplete. It is complete if it contains the driver of the switches'
+    // network devices.
     if !loaded.iter().any(|name| name == "mlx5_core") {
         return Ok((Vec::new(), None));
     }
@@ -200,7 +200,7 @@ fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String
     let mut lacks = None;
     if let Some(running) = &subject.facts.kernel.running {
         let running = running.to_string();
-        // An absent list tells nothing.
+        // Without a list, the modules on disk are unknown.
         let list = files.read_text(&kmod::list_of(&running))?;
         let lacks_one = |list: String| {
             let has = |module: &&str| list.contains(&format!("/{module}.ko"));
@@ -218,8 +218,8 @@ fn is_in(gpu: &GpuFabric) -> bool {
     gpu.state == FabricProgress::Completed && gpu.status == 0
 }
 
-/// Whether a GPU still waits to join its fabric. GPUs that have joined need nothing more: in a guest, the host's
-/// fabric manager has joined them.
+/// Whether a GPU is still waiting to join its fabric. GPUs that have joined do not need a fabric manager here, because in a
+/// guest the host's fabric manager registers them.
 fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
     (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
 }
@@ -228,11 +228,11 @@ fn needed(switches: &Switches) -> String {
     let by = |evidence: &Evidence| match evidence {
         Evidence::Bus(_) | Evidence::ProductData => String::new(),
         Evidence::InstanceType(name) => format!(" of {name}"),
-        Evidence::Board(label) => format!(" of a baseboard of {label}"),
-        Evidence::Nvml => ", for which NVML waits,".to_owned(),
+        Evidence::Board(label) => format!(" of a {label} baseboard"),
+        Evidence::Nvml => " (NVML is waiting for the fabric)".to_owned(),
     };
     match switches {
-        Switches::None => "no NVSwitch is there, so nothing needs a fabric manager".to_owned(),
+        Switches::None => "no NVSwitch, so no fabric manager is required".to_owned(),
         Switches::Pci(0, evidence) => {
             format!("the NVSwitches{} need the fabric manager", by(evidence))
         }
@@ -247,14 +247,13 @@ fn needed(switches: &Switches) -> String {
     }
 }
 
-/// Returns the finding about a fabric manager that nothing needs: without switches it ends with an error at each
-/// boot.
+/// Returns the finding for a fabric manager that is not needed. Without switches it fails at each boot.
 fn unneeded(state: &FabricState) -> Finding {
     let why = needed(&state.switches);
     let (fails, how) = match &state.unit {
         Ok(Some(unit)) => (unit.is_enabled() && !unit.is_active(), unit.to_string()),
         Ok(None) => (false, String::new()),
-        // Files tell whether it is enabled, not whether it runs.
+        // Files show whether it is enabled, but not whether it runs.
         Err(_) => (state.files.enabled, "enabled".to_owned()),
     };
     if !fails || state.rack {
@@ -263,14 +262,14 @@ fn unneeded(state: &FabricState) -> Finding {
     Finding {
         observed: Some(how.clone()),
         remedy: Some(format!(
-            "run `systemctl disable {unit}`, or remove its package",
+            "run `systemctl disable {unit}`, or remove the package",
             unit = fabric::UNIT
         )),
         ..Finding::new(
             UNIT,
             Verdict::Warn,
             format!(
-                "{why}, but `{}` is {how}: without switches it fails at each boot",
+                "{why}, but `{}` is {how} and fails at each boot without switches",
                 fabric::UNIT
             ),
         )
@@ -289,10 +288,12 @@ fn unit(state: &FabricState) -> Finding {
         remedy: Some(remedy),
         ..say(
             Verdict::Fail,
-            format!("{needed}, which is {observed}: no program can use the GPUs (CUDA error 802)"),
+            format!(
+                "{needed}, which is {observed}, so no program can use the GPUs (CUDA error 802)"
+            ),
         )
     };
-    // If the packages are unknown, the files decide. If they tell nothing, either, it counts as installed.
+    // If the packages are unknown, the files decide. If the files are also inconclusive, it is regarded as installed.
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
@@ -300,20 +301,20 @@ fn unit(state: &FabricState) -> Finding {
         return match state.gpus.as_ref().is_ok_and(all_in) {
             true => say(
                 Verdict::Pass,
-                format!("{needed}, which comes with the driver of {owner}: the GPUs have joined"),
+                format!("{needed}, which is part of the driver of {owner}; the GPUs have joined"),
             ),
             false => say(
                 Verdict::Skip,
                 format!(
-                    "{needed}, which comes with the driver of {owner}; whether it runs cannot be seen here"
+                    "{needed}, which is part of the driver of {owner}; its state is not visible here"
                 ),
             ),
         };
     }
     let install = || match &state.driver {
         Some(_) if state.switches == Switches::Pci(0, Evidence::Nvml) => format!(
-            "in a virtual machine, ask who runs the host whether its fabric manager runs; on the \
-             machine with the switches, install `nvidia-fabricmanager` at the driver's version and \
+            "in a virtual machine, ask the operator of the host to check its fabric manager; on the \
+             machine with the switches, install `nvidia-fabricmanager` in the driver version and \
              run `systemctl enable --now {}`",
             fabric::UNIT
         ),
@@ -327,9 +328,8 @@ fn unit(state: &FabricState) -> Finding {
                 &format!("systemctl enable --now {}", fabric::UNIT),
             )
         }
-        None => {
-            "install the driver, and the package `nvidia-fabricmanager` at its version".to_owned()
-        }
+        None => "install the driver, and the package `nvidia-fabricmanager` in the same version"
+            .to_owned(),
     };
     match &state.unit {
         Ok(Some(unit)) if unit.is_active() && unit.is_enabled() => {
@@ -338,7 +338,7 @@ fn unit(state: &FabricState) -> Finding {
         Ok(Some(unit)) => fail(
             unit.to_string(),
             match unit.active.as_str() {
-                "failed" => format!("run `journalctl --unit {}` to see why", fabric::UNIT),
+                "failed" => format!("run `journalctl --unit {}` to see the reason", fabric::UNIT),
                 _ => format!("run `systemctl enable --now {}`", fabric::UNIT),
             },
         ),
@@ -349,14 +349,14 @@ fn unit(state: &FabricState) -> Finding {
             ..say(
                 Verdict::Warn,
                 format!(
-                    "{needed}, which is installed and not enabled: unless something else starts it, no program reaches the GPUs \
-                     after a boot (CUDA error 802)"
+                    "{needed}, which is installed but not enabled: unless another service starts it, no program can use the \
+                     GPUs after a boot (CUDA error 802)"
                 ),
             )
         },
         Err(why) => say(
             Verdict::Skip,
-            format!("{needed}; whether it runs is not known: {why}"),
+            format!("{needed}; its state is unknown: {why}"),
         ),
     }
 }
@@ -365,7 +365,7 @@ fn unit(state: &FabricState) -> Finding {
 const ONE_NAME: Branch = Branch(580);
 
 /// Returns the package of the fabric manager. Before branch 580, its name depends on the package manager
-/// (AWS ParallelCluster cookbook; NVIDIA's repositories for Ubuntu and RHEL).
+/// (AWS ParallelCluster cookbook; NVIDIA repositories for Ubuntu and RHEL).
 fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
     let branch = driver.branch();
     match manager {
@@ -377,7 +377,7 @@ fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
     }
 }
 
-/// Returns the remedy that installs a package at the version of the driver, and then runs a command.
+/// Returns the remedy that installs a package in the driver version and then runs a command.
 fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then: &str) -> String {
     match manager {
         Some(manager) => {
@@ -387,7 +387,7 @@ fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then
                 .replace("VERSION", &driver.to_string());
             format!("run `{install} && {then}`")
         }
-        None => format!("install the package `{name}` at version {driver}, then run `{then}`"),
+        None => format!("install the package `{name}` in version {driver}, then run `{then}`"),
     }
 }
 
@@ -400,7 +400,7 @@ fn version(state: &FabricState) -> Finding {
     if let (Some(owner), false) = (state.owner, is_packaged) {
         return say(
             Verdict::Skip,
-            format!("it comes with the driver of {owner}"),
+            format!("it is part of the driver of {owner}"),
         );
     }
     let packages = match &state.packages {
@@ -413,13 +413,13 @@ fn version(state: &FabricState) -> Finding {
     let Some((name, text)) = packages.first() else {
         return say(
             Verdict::Skip,
-            "no package of the fabric manager is installed".to_owned(),
+            "no fabric manager package is installed".to_owned(),
         );
     };
     let Some(driver) = &state.driver else {
         return say(
             Verdict::Skip,
-            format!("{name} {text} is installed, and no driver is loaded"),
+            format!("{name} {text} is installed, but no driver is loaded"),
         );
     };
     let version = match DriverVersion::from_package(text) {
@@ -441,14 +441,14 @@ fn version(state: &FabricState) -> Finding {
         ..say(
             Verdict::Fail,
             format!(
-                "the fabric manager is {version} and the loaded driver {driver}: it works only \
-                 with the driver of its own version"
+                "the fabric manager version is {version}, but the loaded driver version is {driver}; they must be \
+                 equal"
             ),
         )
     }
 }
 
-/// Whether the fabric manager cannot reach its switches, because modules of the kernel are not loaded.
+/// Whether the fabric manager cannot reach its switches because kernel modules are not loaded.
 fn is_cut_off(state: &FabricState) -> bool {
     let stands = match &state.unit {
         Ok(Some(unit)) => !unit.is_active(),
@@ -462,7 +462,7 @@ fn is_cut_off(state: &FabricState) -> bool {
 fn cut_off(state: &FabricState) -> Finding {
     let modules = state.not_loaded.join(", ");
     let load = format!(
-        "run `modprobe --all {}`, name {modules} in a file of `/etc/modules-load.d`, and start the fabric manager again",
+        "run `modprobe --all {}`, add {modules} to a file in `/etc/modules-load.d`, and restart the fabric manager",
         state.not_loaded.join(" ")
     );
     Finding {
@@ -470,7 +470,7 @@ fn cut_off(state: &FabricState) -> Finding {
         expected: Some(format!("{} loaded", fabric::SUBNET_MODULES.join(", "))),
         remedy: Some(match &state.lacks_module {
             Some(kernel) => format!(
-                "install the package that has them for {kernel} (Ubuntu: `linux-modules-extra-{kernel}`; Amazon Linux: \
+                "install the package that contains them for {kernel} (Ubuntu: `linux-modules-extra-{kernel}`; Amazon Linux: \
                  the kernel's `modules-extra`); then {load}"
             ),
             None => load,
@@ -479,8 +479,8 @@ fn cut_off(state: &FabricState) -> Finding {
             SUBNET,
             Verdict::Fail,
             format!(
-                "the GPUs cannot join the fabric (CUDA error 802): the fabric manager needs the kernel modules {modules}, \
-                 which are not loaded"
+                "the GPUs cannot join the fabric (CUDA error 802), because kernel modules required by the fabric manager are \
+                 not loaded: {modules}"
             ),
         )
     }
@@ -499,7 +499,7 @@ fn subnet(state: &FabricState) -> Finding {
         }
         (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => say(
             Verdict::Skip,
-            "it comes with the driver, as the fabric manager does",
+            "it is part of the driver, like the fabric manager",
         ),
         (Switches::Managed(_), Err(why)) => say(Verdict::Unknown, why),
         (Switches::Managed(_), Ok(_)) if state.subnet_manager => say(
@@ -511,14 +511,14 @@ fn subnet(state: &FabricState) -> Finding {
             expected: Some("the package `nvlsm`".to_owned()),
             remedy: Some(match state.manager {
                 Some(manager) => format!(
-                    "run `{}`; the package is in NVIDIA's repository",
+                    "run `{}`; the package is in the NVIDIA repository",
                     manager
                         .backend()
                         .commands()
                         .install
                         .replace("NAME", "nvlsm")
                 ),
-                None => "install the package `nvlsm` from NVIDIA's repository".to_owned(),
+                None => "install the package `nvlsm` from the NVIDIA repository".to_owned(),
             }),
             ..say(
                 Verdict::Fail,
@@ -533,7 +533,7 @@ fn joined(state: &FabricState) -> Finding {
     let is_sick =
         |(_, gpu): &(u32, Option<GpuFabric>)| gpu.as_ref().is_some_and(|gpu| sick(gpu).is_some());
     let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| gpus.iter().any(is_sick));
-    // In a guest or a rack no switch is seen, but the driver reports the health of the fabric.
+    // In a guest or a rack no switch is visible, but the driver reports the fabric health.
     if state.switches == Switches::None && !any_sick {
         return say(Verdict::Skip, needed(&state.switches));
     }
@@ -542,15 +542,15 @@ fn joined(state: &FabricState) -> Finding {
         Err(why) => return say(Verdict::Skip, why.clone()),
     };
     if gpus.is_empty() {
-        // GPUs before Hopper do not report their fabric: only the fabric manager knows it.
+        // GPUs before Hopper do not report their fabric state.
         return say(
             Verdict::Skip,
-            "NVML knows no fabric of these GPUs".to_owned(),
+            "NVML does not report a fabric state for these GPUs".to_owned(),
         );
     }
     let outside: Vec<String> = (gpus.iter())
         .filter_map(|(index, gpu)| match gpu {
-            None => Some(format!("GPU {index}: gives no answer")),
+            None => Some(format!("GPU {index}: does not respond")),
             Some(gpu) if is_in(gpu) => None,
             Some(gpu) => Some(format!("GPU {index}: {}", told(gpu))),
         })
@@ -563,19 +563,19 @@ fn joined(state: &FabricState) -> Finding {
         if sick.is_empty() {
             return say(
                 Verdict::Pass,
-                format!("{} of {} joined it", gpus.len(), gpus.len()),
+                format!("{} of {} GPUs have joined", gpus.len(), gpus.len()),
             );
         }
         return Finding {
             expected: Some("healthy".to_owned()),
             remedy: Some(format!(
-                "drain the node and look at its links with `nvidia-smi nvlink --status`, and at {}",
+                "drain the node, then check its links with `nvidia-smi nvlink --status` and read {}",
                 log_of(state)
             )),
             ..say(
                 Verdict::Fail,
                 format!(
-                    "all GPUs joined it, but the driver reports {}",
+                    "all GPUs have joined the fabric, but the driver reports {}",
                     sick.join(", ")
                 ),
             )
@@ -606,17 +606,17 @@ fn joined(state: &FabricState) -> Finding {
     }
 }
 
-/// Returns where the log of the fabric manager is.
+/// Returns the location of the fabric manager log.
 fn log_of(state: &FabricState) -> String {
     match state.owner {
         Some(owner) => {
-            format!("the log of the fabric manager, which comes with the driver of {owner}")
+            format!("the log of the fabric manager, which is part of the driver of {owner}")
         }
         None => format!("`journalctl --unit {}`", fabric::UNIT),
     }
 }
 
-/// Returns in NVML's words what is wrong with the fabric of a GPU that has joined; `None` if nothing is.
+/// Returns the NVML name of the fabric health of a GPU that has joined; `None` if it is healthy.
 fn sick(gpu: &GpuFabric) -> Option<&'static str> {
     match gpu.health? {
         FabricHealth::Healthy => None,
@@ -625,7 +625,7 @@ fn sick(gpu: &GpuFabric) -> Option<&'static str> {
     }
 }
 
-/// Returns in NVML's words how far a GPU has joined.
+/// Returns the NVML name of the registration state of a GPU.
 fn told(gpu: &GpuFabric) -> String {
     match gpu.state {
         FabricProgress::NotStarted => "not started".to_owned(),
@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_behind_switches_fail_without_a_running_fabric_manager() {
+    fn gpus_behind_switches_require_a_fabric_manager() {
         let of = |unit: Result<Option<(&str, &str)>, &str>, packages: bool, switches| {
             let mut state = state();
             state.switches = switches;
@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_to_be_there_is_not_there() {
+    fn missing_files_mean_not_installed() {
         let unknown = |files| FabricState {
             packages: Err("no database".to_owned()),
             unit: Err("a tree".to_owned()),
@@ -741,7 +741,7 @@ mod tests {
             ..told
         };
         assert_eq!(unit(&unknown(there)).status, Verdict::Skip);
-        // What is started at boot is known only of a tree that has such links.
+        // Whether the unit is enabled is known only if the tree contains links of enabled units.
         let of = |enabled| InFiles {
             enabled,
             listed: true,
@@ -752,12 +752,12 @@ mod tests {
         assert!(disabled.why.contains("not enabled"), "{}", disabled.why);
         assert!(disabled.remedy.unwrap().contains("systemctl enable --now"));
         assert_eq!(unit(&unknown(of(true))).status, Verdict::Skip);
-        // A tree without programs tells nothing.
+        // Without programs in the tree, the state is unknown.
         assert_eq!(unit(&unknown(InFiles::default())).status, Verdict::Skip);
     }
 
     #[test]
-    fn a_fabric_manager_that_nothing_needs_is_named_where_it_fails() {
+    fn unneeded_fabric_manager_warns_if_it_fails() {
         let of = |unit: Result<Option<(&str, &str)>, &str>, enabled| {
             let state = FabricState {
                 switches: Switches::None,
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fabric_manager_has_the_version_of_the_driver() {
+    fn fabric_manager_version_must_equal_driver_version() {
         assert_eq!(version(&state()).status, Verdict::Pass);
         let other = FabricState {
             driver: "580.159.03".parse().ok(),
@@ -838,7 +838,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_a_guest_that_have_joined_need_no_fabric_manager() {
+    fn joined_gpus_in_a_guest_need_no_fabric_manager() {
         let joined = (0, Some(in_fabric(FabricProgress::Completed, 0)));
         assert!(!wait(&[joined.clone(), (1, None)]));
         assert!(wait(&[
@@ -853,10 +853,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_outside_the_fabric_is_named() {
+    fn gpu_outside_the_fabric_fails() {
         assert_eq!(joined(&state()).status, Verdict::Pass);
         for (odd, words) in rows! {
-            None, "GPU 3: gives no answer";
+            None, "GPU 3: does not respond";
             Some(in_fabric(FabricProgress::NotStarted, 0)), "GPU 3: not started";
             Some(in_fabric(FabricProgress::InProgress, 0)), "GPU 3: in progress";
             Some(in_fabric(FabricProgress::Completed, 999)), "GPU 3: completed with NVML code 999";
@@ -873,11 +873,11 @@ mod tests {
                 "{}",
                 finding.why
             );
-            // Without switches the state of a fabric means nothing.
+            // Without switches the fabric state is irrelevant.
             one.switches = Switches::None;
             assert_eq!(joined(&one).status, Verdict::Skip);
         }
-        // Before Hopper, NVML knows none.
+        // Before Hopper, NVML does not report a fabric state.
         let older = FabricState {
             gpus: Ok(Vec::new()),
             ..state()
@@ -898,7 +898,7 @@ mod tests {
             ..managed
         };
         assert_eq!(subnet(&with).status, Verdict::Pass);
-        // Without the modules it finds no switch; a fabric manager that runs has found them.
+        // Without the modules it cannot find the switches. A running fabric manager has found them.
         let mut cut_off = FabricState {
             not_loaded: vec!["ib_umad"],
             lacks_module: Some("6.8.0-1030-aws".to_owned()),
@@ -923,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_manager_in_the_container_of_the_driver_is_not_missing() {
+    fn fabric_manager_in_a_driver_container_passes() {
         let mut owned = FabricState {
             owner: Some("NVIDIA's GPU Operator"),
             packages: Ok(Vec::new()),
@@ -938,14 +938,14 @@ mod tests {
             ..owned.clone()
         };
         assert_eq!(subnet(&managed).status, Verdict::Skip);
-        // Before Hopper, NVML knows no fabric.
+        // Before Hopper, NVML does not report the fabric.
         owned.gpus = Ok(Vec::new());
         assert_eq!(unit(&owned).status, Verdict::Skip);
         owned.gpus = Ok(vec![(0, Some(in_fabric(FabricProgress::InProgress, 0)))]);
         let finding = joined(&owned);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.remedy.unwrap_or_default().contains("GPU Operator"));
-        // One on the host is judged as on each other machine.
+        // A fabric manager on the host is checked as on other machines.
         owned.unit = Ok(Some(fixtures::unit("enabled", "failed")));
         assert_eq!(unit(&owned).status, Verdict::Fail);
     }

@@ -1,7 +1,7 @@
-//! The family of the GPUs' health: what NVML says of memory, temperature, power and links.
+//! GPU health checks: memory, temperature, power and links as reported by NVML.
 //!
-//! What the driver itself asks for comes first; the other rows tell why. The sources of rules and thresholds are in the
-//! registry (`model/findings.toml`).
+//! The recovery action recommended by the driver comes first. The other rows show the reason. The sources of rules and
+//! thresholds are in the registry (`model/findings.toml`).
 
 use std::sync::LazyLock;
 
@@ -19,22 +19,22 @@ use crate::{
     tools::kernel_log::Recovery,
 };
 
-/// See the module.
+/// The GPU health checks.
 pub struct HealthCheck;
 
-/// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
+/// Whether the machine has NVSwitches. If it does, all links of a GPU lead to them and must be active.
 type HasSwitches = bool;
 
-/// A finding: what is judged of each GPU.
+/// A finding and the rule that is applied to each GPU.
 struct HealthRow {
     id: Id,
-    /// Judges a GPU; `None` if NVML does not tell.
+    /// Evaluates a GPU; `None` if NVML does not report the value.
     judge: fn(&GpuHealth, HasSwitches) -> Option<HealthJudgement>,
-    /// Why NVML may give no value.
+    /// The possible reasons for a missing value.
     silent: &'static str,
 }
 
-/// What a row says of one GPU.
+/// The result of a row for one GPU.
 #[derive(Debug, PartialEq, Eq)]
 struct HealthJudgement {
     status: Verdict,
@@ -66,24 +66,26 @@ fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<
     })
 }
 
-const REPLACE: &str = "drain the node and have the GPU replaced";
-const SUPPORT: &str = "drain the node, run `nvidia-bug-report.sh`, and ask the vendor of the hardware for a field diagnosis";
+const REPLACE: &str = "drain the node and replace the GPU";
+const SUPPORT: &str =
+    "drain the node, run `nvidia-bug-report.sh`, and ask the hardware vendor for a field diagnosis";
 const REBOOT: &str = "reboot after draining the node, which stops all its workloads";
-const AIRFLOW: &str = "check fans, filters and the temperature of the room";
+const AIRFLOW: &str = "check fans, filters and room temperature";
 const SEAT: &str =
-    "check the seat of the GPU and its riser, then reboot: the link is agreed at the start";
-const LANES: &str = "compare with a sound machine of this type: if that has more lanes, check the seat of the GPU and its \
-                     riser, or replace the instance";
+    "reseat the GPU and its riser, then reboot, because link training runs only at startup";
+const LANES: &str = "compare with a healthy machine of this type; if it has more lanes, reseat the GPU and its riser, or \
+                     replace the instance";
 
-/// A GPU that has MIG devices hides the errors of its memory.
-const NO_ECC: &str = "the GPUs do not tell: they have no ECC, it is off, they have MIG devices, or the driver is too old";
+/// A GPU that has MIG devices does not report memory errors.
+const NO_ECC: &str =
+    "not reported by the GPUs (no ECC, ECC is off, MIG devices exist, or the driver is too old)";
 
-/// What is judged, the deepest cause first.
+/// The rules, the deepest cause first.
 const ROWS: [HealthRow; 16] = [
     HealthRow {
         id: Id::new("gpu.recovery-action"),
         judge: recovery_action,
-        silent: "the driver tells it from branch 565 on, and not to virtual GPUs",
+        silent: "reported only by driver branch 565 and newer, and not for vGPUs",
     },
     HealthRow {
         id: Id::new("mem.remap.failed"),
@@ -113,7 +115,7 @@ const ROWS: [HealthRow; 16] = [
     HealthRow {
         id: Id::new("mem.retired"),
         judge: retired,
-        silent: "the GPUs do not tell: from Ampere on they remap rows in place, and others may have no ECC",
+        silent: "not reported by the GPUs (Ampere and newer remap rows instead; older GPUs may have no ECC)",
     },
     HealthRow {
         id: Id::new("mem.ecc.corr"),
@@ -128,32 +130,32 @@ const ROWS: [HealthRow; 16] = [
     HealthRow {
         id: Id::new("gpu.inforom"),
         judge: inforom,
-        silent: "the GPUs do not tell",
+        silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.temp"),
         judge: temperature,
-        silent: "the GPUs do not tell",
+        silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.throttle"),
         judge: throttle,
-        silent: "the GPUs do not tell",
+        silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.power"),
         judge: power,
-        silent: "the GPUs do not tell",
+        silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("pci.link.width"),
         judge: width,
-        silent: "the driver does not tell, as in some virtual machines",
+        silent: "not reported by the driver, as in some virtual machines",
     },
     HealthRow {
         id: Id::new("pci.link.gen"),
         judge: generation,
-        silent: "it is known only while a GPU works: an idle one slows its link down",
+        silent: "only known while a GPU is busy, because an idle GPU reduces its link speed",
     },
     HealthRow {
         id: Id::new("nvl.links"),
@@ -166,28 +168,28 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let number = gpu.recovery_action?;
     let Some(action) = Recovery::of(number) else {
         return warn(
-            format!("action {number}, which is not in our table"),
+            format!("unknown action {number}"),
             Remedy::None,
-            "run `nvidia-smi --query | grep 'Recovery Action'`: the driver's own program names it",
+            "run `nvidia-smi --query | grep 'Recovery Action'`, which shows the name of the action",
         );
     };
     match action {
-        Recovery::None => pass("nothing"),
-        Recovery::Reset => fail("a reset of the GPU", Remedy::ResetGpu, words::RESET),
+        Recovery::None => pass("none"),
+        Recovery::Reset => fail("GPU reset required", Remedy::ResetGpu, words::RESET),
         Recovery::DrainAndReset => fail(
-            "a stop of its programs, then a reset of the GPU",
+            "drain and GPU reset required",
             Remedy::ResetGpu,
             words::RESET,
         ),
-        Recovery::BusReset => fail("a reset of the bus", Remedy::Reboot, REBOOT),
-        Recovery::Reboot => fail("a reboot of the machine", Remedy::Reboot, REBOOT),
+        Recovery::BusReset => fail("bus reset required", Remedy::Reboot, REBOOT),
+        Recovery::Reboot => fail("reboot required", Remedy::Reboot, REBOOT),
         Recovery::DrainPeers => warn(
-            "a stop of the programs that use it together with other GPUs",
+            "drain of multi-GPU programs required",
             Remedy::RestartApp,
-            "stop the programs that use more than one GPU, then start them again",
+            "restart the programs that use more than one GPU",
         ),
         Recovery::Imex => warn(
-            "a recovery of the IMEX domain",
+            "recovery of the IMEX domain required",
             Remedy::RestartService,
             "run `nvidia-imex-ctl -N` to see which node of the domain is missing",
         ),
@@ -196,19 +198,17 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 
 fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.remapped_rows? {
-        RemappedRows { failed: true, .. } => fail(
-            "a row of memory could not be replaced by a spare one",
-            Remedy::Replace,
-            REPLACE,
-        ),
-        _ => pass("no replacement of a row has failed"),
+        RemappedRows { failed: true, .. } => {
+            fail("row remapping failure", Remedy::Replace, REPLACE)
+        }
+        _ => pass("no row remapping failure"),
     }
 }
 
 fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if gpu.sram_threshold_exceeded? {
         fail(
-            "more uncorrected errors than NVIDIA allows",
+            "more uncorrected errors than NVIDIA's limit",
             Remedy::ContactSupport,
             SUPPORT,
         )
@@ -223,12 +223,11 @@ fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match (ecc.uncorrected, gpu.recovery_action) {
         (0, _) if before == 0 => pass("none"),
         (0, _) => pass(format!("none since the driver was loaded, {before} before")),
-        // The hardware contained the error: it ended one program, and the GPU goes on. The driver knows, and asks
-        // for nothing.
+        // The hardware contained the error: it killed one program, and the GPU still works. The driver recommends no action.
         (count, Some(0)) => warn(
-            format!("{count} since the driver was loaded, and the driver asks for nothing"),
+            format!("{count} since the driver was loaded, but no recovery action is required"),
             Remedy::RestartApp,
-            "start the application again; if errors come again, reset the GPU",
+            "restart the application; if errors recur, reset the GPU",
         ),
         (count, _) => fail(
             format!("{count} since the driver was loaded"),
@@ -240,9 +239,9 @@ fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 
 fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.remapped_rows? {
-        // By NVIDIA, running and new work is not affected.
+        // According to NVIDIA, running and new work is not affected.
         RemappedRows { pending: true, .. } => warn(
-            "a row of memory is replaced at the next reset; work may go on until then",
+            "a row will be remapped at the next reset; the GPU remains usable until then",
             Remedy::ResetGpu,
             words::RESET,
         ),
@@ -250,7 +249,7 @@ fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-/// The number of rows that a GPU can replace.
+/// The number of rows that a GPU can remap.
 const MOST_ROWS: u32 = 512;
 
 fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
@@ -258,7 +257,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
             format!(
-                "{} rows, of at most {MOST_ROWS}, were replaced after uncorrected errors",
+                "{} of {MOST_ROWS} rows were remapped after uncorrected errors",
                 rows.uncorrectable
             ),
             Remedy::Replace,
@@ -267,18 +266,18 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
     if let Some(banks @ 1..) = rows.exhausted_banks {
         return warn(
-            format!("no spare row is left in {banks} banks of memory"),
+            format!("no spare rows left in {banks} memory banks"),
             Remedy::Replace,
-            "plan a replacement: the next error in such a bank cannot be repaired",
+            "schedule a replacement: the next error in this bank cannot be remapped",
         );
     }
     match rows.correctable.saturating_add(rows.uncorrectable) {
         0 => pass("none"),
-        count => pass(format!("{count}, and spare ones are left")),
+        count => pass(format!("{count}, spare rows left")),
     }
 }
 
-/// The hard and the soft limit of DCGM's health watch; a GPU can retire 64 pages.
+/// The hard and soft limits of the DCGM health watch. A GPU can retire 64 pages.
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
@@ -286,30 +285,27 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
-            format!(
-                "{} pages, of at most {MOST_PAGES}, are retired",
-                pages.count
-            ),
+            format!("{} of {MOST_PAGES} pages are retired", pages.count),
             Remedy::Replace,
             REPLACE,
         ),
         _ if pages.pending => warn(
-            "a page is retired at the next reset",
+            "a page will be retired at the next reset",
             Remedy::ResetGpu,
             words::RESET,
         ),
         MANY_PAGES.. => warn(
             format!("{} pages are retired", pages.count),
             Remedy::Replace,
-            "have the GPU replaced if their number grows from week to week",
+            "replace the GPU if the number grows every week",
         ),
         0 => pass("none"),
-        count => pass(format!("{count}, of at most {MOST_PAGES}")),
+        count => pass(format!("{count} of {MOST_PAGES}")),
     }
 }
 
-/// Azure's node health checks fail a GPU from this number on. Here it is a warning, because corrected errors alone
-/// are no fault.
+/// The Azure node health checks fail a GPU with this number of errors. Here it is a warning, because corrected errors do not
+/// affect programs.
 const MANY_CORRECTED: u64 = 20_000_000;
 
 fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
@@ -317,7 +313,7 @@ fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
         count @ MANY_CORRECTED.. => warn(
             format!("{count} since the driver was loaded"),
             Remedy::None,
-            "watch it: memory with so many corrected errors often fails later",
+            "monitor the GPU: memory with so many corrected errors often fails later",
         ),
         0 => pass("none since the driver was loaded"),
         _ => pass("few since the driver was loaded"),
@@ -332,7 +328,7 @@ fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     } else {
         warn(
             format!(
-                "{} now, and {} after a reset",
+                "{} now, {} after a reset",
                 word(mode.current),
                 word(mode.pending)
             ),
@@ -346,16 +342,16 @@ fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
-        // Only a warning: the GPU computes, but the data that it keeps about itself may be lost.
+        // Only a warning, because the GPU still works. Its stored error history may be lost.
         warn(
             "corrupted",
             Remedy::ContactSupport,
-            "ask the vendor of the hardware",
+            "contact the hardware vendor",
         )
     }
 }
 
-/// A GPU is too hot if it is fewer degrees than this below the slowdown by the hardware.
+/// Minimum distance to the hardware slowdown threshold, in °C.
 const MARGIN: i32 = 5;
 
 fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
@@ -364,48 +360,45 @@ fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
         && memory > max
     {
         return fail(
-            format!("the memory has {memory} °C, of at most {max} °C"),
+            format!("memory temperature {memory} °C, maximum {max} °C"),
             Remedy::CheckMechanics,
             AIRFLOW,
         );
     }
     match degrees.margin? {
         ..=0 => fail(
-            format!("{} °C: the hardware slows down", degrees.gpu),
+            format!("{} °C: hardware slowdown", degrees.gpu),
             Remedy::CheckMechanics,
             AIRFLOW,
         ),
         margin @ ..MARGIN => warn(
-            format!(
-                "{} °C, {margin} °C below the slowdown by the hardware",
-                degrees.gpu
-            ),
+            format!("{} °C, {margin} °C below hardware slowdown", degrees.gpu),
             Remedy::CheckMechanics,
             AIRFLOW,
         ),
-        _ => pass("far enough below the slowdown by the hardware"),
+        _ => pass("below the hardware slowdown threshold"),
     }
 }
 
 fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
-    /// The bits of `nvmlClocksEventReason…` that a healthy machine does not show. Left out are idleness, settings,
-    /// the power cap, and the driver's own slowdown near its limits (0x20), which dense boards show at full load.
+    /// The bits of `nvmlClocksEventReason…` that are not set on a healthy machine. Not included are idle, user settings, the
+    /// power cap, and the software thermal slowdown (0x20), which dense boards report at full load.
     const REASONS: [(u64, &str, &str); 3] = [
         (
             0x80,
-            "the power supply asks it to slow down (power brake)",
+            "throttled by the power supply (power brake)",
             "check the power supply and the power cables of the machine",
         ),
-        (0x40, "the hardware slows it down for its heat", AIRFLOW),
+        (0x40, "hardware thermal slowdown", AIRFLOW),
         (
             0x08,
-            "the hardware slows it down",
-            "look at its temperature and power with `nvidia-smi --query --display=PERFORMANCE,TEMPERATURE,POWER`",
+            "hardware slowdown",
+            "check its temperature and power with `nvidia-smi --query --display=PERFORMANCE,TEMPERATURE,POWER`",
         ),
     ];
     let events = gpu.clock_events?;
     match REASONS.iter().find(|(bit, ..)| events & bit != 0) {
-        // Only a warning: one reading does not tell how long it lasts.
+        // Only a warning, because the duration is unknown after a single reading.
         Some((_, told, remedy)) => warn(*told, Remedy::CheckMechanics, remedy),
         None => pass("none now"),
     }
@@ -417,27 +410,27 @@ fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if limit.enforced < limit.default {
         warn(
             format!(
-                "the limit is {} W, and the board's default is {} W",
+                "power limit {} W, board default {} W",
                 watts(limit.enforced),
                 watts(limit.default)
             ),
             Remedy::Reconfigure,
-            "if nobody lowered it on purpose, run `nvidia-smi --power-limit=` with the board's default, and look for what \
-             lowers it at each boot",
+            "unless it was lowered on purpose, run `nvidia-smi --power-limit=` with the board default, and find the service \
+             that lowers it at boot",
         )
     } else {
         pass(format!("{} W", watts(limit.enforced)))
     }
 }
 
-/// The bit of `nvmlClocksEventReason…` that an idle GPU shows.
+/// The bit of `nvmlClocksEventReason…` that is set on an idle GPU.
 const IDLE: u64 = 0x1;
 
 fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
-        // Only a warning: two boards may share the lanes of a slot, and a hypervisor may show a bus of its own.
+        // Only a warning, because two boards may share the lanes of a slot, and a hypervisor may emulate the bus.
         warn(told, Remedy::CheckMechanics, LANES)
     } else {
         pass(told)
@@ -457,9 +450,9 @@ fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 
 fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthJudgement> {
     let links = gpu.nvlink?;
-    let told = format!("{} of {} links work", links.active, links.count);
-    // Without switches, unused links are no fault: bridges are optional, and a host may keep the links of a GPU that
-    // it hands to one guest.
+    let told = format!("{} of {} links active", links.active, links.count);
+    // Without switches, unused links are valid, because bridges are optional and a host may withhold the links of a GPU that
+    // is passed to a guest.
     if switches && links.active < links.count {
         return fail(told, Remedy::PowerCycle, words::POWER);
     }
@@ -467,13 +460,13 @@ fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthJudgement> {
         Some(count @ 1..) => warn(
             format!("{told}, {count} recovery errors since the driver was loaded"),
             Remedy::CheckMechanics,
-            "watch it, and have the links looked at if the number grows",
+            "monitor the number; if it grows, have the links inspected",
         ),
         _ => pass(told),
     }
 }
 
-/// Returns the GPUs for which the driver reports that it asks for nothing.
+/// Returns the GPUs for which the driver reports that no recovery action is required.
 pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
     let Nvml::Ready(view) = nvml else {
         return Vec::new();
@@ -488,7 +481,7 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
         .collect()
 }
 
-/// Returns the finding of a row, over all GPUs that answer.
+/// Returns the finding of a row for all GPUs that respond.
 fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
     let judged: Vec<(&NvmlDevice, HealthJudgement)> = (gpus.iter())
@@ -521,7 +514,7 @@ fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitc
             worst,
             match all - judged.len() {
                 0 => told,
-                silent => format!("{told}; {} do not tell", words::gpus(silent)),
+                silent => format!("{told}; not reported by {}", words::gpus(silent)),
             },
         );
     }
@@ -555,32 +548,34 @@ fn findings(nvml: &Nvml, switches: HasSwitches) -> Vec<Finding> {
     let view = match nvml {
         Nvml::Ready(view) => view,
         Nvml::NotAsked { why } => return skipped(why),
-        // `driver.libraries` and `validation.devices` say what is wrong with it.
-        _ => return skipped("NVML does not answer"),
+        // `driver.libraries` and `validation.devices` report the reason.
+        _ => return skipped("NVML does not respond"),
     };
     let gpus: Vec<&NvmlDevice> = (view.devices.iter())
         .filter(|gpu| gpu.health.is_some())
         .collect();
     if gpus.is_empty() {
-        return skipped("no GPU answers");
+        return skipped("no GPU responds");
     }
     ROWS.iter()
         .map(|row| finding(row, &gpus, view.devices.len(), switches))
         .collect()
 }
 
-/// Where the root filesystem of the GPU Operator's driver container is mounted.
+/// The mount point of the root filesystem of the GPU Operator's driver container.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
-/// Returns the findings for a driver of `owner`, whose library only the owner's programs find: all are unknown. The
-/// operator's validator runs `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator,
+/// Returns unknown findings for a driver of `owner` whose library is found only by the owner's programs. The operator's
+/// validator also runs `nvidia-smi` in the root directory of the driver container (NVIDIA/gpu-operator,
 /// `cmd/nvidia-validator`).
 fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let why = format!(
-        "NVML cannot be asked: the driver is that of {owner}, and its library is not on the library path"
+        "NVML cannot be loaded, because the library of the driver of {owner} is not on the library path"
     );
     let remedy = in_container.then(|| {
-        format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which asks it there")
+        format!(
+            "run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which queries the driver there"
+        )
     });
     let one = |row: &HealthRow| Finding {
         remedy: remedy.clone(),
@@ -632,7 +627,7 @@ mod tests {
         steps::fixtures::nvml_device,
     };
 
-    /// A GPU that tells everything, and is well.
+    /// A healthy GPU that reports all values.
     fn well() -> GpuHealth {
         GpuHealth {
             recovery_action: Some(0),
@@ -696,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_are_well_pass_everything() {
+    fn healthy_gpus_pass() {
         for finding in of(vec![device(0, well()), device(1, well())], true) {
             assert_eq!(
                 finding.status,
@@ -709,9 +704,10 @@ mod tests {
         }
     }
 
-    /// What NVML of driver 580.159.04 said on a machine with one H100, by `gpu-bootstrap nvml-view`, without its UUID.
+    /// The NVML data of driver 580.159.04 on a machine with one H100, recorded with `gpu-bootstrap nvml-view`. The UUID was
+    /// removed.
     #[test]
-    fn a_real_gpu_that_is_well_passes() {
+    fn recorded_healthy_gpu_passes() {
         let recorded = include_str!("../../tests/gpu/h100-580.159.04.json");
         let nvml: Nvml = serde_json::from_str(recorded).expect("a view");
         let found = findings(&nvml, false);
@@ -723,10 +719,10 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_tells_is_skipped_and_never_passed() {
+    fn unreported_values_are_skipped() {
         let silent = of(vec![device(0, GpuHealth::default())], true);
         assert_eq!(silent.len(), ROWS.len());
-        // A GPU that does not answer is told elsewhere.
+        // A GPU that does not respond is reported by other findings.
         let lost = NvmlDevice {
             error: Some("lost".to_owned()),
             ..nvml_device(0)
@@ -746,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_a_driver_out_of_reach_are_unknown_and_the_command_that_asks_it_is_named() {
+    fn gpus_of_an_unreachable_driver_are_unknown() {
         for (in_container, command) in [(true, Some("chroot /run/nvidia/driver")), (false, None)] {
             let found = out_of_reach("NVIDIA's GPU Operator", in_container);
             assert_eq!(found.len(), ROWS.len());
@@ -767,38 +763,38 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_is_judged_by_its_own_row_alone() {
+    fn each_error_affects_only_its_row() {
         use Verdict::{Fail, Warn};
         type Fault = fn(&mut GpuHealth);
         let faults: [(&str, Verdict, &str, Fault); 30] = rows! {
-            "gpu.recovery-action", Fail, "a reset of the GPU",
+            "gpu.recovery-action", Fail, "GPU reset required",
                 |gpu| { gpu.recovery_action = Some(1) };
-            "gpu.recovery-action", Fail, "a reboot", |gpu| { gpu.recovery_action = Some(2) };
-            "gpu.recovery-action", Warn, "a stop of the programs",
+            "gpu.recovery-action", Fail, "reboot", |gpu| { gpu.recovery_action = Some(2) };
+            "gpu.recovery-action", Warn, "drain of multi-GPU programs",
                 |gpu| gpu.recovery_action = Some(3);
-            "gpu.recovery-action", Fail, "then a reset", |gpu| { gpu.recovery_action = Some(4) };
+            "gpu.recovery-action", Fail, "drain and GPU reset", |gpu| { gpu.recovery_action = Some(4) };
             "gpu.recovery-action", Warn, "IMEX", |gpu| { gpu.recovery_action = Some(5) };
-            "gpu.recovery-action", Fail, "the bus", |gpu| { gpu.recovery_action = Some(6) };
-            "gpu.recovery-action", Fail, "a reboot", |gpu| { gpu.recovery_action = Some(7) };
+            "gpu.recovery-action", Fail, "bus reset", |gpu| { gpu.recovery_action = Some(6) };
+            "gpu.recovery-action", Fail, "reboot", |gpu| { gpu.recovery_action = Some(7) };
             "gpu.recovery-action", Warn, "action 99", |gpu| { gpu.recovery_action = Some(99) };
-            "mem.remap.failed", Fail, "could not be replaced", |gpu| { rows(gpu).failed = true };
+            "mem.remap.failed", Fail, "remapping failure", |gpu| { rows(gpu).failed = true };
             "mem.remap.pending", Warn, "next reset", |gpu| { rows(gpu).pending = true };
-            "mem.remap.count", Fail, "512 rows", |gpu| { rows(gpu).uncorrectable = 512 };
-            "mem.remap.count", Warn, "2 banks", |gpu| { rows(gpu).exhausted_banks = Some(2) };
+            "mem.remap.count", Fail, "512 of 512 rows", |gpu| { rows(gpu).uncorrectable = 512 };
+            "mem.remap.count", Warn, "2 memory banks", |gpu| { rows(gpu).exhausted_banks = Some(2) };
             "mem.sram.threshold", Fail, "more", |gpu| { gpu.sram_threshold_exceeded = Some(true) };
-            "mem.ecc.uncorr", Warn, "asks for nothing", |gpu| { ecc(gpu).uncorrected = 1 };
+            "mem.ecc.uncorr", Warn, "no recovery action", |gpu| { ecc(gpu).uncorrected = 1 };
             "mem.ecc.corr", Warn, "20000000", |gpu| { ecc(gpu).corrected = 20_000_000 };
-            "mem.ecc.mode", Warn, "on now, and off",
+            "mem.ecc.mode", Warn, "on now, off",
                 |gpu| { gpu.ecc_mode = Some(EccMode { current: true, pending: false }); };
-            "mem.retired", Fail, "63 pages", |gpu| pages(gpu).count = 63;
+            "mem.retired", Fail, "63 of 63 pages", |gpu| pages(gpu).count = 63;
             "mem.retired", Warn, "15 pages", |gpu| pages(gpu).count = 15;
             "mem.retired", Warn, "next reset", |gpu| { pages(gpu).pending = true };
             "gpu.inforom", Warn, "corrupted", |gpu| { gpu.inforom_valid = Some(false) };
-            "gpu.temp", Fail, "slows down", |gpu| { degrees(gpu).margin = Some(0) };
+            "gpu.temp", Fail, "hardware slowdown", |gpu| { degrees(gpu).margin = Some(0) };
             "gpu.temp", Warn, "4 °C below", |gpu| { degrees(gpu).margin = Some(4) };
-            "gpu.temp", Fail, "memory has 96", |gpu| { degrees(gpu).memory = Some(96) };
+            "gpu.temp", Fail, "memory temperature 96", |gpu| { degrees(gpu).memory = Some(96) };
             "gpu.throttle", Warn, "power brake", |gpu| { gpu.clock_events = Some(0x88) };
-            "gpu.throttle", Warn, "for its heat", |gpu| { gpu.clock_events = Some(0x48) };
+            "gpu.throttle", Warn, "thermal slowdown", |gpu| { gpu.clock_events = Some(0x48) };
             "gpu.power", Warn, "500 W",
                 |gpu| { gpu.power = Some(PowerLimit { enforced: 500_000, default: 700_000 }); };
             "pci.link.width", Warn, "8 of 16", |gpu| link(gpu).width = 8;
@@ -823,31 +819,31 @@ mod tests {
     }
 
     fn rows(gpu: &mut GpuHealth) -> &mut RemappedRows {
-        gpu.remapped_rows.as_mut().expect("it tells")
+        gpu.remapped_rows.as_mut().expect("a reported value")
     }
 
     fn ecc(gpu: &mut GpuHealth) -> &mut EccErrors {
-        gpu.ecc.as_mut().expect("it tells")
+        gpu.ecc.as_mut().expect("a reported value")
     }
 
     fn pages(gpu: &mut GpuHealth) -> &mut RetiredPages {
-        gpu.retired_pages.as_mut().expect("it tells")
+        gpu.retired_pages.as_mut().expect("a reported value")
     }
 
     fn degrees(gpu: &mut GpuHealth) -> &mut Temperature {
-        gpu.temperature.as_mut().expect("it tells")
+        gpu.temperature.as_mut().expect("a reported value")
     }
 
     fn link(gpu: &mut GpuHealth) -> &mut PcieLink {
-        gpu.pcie.as_mut().expect("it tells")
+        gpu.pcie.as_mut().expect("a reported value")
     }
 
     fn links(gpu: &mut GpuHealth) -> &mut NvLinks {
-        gpu.nvlink.as_mut().expect("it tells")
+        gpu.nvlink.as_mut().expect("a reported value")
     }
 
     #[test]
-    fn an_uncorrected_error_fails_where_the_driver_does_not_say_that_it_is_over() {
+    fn uncorrected_error_fails_unless_no_action_is_required() {
         for action in [None, Some(1)] {
             let mut sick = well();
             sick.recovery_action = action;
@@ -865,7 +861,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_gpu_may_slow_its_link_down() {
+    fn idle_gpu_may_reduce_its_link_speed() {
         let mut idle = well();
         link(&mut idle).generation = 1;
         idle.clock_events = Some(0x1);
@@ -874,7 +870,7 @@ mod tests {
     }
 
     #[test]
-    fn a_board_without_switches_may_leave_its_links_unused() {
+    fn unused_links_pass_without_switches() {
         let mut gpu = well();
         links(&mut gpu).active = 0;
         let found = of(vec![device(0, gpu)], false);
@@ -882,13 +878,13 @@ mod tests {
     }
 
     #[test]
-    fn equal_faults_are_told_once() {
+    fn equal_results_are_merged() {
         let mut sick = well();
         sick.recovery_action = Some(2);
         let all = of(vec![device(0, sick.clone()), device(1, sick.clone())], true);
         assert_eq!(
             named(&all, "gpu.recovery-action").why,
-            "all 2 GPUs: a reboot of the machine"
+            "all 2 GPUs: reboot required"
         );
         let two = of(
             vec![device(0, sick.clone()), device(1, well()), device(2, sick)],
@@ -896,7 +892,7 @@ mod tests {
         );
         assert_eq!(
             named(&two, "gpu.recovery-action").why,
-            "GPU 0, GPU 2: a reboot of the machine"
+            "GPU 0, GPU 2: reboot required"
         );
     }
 }

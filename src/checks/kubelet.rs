@@ -1,5 +1,5 @@
-//! Which container runtime the kubelet uses, and whether that one knows the nvidia runtime. A configuration that a
-//! Kubernetes distribution makes anew at each start is never written by this program.
+//! The kubelet's container runtime, and whether the nvidia runtime is configured in it. gpu-bootstrap never writes a
+//! configuration that a Kubernetes distribution regenerates at each start.
 
 use async_trait::async_trait;
 
@@ -19,7 +19,7 @@ use crate::{
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
 
-/// See the module.
+/// The `rt.kubelet.runtime` check.
 pub struct KubeletCheck;
 
 fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
@@ -27,7 +27,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     let Some(found) = found else {
         return say(
             Verdict::Skip,
-            "no kubelet runs here, and none is configured".to_owned(),
+            "no kubelet is running or configured".to_owned(),
         );
     };
     let KubeletRuntime {
@@ -48,34 +48,35 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     };
     if let Some(owner) = OWNERS.iter().find(|owner| owner.name == name) {
         let whose =
-            format!("the kubelet uses the containerd of {name} (`{socket}`, by {known_by})");
-        // A restart writes the configuration anew, from the template.
+            format!("the kubelet uses the {name} containerd (`{socket}`, according to {known_by})");
+        // A restart regenerates the configuration from the template.
         if let Some(template) =
             (found.template.as_deref()).filter(|_| toolkit && found.nvidia != Some(true))
         {
             return with(
                 Verdict::Fail,
                 format!(
-                    "pods get no GPU: the template `{template}` omits the nvidia runtime, so a restart of {name} does not \
+                    "no GPUs for pods: the template `{template}` omits the nvidia runtime, so a restart of {name} does not \
                      add it"
                 ),
                 format!(
-                    "begin `{template}` with `{{{{ template \"base\" . }}}}` in place of what it repeats, or remove it; then {}",
+                    "replace the copied base template at the start of `{template}` with `{{{{ template \"base\" . }}}}`, or \
+                     remove the file; then {}",
                     owner.remedy
                 ),
             );
         }
         return match (found.nvidia, toolkit) {
             (Some(true), _) => pass(format!(
-                "{whose}, which knows the nvidia runtime: pods ask for it by a RuntimeClass, unless it is the default one"
+                "{whose}, which has an nvidia runtime; pods request it with a RuntimeClass unless it is the default"
             )),
-            // The toolkit comes first: its own step says so.
+            // A missing toolkit is reported by its own step.
             (_, false) => say(
                 Verdict::Skip,
                 format!("{whose}; the container toolkit is not installed yet"),
             ),
             (_, true) if owner.detects && !found.runs => pass(format!(
-                "{whose}, which looks for the nvidia runtime when it starts"
+                "{whose}, which detects the nvidia runtime when it starts"
             )),
             (_, true) => {
                 let since = match owner.detects {
@@ -85,7 +86,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
                 with(
                     Verdict::Fail,
                     format!(
-                        "pods get no GPU: the containerd of {name} has no nvidia runtime: {since}"
+                        "no GPUs for pods: the {name} containerd has no nvidia runtime, because {since}"
                     ),
                     owner.remedy.to_owned(),
                 )
@@ -103,34 +104,34 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
         })
     };
     match RuntimeKind::of_socket(socket) {
-        Some(kind) if wanted(kind) => pass(format!("{name} at `{socket}`, by {known_by}")),
+        Some(kind) if wanted(kind) => {
+            pass(format!("{name} at `{socket}`, according to {known_by}"))
+        }
         Some(_) => with(
             Verdict::Warn,
             format!(
-                "the kubelet uses {name} (`{socket}`, by {known_by}), which `runtime.use` does not name: its \
-                 pods get no GPU"
+                "the kubelet uses {name} (`{socket}`, according to {known_by}), which is not in `runtime.use`, so \
+                 pods get no GPUs"
             ),
-            format!("add \"{name}\" to `runtime.use`, and run `gpu-bootstrap install`"),
+            format!("add \"{name}\" to `runtime.use` and run `gpu-bootstrap install`"),
         ),
         None => with(
             Verdict::Warn,
-            format!(
-                "the kubelet uses a runtime that is not known here (`{socket}`, by {known_by})"
-            ),
-            "configure its nvidia runtime by hand".to_owned(),
+            format!("the kubelet uses an unknown runtime (`{socket}`, according to {known_by})"),
+            "configure its nvidia runtime manually".to_owned(),
         ),
     }
 }
 
-/// What containerd makes of a kubelet that uses it: no pod starts while its CRI plugin is disabled, and nothing is
-/// said for a daemon that refuses its files.
+/// Returns the finding for a kubelet that uses containerd. No pod starts if the CRI plugin is disabled. If the daemon rejects
+/// its configuration, another finding reports it.
 fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool) -> Finding {
     let KubeletRuntime { known_by, .. } = found;
     if refused {
         return Finding::new(
             RUNTIME,
             Verdict::Skip,
-            "the kubelet uses containerd, whose files are not right: see `rt.containerd.files`",
+            "the kubelet uses containerd, whose configuration is invalid (`rt.containerd.files`)",
         );
     }
     if enabled {
@@ -139,21 +140,21 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     Finding {
         observed: Some("`cri` in `disabled_plugins`".to_owned()),
         remedy: Some(format!(
-            "run `sed -i 's/^ *disabled_plugins/#&/' {CONFIG} && systemctl restart containerd`: it disables the line \
+            "run `sed -i 's/^ *disabled_plugins/#&/' {CONFIG} && systemctl restart containerd`, which comments out the line \
              `disabled_plugins`"
         )),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
             format!(
-                "no pod starts: `{CONFIG}` disables the CRI plugin of containerd, which the kubelet uses ({known_by})"
+                "no pod starts, because `{CONFIG}` disables the CRI plugin of containerd, which the kubelet uses ({known_by})"
             ),
         )
     }
 }
 
-/// What is told of a containerd with no way to the GPUs for pods: it has no nvidia runtime, and no CDI specification is
-/// there. Where the programs of the machine may be asked, `runtime.containerd-nvidia` says it: NVIDIA/k8s-device-plugin issue 307.
+/// Returns the finding for a containerd without nvidia runtime and without CDI specification (NVIDIA/k8s-device-plugin issue
+/// 307). On a live machine with a desired state, `runtime.containerd-nvidia` reports it instead.
 fn lacks_runtime(subject: &Subject<'_>, cri: &Config) -> Result<Option<Finding>, StepError> {
     let has_nvidia = (cri.runtimes.iter()).any(|name| name.contains("nvidia"))
         || (cri.programs.values()).any(|program| toolkit::is_named_in(program));
@@ -172,15 +173,15 @@ fn lacks_runtime(subject: &Subject<'_>, cri: &Config) -> Result<Option<Finding>,
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
-            "pods get no GPU: the kubelet uses containerd, which has no nvidia runtime and no CDI specification",
+            "no GPUs for pods: the kubelet uses containerd, which has no nvidia runtime and no CDI specification",
         )
     }))
 }
 
-/// What keeps pods from starting in the files of a Kubernetes distribution's containerd: they disable its CRI plugin, or
-/// their nvidia runtime names a program that is not there. NVIDIA's GPU Operator writes there what another containerd
-/// of the machine says of itself: NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029. When it goes, it takes its programs
-/// with it.
+/// Returns an error in the containerd files of a Kubernetes distribution that prevents pods from starting: the CRI plugin is
+/// disabled, or the binary of the nvidia runtime does not exist. The GPU Operator copies the configuration of another
+/// containerd of the machine into these files (NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029). When it is
+/// uninstalled, it removes its binaries.
 fn of_distribution(
     subject: &Subject<'_>,
     owner: &KubernetesDistribution,
@@ -192,7 +193,7 @@ fn of_distribution(
     };
     for file in subject.state.distribution_files(owner)? {
         let path = &file.path;
-        // A file with an error in it is not read here.
+        // Another check reports files with syntax errors.
         let text = file.text.as_deref().unwrap_or_default();
         let Ok(config) = containerd::parse_config(text) else {
             continue;
@@ -200,28 +201,28 @@ fn of_distribution(
         if !config.enabled {
             return Ok(Some(faulty(
                 format!(
-                    "the kubelet uses the containerd of {name}, whose CRI plugin `{path}` disables: no pod starts"
+                    "no pod starts, because `{path}` disables the CRI plugin of the {name} containerd, which the kubelet uses"
                 ),
                 format!(
-                    "leave nothing but the nvidia runtime in `{path}`, above all no `disabled_plugins`, and restart {name}; if NVIDIA's \
-                     GPU Operator has written the file, set `RUNTIME_EXECUTABLE_PATH` of its toolkit to the containerd of \
-                     {name} first"
+                    "remove everything except the nvidia runtime from `{path}`, especially `disabled_plugins`, and restart \
+                     {name}; if the NVIDIA GPU Operator wrote the file, first set `RUNTIME_EXECUTABLE_PATH` of its toolkit to \
+                     the {name} containerd"
                 ),
             )));
         }
         for (runtime, program) in &config.programs {
-            // Where it looks for a name without a folder is not known.
+            // The search path for a name without a directory is unknown.
             let is_lost = program.starts_with('/')
                 && toolkit::is_named_in(program)
                 && program::is_missing(subject.host.files(), program)?;
             if is_lost {
                 return Ok(Some(faulty(
                     format!(
-                        "runtime `{runtime}` of the containerd of {name} names `{program}` (`{path}`), which is not there, so no \
-                         pod that asks for it starts"
+                        "pods with runtime `{runtime}` of the {name} containerd do not start, because its binary `{program}` \
+                         (`{path}`) does not exist"
                     ),
                     format!(
-                        "install `nvidia-container-toolkit`, and let the runtime name `{}`: {}",
+                        "install `nvidia-container-toolkit` and set the binary of the runtime to `{}`: {}",
                         toolkit::RUNTIME,
                         owner.remedy
                     ),
@@ -232,8 +233,8 @@ fn of_distribution(
     Ok(None)
 }
 
-/// Returns the fault of a toolkit that is installed, but not on the path of a Kubernetes distribution, which searches it only
-/// there and in `/usr/local/nvidia/toolkit`. An image with a read-only `/usr` has it in `/opt`: k3s-io/k3s issue 10761.
+/// Returns the finding for a toolkit that is not on the `PATH` of a Kubernetes distribution, which searches for it only there
+/// and in `/usr/local/nvidia/toolkit`. Images with a read-only `/usr` install it in `/opt` (k3s-io/k3s issue 10761).
 fn out_of_sight(
     subject: &Subject<'_>,
     owner: &KubernetesDistribution,
@@ -259,7 +260,7 @@ fn out_of_sight(
                     RUNTIME,
                     Verdict::Fail,
                     format!(
-                        "pods get no GPU: {} has no nvidia runtime, because its agent does not search `{folder}`",
+                        "no GPUs for pods: {} has no nvidia runtime, because its agent does not search `{folder}`",
                         owner.name
                     ),
                 )
@@ -277,7 +278,7 @@ impl Check for KubeletCheck {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let found = subject.state.kubelet_runtime()?;
-        // k3s and RKE2 look for it when they start.
+        // k3s and RKE2 detect it when they start.
         let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
         let finding = decide(found.as_ref(), toolkit, subject.desired);
         let owner = found
@@ -299,7 +300,7 @@ impl Check for KubeletCheck {
                 let refused = report.is_some_and(|report| report.refuses());
                 let cri = match refused {
                     true => None,
-                    // What the daemon's own program says is said by the check of its files.
+                    // Errors reported by the containerd binary belong to the file check.
                     false => (subject.state.runtime(RuntimeKind::Containerd).await?).config(),
                 };
                 let finding = match cri {
@@ -331,7 +332,7 @@ mod tests {
         steps::fixtures::{desired, facts, matrix, state_below_root},
     };
 
-    /// What is said of a tree with these files.
+    /// Returns the finding for a tree with these files.
     async fn examined(files: &[(&str, &str)]) -> Finding {
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
@@ -358,14 +359,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_files_of_a_distributions_containerd_are_read() {
+    async fn distribution_containerd_files_are_checked() {
         const PROGRAM: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
         let options = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]";
         let right = format!("version = 2\n{options}\nBinaryName = '{PROGRAM}'\n");
         let off = format!("disabled_plugins = ['cri']\n{right}");
         for (text, program, status, words) in rows! {
-            &right, PROGRAM, Verdict::Pass, "knows the nvidia runtime";
-            &right, "/usr/bin/bash", Verdict::Fail, "which is not there";
+            &right, PROGRAM, Verdict::Pass, "has an nvidia runtime";
+            &right, "/usr/bin/bash", Verdict::Fail, "does not exist";
             &off, PROGRAM, Verdict::Fail, "no pod starts";
         } {
             let finding = examined(&[
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_containerd_without_a_way_to_the_gpus_is_told() {
+    async fn containerd_without_nvidia_runtime_or_cdi_fails() {
         let named = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n\
                      runtime_type = 'io.containerd.runc.v2'\n";
         for (path, text, status) in rows! {
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_that_started_before_the_toolkit_has_to_start_again() {
+    fn distribution_needs_a_restart_after_toolkit_installation() {
         let want = desired();
         let said = |found: &KubeletRuntime, toolkit| {
             let finding = decide(Some(found), toolkit, Some(&want));
@@ -449,9 +450,7 @@ mod tests {
         };
         let (status, why, remedy) = said(&runtime("k3s", true, Some(false)), true);
         assert_eq!(status, Verdict::Fail);
-        assert!(
-            why.contains("the containerd of k3s") && why.contains("since the container toolkit")
-        );
+        assert!(why.contains("the k3s containerd") && why.contains("after the container toolkit"));
         assert!(remedy.contains("systemctl restart k3s-agent"), "{remedy}");
         let (status, _, remedy) = said(&runtime("k0s", true, Some(false)), true);
         assert!(status == Verdict::Fail && remedy.contains("/etc/k0s/containerd.d"));
@@ -470,12 +469,12 @@ mod tests {
             ..runtime("k3s", true, Some(false))
         };
         let (status, why, remedy) = said(&own, true);
-        assert!(status == Verdict::Fail && why.contains("leaves the nvidia runtime out"));
+        assert!(status == Verdict::Fail && why.contains("omits the nvidia runtime"));
         assert!(remedy.contains("{{ template \"base\" . }}"), "{remedy}");
         assert_eq!(decide(None, true, None).status, Verdict::Skip);
         let containerd = runtime("containerd", true, None);
         assert_eq!(decide(Some(&containerd), true, None).status, Verdict::Pass);
-        // Docker alone is wanted here.
+        // Only Docker is configured here.
         assert_eq!(said(&containerd, true).0, Verdict::Warn);
         let mut eks = want.clone();
         eks.cluster = Some(ClusterWish {

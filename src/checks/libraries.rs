@@ -1,5 +1,4 @@
-//! The family of library checks: the driver's user-space libraries must have the version of the
-//! loaded module.
+//! Library checks: the user-space libraries of the driver must have the version of the loaded module.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -17,34 +16,34 @@ const LIBRARIES: Id = Id::new("driver.libraries");
 
 /// The libraries that containers and monitoring programs load.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libcuda.so.1"];
-/// Debian keeps several drivers beside each other; its alternatives link the one that is used.
+/// Debian can install several drivers in parallel and selects one of them with its alternatives system.
 const ALTERNATIVES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib/aarch64-linux-gnu/nvidia/current",
 ];
 
-/// One of them is on each system that has libraries at all. A tree without any tells nothing about libraries.
+/// At least one of these paths exists on every system with libraries. If none exists, the libraries were not recorded.
 const TELLS: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib64", "/etc/ld.so.cache"];
 
-/// See the module.
+/// The library checks.
 pub struct LibrariesCheck;
 
 #[derive(Debug, Clone, Default)]
 struct LibrariesState {
     loaded: Option<String>,
-    /// Something tells which libraries there are.
+    /// The installed libraries are known.
     told: bool,
-    /// The module on disk that the next boot loads.
+    /// The version of the module that the next boot loads.
     next: Option<String>,
-    /// Packages of the driver are there.
+    /// Driver packages are installed.
     packaged: bool,
-    /// Who has the driver, where it is somebody else.
+    /// The program that manages the driver, if it is not gpu-bootstrap.
     owner: Option<Owner>,
-    /// The name, and the file that it resolves to.
+    /// The library name and the resolved file.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
-    /// Files of the same names in later folders of the distribution.
+    /// Files with the same names in later distribution directories.
     all: Vec<Utf8PathBuf>,
-    /// A container: the module belongs to its host.
+    /// The machine is a container, so the module belongs to its host.
     contained: bool,
 }
 
@@ -61,7 +60,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
             if at.is_none() {
                 at = files.resolve(&path)?;
             } else if of_distribution(&path) {
-                // What cannot be read hides nothing.
+                // An unreadable file cannot shadow a library.
                 all.extend(files.resolve(&path).ok().flatten());
             }
         }
@@ -87,14 +86,14 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
     })
 }
 
-/// Whether packages put libraries there.
+/// Whether the path is in a directory in which packages install libraries.
 fn of_distribution(path: &Utf8Path) -> bool {
     ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
         .iter()
         .any(|folder| path.starts_with(folder))
 }
 
-/// The version in the name of a library's file.
+/// The version in the file name of a library.
 fn version_of(path: &Utf8Path) -> Option<&str> {
     Some(path.file_name()?.split_once(".so.")?.1)
 }
@@ -117,7 +116,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     if !missing.is_empty() && !state.told {
         return finding(
             Verdict::Unknown,
-            "nothing here tells which libraries there are".into(),
+            "the installed libraries are unknown".into(),
             None,
         );
     }
@@ -127,7 +126,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         return finding(
             Verdict::Unknown,
             format!(
-                "{} cannot be found; the driver is that of {}, which keeps it elsewhere",
+                "{} not found; the driver is managed by {}, which installs it elsewhere",
                 missing.join(", "),
                 owner.name
             ),
@@ -140,7 +139,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         });
         return finding(
             Verdict::Fail,
-            format!("{} cannot be found on the library path", missing.join(", ")),
+            format!("{} not found on the library path", missing.join(", ")),
             Some(&format!(
                 "reinstall the driver's library packages{how}, then run `ldconfig`"
             )),
@@ -150,7 +149,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let mut libraries = "their version";
     for (name, at) in &state.found {
         let version = at.as_deref().and_then(version_of);
-        // A file named only `.so.1` does not show a version; NVML reports it then.
+        // A file name that ends with `.so.1` does not contain the version. In this case NVML reports it.
         if let Some(version) = version
             && version.contains('.')
             && version != loaded
@@ -166,7 +165,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             None,
         );
     }
-    // CUDA's package `cuda-compat`, or the libraries of a container, on the path of the whole machine.
+    // The CUDA package `cuda-compat` or libraries of a container may be on the library path of the machine.
     let hides = |path: &&Utf8PathBuf| {
         let is_other =
             version_of(path).is_some_and(|version| version.contains('.') && version != loaded);
@@ -191,16 +190,16 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         return finding(
             Verdict::Fail,
             format!(
-                "`{path}` hides `{hidden}`, which has the version of the loaded module: `{folder}` comes first on the library \
-                 path"
+                "`{path}` shadows `{hidden}`, which has the version of the loaded module, because `{folder}` comes first on \
+                 the library path"
             ),
             Some(
-                "remove that folder from `/etc/ld.so.conf`, or from the file of `/etc/ld.so.conf.d` that names it, then \
+                "remove this directory from `/etc/ld.so.conf` or from the file in `/etc/ld.so.conf.d` that contains it, then \
                  run `ldconfig`",
             ),
         );
     }
-    // A reboot helps only where the module on disk is that of the libraries.
+    // A reboot helps only if the module on disk has the version of the libraries.
     let (class, remedy) = match (&state.next, &state.owner) {
         (_, Some(owner)) if owner.name == GPU_OPERATOR && state.packaged => {
             (Remedy::Reconfigure, operator::ONE_DRIVER.to_owned())
@@ -208,7 +207,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         (Some(next), Some(owner)) if next == loaded => (
             Remedy::Reconfigure,
             format!(
-                "the parts of the driver must be of one version, and are those of {}: {}",
+                "all parts of the driver must have the same version, and they are managed by {}: {}",
                 owner.name, owner.remedy
             ),
         ),
@@ -216,12 +215,12 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             Remedy::Reconfigure,
             match state.packaged {
                 true => format!(
-                    "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
-                     does not help, because the module on disk is {next}, too"
+                    "install all driver packages in one version in one transaction, then reboot; a reboot alone does not \
+                     help, because the module on disk is also {next}"
                 ),
                 false => format!(
-                    "install libraries and module of one version again, with what installed them, because no package \
-                     has them; a reboot alone does not help, because the module on disk is {next}, too"
+                    "reinstall libraries and module in one version with their original installer, because they are not from \
+                     packages; a reboot alone does not help, because the module on disk is also {next}"
                 ),
             },
         ),
@@ -229,19 +228,19 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             Remedy::Reconfigure,
             format!(
                 "install the libraries of {loaded} in the container, because the module belongs to its host \
-                 (`NVIDIA-Linux-x86_64-{loaded}.run --no-kernel-modules`, or the packages of that version)"
+                 (`NVIDIA-Linux-x86_64-{loaded}.run --no-kernel-modules`, or the packages of this version)"
             ),
         ),
         (None, _) => (
             Remedy::Reconfigure,
             format!(
-                "the version of the module on disk is unknown: if `modinfo --field version nvidia` prints {libraries}, \
-                 reboot, which stops all workloads; otherwise install libraries and module of one version"
+                "if `modinfo --field version nvidia` prints {libraries}, reboot, which stops all workloads; otherwise install \
+                 libraries and module in one version (the version of the module on disk is unknown)"
             ),
         ),
         _ => (
             Remedy::Reboot,
-            "reboot: the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
+            "reboot, because the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
         ),
     };
     Finding {
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_other_versions_are_named() {
+    fn missing_and_mismatched_libraries_fail() {
         let (ml, cuda) = (
             "/usr/lib/libnvidia-ml.so.535.261.03",
             "/usr/lib/libcuda.so.535.261.03",
@@ -300,7 +299,7 @@ mod tests {
             state(None, None, None), Verdict::Skip, "no driver is loaded";
             state(Some("535.261.03"), Some(ml), Some(cuda)), Verdict::Pass, "version 535.261.03";
             state(Some("535.261.03"), None, Some(cuda)), Verdict::Fail,
-                "`libnvidia-ml.so.1` cannot be found";
+                "`libnvidia-ml.so.1` not found";
             state(Some("535.247.01"), Some(ml), Some(cuda)), Verdict::Fail,
                 "`libnvidia-ml.so.1` has version 535.261.03";
             state(
@@ -316,19 +315,19 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_hides_the_right_one_is_named() {
+    fn shadowing_library_is_reported() {
         let compat = "/usr/local/cuda-11.8/compat/libcuda.so.520.61.05";
         let ml = "/usr/lib/libnvidia-ml.so.535.261.03";
         let mut state = state(Some("535.261.03"), Some(ml), Some(compat));
-        // Without the right one somewhere else it is another fault.
-        assert!(!decide(&state, None).why.contains("hides"));
+        // If the correct library does not exist, another error is reported.
+        assert!(!decide(&state, None).why.contains("shadows"));
         state.all = vec!["/usr/lib/libcuda.so.535.261.03".into()];
         let finding = decide(&state, None);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(
             finding
                 .why
-                .starts_with(&format!("`{compat}` hides `/usr/lib/libcuda")),
+                .starts_with(&format!("`{compat}` shadows `/usr/lib/libcuda")),
             "{}",
             finding.why
         );
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_is_no_remedy_where_the_module_on_disk_is_the_old_one() {
+    fn reboot_is_not_suggested_for_an_old_module_on_disk() {
         let old = |next: Option<&str>| {
             let ml = Some("/usr/lib/libnvidia-ml.so.525.85.12");
             let mut state = state(Some("520.56.06"), ml, Some("/usr/lib/libcuda.so.525.85.12"));
@@ -346,7 +345,7 @@ mod tests {
         };
         let (class, remedy) = old(Some("525.85.12"));
         assert_eq!(class, Remedy::Reboot);
-        assert!(remedy.starts_with("reboot:"), "{remedy}");
+        assert!(remedy.starts_with("reboot,"), "{remedy}");
         let (class, remedy) = old(None);
         assert_eq!(class, Remedy::Reconfigure);
         assert!(remedy.contains("is unknown"), "{remedy}");
@@ -365,8 +364,11 @@ mod tests {
         );
         let (class, remedy) = old(Some("520.56.06"));
         assert_eq!(class, Remedy::Reconfigure);
-        assert!(remedy.starts_with("bring all packages"), "{remedy}");
-        // Azure/AKS issue 5869: what an image unpacks belongs to no package.
+        assert!(
+            remedy.starts_with("install all driver packages"),
+            "{remedy}"
+        );
+        // Azure/AKS issue 5869: the driver of the image does not belong to a package.
         let ml = Some("/usr/lib/libnvidia-ml.so.580.159.04");
         let mut image = state(
             Some("570.211.01"),
@@ -376,11 +378,11 @@ mod tests {
         image.next = Some("570.211.01".to_owned());
         image.packaged = false;
         let remedy = decide(&image, None).remedy.unwrap();
-        assert!(remedy.contains("with what installed them"), "{remedy}");
+        assert!(remedy.contains("with their original installer"), "{remedy}");
     }
 
     #[test]
-    fn what_mends_an_image_is_another_image() {
+    fn ostree_image_is_updated_or_rebooted() {
         let ml = Some("/usr/lib64/libnvidia-ml.so.575.51.02");
         let mut state = state(Some("570.144"), ml, Some("/usr/lib64/libcuda.so.575.51.02"));
         state.owner = Some(crate::state::Owner {
@@ -396,11 +398,11 @@ mod tests {
             decide(&state, None).remedy.unwrap()
         };
         assert!(with("570.144").ends_with("an OSTree image: update to another image"));
-        assert!(with("575.51.02").starts_with("reboot:"));
+        assert!(with("575.51.02").starts_with("reboot,"));
     }
 
     #[test]
-    fn packages_beside_the_operator_s_driver_are_removed() {
+    fn packages_next_to_the_operator_driver_are_removed() {
         // pando85/homelab pull request 4110.
         let ml = Some("/usr/lib/libnvidia-ml.so.580.159.03");
         let mut state = state(
@@ -419,18 +421,15 @@ mod tests {
         let finding = decide(&state, None);
         assert_eq!(finding.remedy_class, Some(Remedy::Reconfigure));
         let remedy = finding.remedy.unwrap();
-        assert!(
-            remedy.starts_with("remove the driver's packages"),
-            "{remedy}"
-        );
+        assert!(remedy.starts_with("remove the driver packages"), "{remedy}");
         state.packaged = false;
         state.next = Some("580.159.03".to_owned());
         let remedy = decide(&state, None).remedy.unwrap();
-        assert!(remedy.starts_with("reboot:"), "{remedy}");
+        assert!(remedy.starts_with("reboot,"), "{remedy}");
     }
 
     #[test]
-    fn a_tree_without_libraries_and_somebody_else_s_driver_are_no_fault() {
+    fn unrecorded_or_externally_managed_libraries_are_unknown() {
         let mut nothing = state(Some("580.95.05"), None, None);
         nothing.told = false;
         assert_eq!(decide(&nothing, None).status, Verdict::Unknown);

@@ -1,4 +1,4 @@
-//! The family of the kernel's log: what NVIDIA's driver wrote there since the machine booted.
+//! Log checks: the messages of the NVIDIA driver in the kernel log since boot.
 
 use std::collections::BTreeMap;
 
@@ -30,34 +30,35 @@ const FELL: Id = Id::new("log.fell-off-bus");
 const INIT: Id = Id::new("log.rm-init");
 const SXID: Id = Id::new("log.sxid");
 
-/// A folder that the GPU Operator makes on every node, also where its driver was not loaded (NVIDIA/gpu-operator issue 1726).
+/// A directory that the GPU Operator creates on every node, even if its driver was not loaded (NVIDIA/gpu-operator issue
+/// 1726).
 const OPERATOR: &str = "/run/nvidia/validations";
 
 const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
-/// See the module.
+/// The log checks.
 pub struct LogCheck;
 
-/// What is known about the machine, for judging lines of the log.
+/// Data about the machine that is used to evaluate log lines.
 #[derive(Debug, Clone)]
 pub(super) struct LogContext<'f> {
     /// The GPUs on the bus.
     gpus: &'f [GpuFact],
-    /// This program can install a driver here.
+    /// gpu-bootstrap can install a driver on this machine.
     installs: bool,
     /// It is a virtual machine.
     guest: bool,
-    /// A driver is installed, or somebody brings one, but none is loaded.
+    /// A driver is installed or managed by another program, but no driver is loaded.
     idle: bool,
     /// Who manages the driver, if another program does.
     owner: Option<Owner>,
-    /// The GPUs that the driver has.
+    /// The GPUs that are bound to the driver.
     driven: Vec<PciAddress>,
-    /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
+    /// GPUs that no longer require a recovery action according to the driver (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
-    /// Whether NVML answers now, or hangs; `None` if it cannot be asked.
+    /// Whether NVML responds (`false`: it hangs). `None` if it cannot be called.
     answers: Option<bool>,
-    /// Errors by which known faults of the loaded driver on this kernel show, each with what was reported.
+    /// Errors caused by known bugs of the loaded driver on this kernel, each with a description of the bug.
     known: Vec<(&'f Shows, String)>,
 }
 
@@ -70,7 +71,7 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
         KernelLog::NotAsked { why } => all(Verdict::Skip, why),
         KernelLog::Unreadable { why } => all(
             Verdict::Unknown,
-            &format!("the kernel's log cannot be read: {why}"),
+            &format!("the kernel log cannot be read: {why}"),
         ),
         KernelLog::Known {
             messages,
@@ -86,11 +87,12 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
                 fallen(messages, source, context),
                 init(messages, source, context),
             ];
-            // A user who floods the log hides no error.
+            // A user must not be able to hide an error by flooding the log.
             for finding in findings.iter_mut().filter(|_| *cut) {
                 if finding.status == Verdict::Pass {
-                    let why =
-                        format!("{source} has more messages than are read: its middle is unknown");
+                    let why = format!(
+                        "{source} is too long to be read completely: messages in the middle were skipped"
+                    );
                     *finding = Finding::new(finding.id.clone(), Verdict::Unknown, why);
                 }
             }
@@ -99,12 +101,12 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
     }
 }
 
-/// Returns text such as ` of the GPU at 0000:18:00.0`; empty if the line names no GPU.
+/// Returns text such as ` of the GPU at 0000:18:00.0`, or an empty string if the line does not contain a GPU.
 fn of_gpu(gpu: Option<PciAddress>) -> String {
     gpu.map_or(String::new(), |gpu| format!(" of the GPU at {gpu}"))
 }
 
-/// Returns the action that the driver's own advice (Xid 154) asks for.
+/// Returns the action requested by the driver (Xid 154).
 fn action_of(action: Recovery) -> XidAction {
     match action {
         Recovery::None | Recovery::Imex => XidAction::None,
@@ -121,14 +123,15 @@ struct Error {
     gpu: Option<PciAddress>,
     count: usize,
     action: XidAction,
-    /// The driver now reports that it asks for nothing more on this GPU.
+    /// The driver no longer requests an action for this GPU.
     over: bool,
-    /// A later Xid 154 asks for nothing more on this GPU, but NVML does not confirm that.
+    /// A later Xid 154 reports that this GPU no longer needs an action, but NVML does not confirm that.
     unconfirmed: bool,
 }
 
-/// Returns the errors, sorted by number. Xid 154 is the driver's own advice and overrides the table: if it asks for
-/// nothing, and NVML confirms that for this GPU (`recovered`), the errors before it on that GPU ask for nothing either.
+/// Returns the errors, sorted by number. Xid 154 contains the recovery action that the driver recommends and overrides the
+/// table. If the action is "None" and NVML confirms this for the GPU (`recovered`), earlier errors of this GPU need no
+/// action either.
 fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
     let add =
@@ -176,7 +179,7 @@ fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
                     } else {
                         asks.for_each(|error| error.unconfirmed = true);
                     }
-                    // An earlier advice counts, too, until NVML confirms this one.
+                    // An earlier Xid 154 remains valid until NVML confirms this one.
                     if (errors.get(&(RECOVERY, *gpu))).is_some_and(|error| error.unconfirmed) {
                         continue;
                     }
@@ -190,24 +193,24 @@ fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
     errors.into_values().collect()
 }
 
-/// The Xid with which the driver itself says what the GPU needs.
+/// The Xid that contains the recovery action recommended by the driver.
 const RECOVERY: u32 = 154;
-/// The Xid of a row of memory that could not be replaced by a spare one.
+/// The Xid of a row remapping failure.
 const NO_SPARE_ROW: u32 = 64;
 const ROW_NOT_REPLACED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d ROW_REMAPPER` then reports a remapping \
-                                failure, have the GPU replaced";
-/// The same for GPUs before Ampere, which retire pages instead of remapping rows.
-const PAGE_NOT_RETIRED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d PAGE_RETIREMENT` then reports 63 or more \
-                                retired pages, have the GPU replaced";
+                                failure, replace the GPU";
+/// The remedy for GPUs before Ampere, which retire pages instead of remapping rows.
+const PAGE_NOT_RETIRED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d PAGE_RETIREMENT` then reports 63 or \
+                                more retired pages, replace the GPU";
 const BEFORE_AMPERE: [&str; 5] = ["kepler", "maxwell", "pascal", "volta", "turing"];
 
-/// Returns in words what the driver asks for.
+/// Returns the text for the action that the driver requests.
 fn asks(action: XidAction) -> &'static str {
     match action {
-        XidAction::None => "nothing more",
-        XidAction::RestartApp => "a stop of the programs that use it",
-        XidAction::Reboot => "a reboot of the machine",
-        _ => "a reset of the GPU",
+        XidAction::None => "no action",
+        XidAction::RestartApp => "stopping the programs that use the GPU",
+        XidAction::Reboot => "a reboot",
+        _ => "a GPU reset",
     }
 }
 
@@ -216,17 +219,19 @@ fn told(error: &Error) -> String {
         code, gpu, count, ..
     } = error;
     let later = match error.unconfirmed {
-        true => "; a later Xid 154 asks for nothing more, which NVML does not confirm",
+        true => {
+            "; a later Xid 154 reports that no action is required, but NVML does not confirm it"
+        }
         false => "",
     };
     if *code == RECOVERY {
         return format!(
-            "the driver asks for {} (Xid 154{}){later}",
+            "the driver recommends {} (Xid 154{}){later}",
             asks(error.action),
             of_gpu(*gpu)
         );
     }
-    let what = xid::of(*code).map_or("not in our table", |xid| &xid.what);
+    let what = xid::of(*code).map_or("unknown number", |xid| &xid.what);
     let times = match count {
         1 => String::new(),
         count => format!(", {count} times"),
@@ -236,8 +241,7 @@ fn told(error: &Error) -> String {
 
 fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
     let mut errors = errors(messages, &context.recovered);
-    // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
-    // broken.
+    // The current report of the driver overrides older log messages. But a row that could not be remapped remains faulty.
     for error in &mut errors {
         let is_reset = matches!(error.action, XidAction::ResetGpu | XidAction::Reboot)
             && error.code != NO_SPARE_ROW;
@@ -269,7 +273,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         return Finding::new(
             XID,
             Verdict::Pass,
-            format!("none since boot, says {source}"),
+            format!("no errors since boot ({source})"),
         );
     }
     let mut codes: Vec<u32> = errors.iter().map(|error| error.code).collect();
@@ -280,13 +284,13 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         .map(|error| error.action)
         .max()
         .unwrap_or(XidAction::None);
-    // A demand without a number is left out if an error with a number asks for as much: that one says more.
+    // A requirement without a number is omitted if an error with a number requires at least the same action, because the
+    // error is more specific.
     let demand = demand.filter(|action| asked < *action);
     let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
-    // The most severe error comes first. If any error asks for an action, known errors that ask for none are left
-    // out.
+    // The most severe error comes first. If any error requires an action, known errors that require no action are omitted.
     errors.sort_by_key(|error| std::cmp::Reverse((error.action, error.code == RECOVERY)));
     let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
@@ -299,11 +303,11 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         .collect();
     let (demanded, line) = match demand {
         Some(XidAction::Reboot) => (
-            "CUDA starts on no GPU until a reboot: the driver's manager of memory (UVM) met a fatal error",
+            "CUDA does not start on any GPU until a reboot, because the unified memory driver (UVM) had a fatal error",
             "`uvm encountered global fatal error`",
         ),
         _ => (
-            "the driver refuses work on a GPU until it is reset (`NV_ERR_RESET_REQUIRED`)",
+            "the driver rejects work on a GPU until it is reset (`NV_ERR_RESET_REQUIRED`)",
             "`NV_ERR_RESET_REQUIRED`",
         ),
     };
@@ -311,40 +315,37 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
-        XidAction::None if any_unknown => {
-            (Verdict::Warn, "look up the number in NVIDIA's Xid catalog")
-        }
+        XidAction::None if any_unknown => (
+            Verdict::Warn,
+            "look up the number in the NVIDIA Xid catalog",
+        ),
         XidAction::None if over => (
             Verdict::Warn,
-            "nothing now: the driver asks for nothing more (`gpu.recovery-action`); if the error comes again, ask the \
-             vendor of the hardware",
+            "no action is required now (`gpu.recovery-action`); if the error recurs, contact the hardware vendor",
         ),
         XidAction::None => return say(Verdict::Pass, told.join("; ")),
-        XidAction::RestartApp => (Verdict::Warn, "start the application again"),
-        // Only Xid 78 asks for an update: the guest driver of a vGPU does not fit its host.
+        XidAction::RestartApp => (Verdict::Warn, "restart the application"),
+        // Only Xid 78 requires an update: the guest driver of a vGPU is incompatible with its host.
         XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
         XidAction::ContactSupport => (
             Verdict::Warn,
-            "run `nvidia-bug-report.sh`, and send its output to NVIDIA",
+            "run `nvidia-bug-report.sh` and send its output to NVIDIA",
         ),
         XidAction::ResetGpu => (Verdict::Fail, words::RESET),
         XidAction::ResetFabric => (
             Verdict::Fail,
             "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with `nvidia-smi \
-             --gpu-reset`); if the error returns, ask the hardware vendor",
+             --gpu-reset`); if the error recurs, contact the hardware vendor",
         ),
         XidAction::Reboot => (
             Verdict::Fail,
-            "reboot after draining the node, which stops all its workloads; if the error returns, ask the hardware \
+            "reboot after draining the node, which stops all its workloads; if the error recurs, contact the hardware \
              vendor",
         ),
-        XidAction::CheckMechanics => (
-            Verdict::Fail,
-            "check the power cables and the seat of the GPU",
-        ),
+        XidAction::CheckMechanics => (Verdict::Fail, "check the power cables and reseat the GPU"),
         XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
-    // A fault of this driver on this kernel explains the error better than the program does that met it.
+    // If the driver has a known bug on this kernel, the bug is a better explanation than the affected program.
     let is_worst =
         |code: u32| (errors.iter()).any(|error| error.code == code && error.action == worst);
     let known = (context.known.iter())
@@ -385,7 +386,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     }
 }
 
-/// Whether a fatal error of an NVSwitch came before the first Xid, and so is its cause.
+/// Whether the first Xid was caused by an earlier fatal NVSwitch error.
 fn follows_sxid(messages: &[Message]) -> bool {
     let first = |is: &dyn Fn(&Message) -> bool| messages.iter().position(is);
     let switch = first(&|message| matches!(message, Message::SXid { fatal: true, .. }));
@@ -407,7 +408,7 @@ fn class(action: XidAction) -> Remedy {
     }
 }
 
-/// Returns the finding about errors of `NVSwitches` (SXid). Each line says whether its error is fatal.
+/// Returns the finding for NVSwitch errors (SXid). Each log line contains whether the error is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
     let say = |status, why: String| Finding::new(SXID, status, why);
     let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
@@ -422,7 +423,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         }
     }
     let Some(((mild, ..), _)) = counts.first_key_value() else {
-        return say(Verdict::Pass, format!("none since boot, says {source}"));
+        return say(Verdict::Pass, format!("no errors since boot ({source})"));
     };
     let told: Vec<String> = (counts.iter())
         .filter(|((nonfatal, ..), _)| *mild || !nonfatal)
@@ -439,13 +440,13 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
     let (status, remedy) = if *mild {
         (
             Verdict::Warn,
-            "nothing now; if they come again and again, ask the vendor of the hardware",
+            "no action is required now; if the errors keep recurring, contact the hardware vendor",
         )
     } else {
         (
             Verdict::Fail,
-            "reboot after draining the node, which stops all its workloads: GPUs and NVSwitches must be reset together; if \
-             the error returns, ask the hardware vendor",
+            "reboot after draining the node, which stops all its workloads (GPUs and NVSwitches must be reset together); if \
+             the error recurs, contact the hardware vendor",
         )
     };
     Finding {
@@ -467,7 +468,7 @@ fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     format!("the GPU at {}", gpus.join(", "))
 }
 
-/// Returns the GPUs that fell off the bus, by the log; `None` for a line that names no GPU.
+/// Returns the GPUs that fell off the bus according to the log; `None` for a line without a GPU address.
 pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
     (messages.iter())
         .filter_map(|message| match message {
@@ -482,7 +483,7 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
         return Finding {
-            observed: Some("`fallen off the bus` in the kernel's log".to_owned()),
+            observed: Some("`fallen off the bus` in the kernel log".to_owned()),
             expected: Some("no such line".to_owned()),
             remedy: Some(words::POWER.to_owned()),
             ..say(
@@ -493,7 +494,7 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
     }
     if messages.contains(&Message::Lost) && !context.all_recovered() {
         return Finding {
-            observed: Some("`NV_ERR_GPU_IS_LOST` in the kernel's log".to_owned()),
+            observed: Some("`NV_ERR_GPU_IS_LOST` in the kernel log".to_owned()),
             expected: Some("no such line".to_owned()),
             remedy: Some(format!(
                 "run `nvidia-smi`; if a GPU is missing there: {}",
@@ -501,17 +502,17 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
             )),
             ..say(
                 Verdict::Warn,
-                "a GPU, which the driver does not name, did not answer on the bus".to_owned(),
+                "a GPU did not respond on the bus (the driver did not log its address)".to_owned(),
             )
         };
     }
     let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
-        // Such a line is only a warning: it may come from a device beside the GPU. A GPU that was lost shows Xid 79
-        // and a configuration space that cannot be read.
+        // This is only a warning, because another device on the same bus may cause the line. A lost GPU also causes
+        // Xid 79, and its configuration space is unreadable.
         let (Kind::Bus | Kind::Iommu) = row.kind else {
             return None;
         };
-        // Lines about other devices on the bus do not count.
+        // Lines about other devices are ignored.
         let of_ours: Vec<_> = (places.into_iter()).filter(|at| context.has(*at)).collect();
         (!of_ours.is_empty()).then_some((row, of_ours))
     });
@@ -523,22 +524,22 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
             ..say(Verdict::Warn, row.why.replace("{}", &gpus))
         };
     }
-    say(Verdict::Pass, format!("none since boot, says {source}"))
+    say(Verdict::Pass, format!("no errors since boot ({source})"))
 }
 
-/// Why a GPU has no driver, and what helps.
+/// The reason why a GPU has no driver, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Diagnosis {
-    /// The words of the log.
+    /// The text of the log line.
     observed: &'static str,
     /// The reason.
     pub(super) why: String,
-    /// What helps.
+    /// The remedy.
     pub(super) remedy: String,
 }
 
 impl Diagnosis {
-    /// Makes one from what files tell, without a line of the log.
+    /// Creates a diagnosis from files, without a log line.
     pub(super) fn new(why: String, remedy: String) -> Self {
         Self {
             observed: "",
@@ -549,11 +550,11 @@ impl Diagnosis {
 }
 
 /// The remedy for a GPU that did not start in a virtual machine.
-const GUEST: &str = "stop the virtual machine and start it again, so that its host resets the GPU (a cloud's instance loses its local \
-                     disks); if the GPU does not start then, look on the host at passthrough, 64-bit MMIO space and \
-                     confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
+const GUEST: &str = "stop and start the virtual machine so that its host resets the GPU (a cloud instance loses its local \
+                     disks); if the GPU still does not start, check passthrough, 64-bit MMIO space and confidential \
+                     computing on the host; `dmesg | grep NVRM` shows the error code for NVIDIA";
 
-/// Returns the remedy that installs modules of another flavour.
+/// Returns the remedy that installs the modules of the other flavour.
 fn other_modules(flavour: Flavour, context: &LogContext<'_>) -> String {
     match context.installs {
         true => format!(
@@ -563,9 +564,9 @@ fn other_modules(flavour: Flavour, context: &LogContext<'_>) -> String {
     }
 }
 
-/// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
-/// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
-/// GPU's registers.
+/// Returns the reason in the log why the driver rejects a GPU. If there are several, the deepest cause is returned. A message
+/// about the module flavour is ignored if it contradicts the board, because the driver also logs it when it cannot read
+/// the registers of the GPU.
 pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
@@ -577,14 +578,14 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
         .collect();
     if let Some((_, bar)) = windows.first() {
         return Some(Diagnosis {
-            observed: "a window without addresses",
+            observed: "an unassigned BAR",
             why: format!(
-                "firmware or hypervisor gave {} no addresses (BAR{bar}), so the driver refuses it",
+                "BAR{bar} of {} is unassigned (firmware or hypervisor), so the driver rejects the GPU",
                 named(windows.iter().map(|(gpu, _)| *gpu))
             ),
-            remedy: "on the hypervisor give the machine 64-bit MMIO space that is large enough (VMware: \
+            remedy: "on the hypervisor, give the virtual machine enough 64-bit MMIO space (VMware: \
                      `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`; QEMU with OVMF: `-fw_cfg \
-                     name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal switch on \
+                     name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal, enable \
                      \"Above 4G decoding\" in the firmware"
                 .to_owned(),
         });
@@ -618,13 +619,12 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             return Some(Diagnosis {
                 observed,
                 why: format!(
-                    "the driver could not read the registers of {}: its message contradicts the board, which runs with the \
+                    "the driver could not read the registers of {}: its log message contradicts the board, which supports the \
                      loaded modules",
                     super::words::places(gpus)
                 ),
-                remedy: "switch the machine off and on, which resets the GPU; in a virtual machine look on its \
-                         host at the passthrough, the mode of confidential computing and the reset of the \
-                         GPU"
+                remedy: "power-cycle the machine, which resets the GPU; in a virtual machine, check passthrough, \
+                         confidential computing mode and GPU reset on the host"
                     .to_owned(),
             });
         }
@@ -632,11 +632,11 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             observed,
             why: match flavour {
                 Flavour::Open => {
-                    "a GPU needs the open kernel modules, and the proprietary ones are loaded"
+                    "a GPU requires the open kernel modules, but the proprietary ones are loaded"
                 }
                 Flavour::Proprietary => {
-                    "a GPU has no system processor, and the open kernel modules that need it are \
-                     loaded"
+                    "a GPU has no GPU System Processor (GSP), but the loaded open kernel modules \
+                     require it"
                 }
             }
             .to_owned(),
@@ -645,34 +645,34 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
     }
     messages.iter().find_map(|message| {
         Some(match message {
-            // An earlier driver did not know it.
+            // The message came from an earlier driver.
             Message::Unsupported { gpu: Some(at) } if context.driven.contains(at) => return None,
             Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver says that it does not know the GPU at {at}, but it drives another of the same board, \
-                     so it could not read this one: it is broken, or in a bad state"
+                    "the driver reports the GPU at {at} as unsupported, but supports another GPU of the same board, so \
+                     it could not read this one: the GPU is broken or in a bad state"
                 ),
                 remedy: format!(
-                    "{}; if the line comes again, have the GPU replaced, or take another instance",
+                    "{}; if it recurs, replace the GPU or use another instance",
                     words::POWER
                 ),
             },
             Message::Legacy { branch, .. } => Diagnosis {
                 observed: "`supported through the NVIDIA … Legacy drivers`",
-                why: format!("the driver ignores a GPU that only branch {branch} drives"),
+                why: format!("the driver ignores a GPU that only branch {branch} supports"),
                 remedy: format!("install a driver of branch {branch}"),
             },
             Message::Unsupported { gpu } if context.guest => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver does not know {}, which may be a vGPU: a part of a GPU that the hypervisor assigns",
+                    "the driver does not support {}, which may be a vGPU (a part of a GPU, assigned by the hypervisor)",
                     named([*gpu].into_iter())
                 ),
                 remedy: format!(
-                    "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
-                     hypervisor's release, and a whole GPU needs a driver that knows it{}; a whole GPU that the \
-                     installed one should know is in a bad state: let its host reset it",
+                    "check on the hypervisor whether this is a vGPU. A vGPU needs the NVIDIA guest driver (GRID) of the \
+                     hypervisor's release; a whole GPU needs a driver that supports it{}. If the installed driver should \
+                     support it, the GPU is in a bad state; reset it on the host",
                     (context.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
@@ -683,15 +683,15 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             },
             Message::Unsupported { gpu } => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
-                why: format!("the driver does not know {}", named([*gpu].into_iter())),
+                why: format!("the driver does not support {}", named([*gpu].into_iter())),
                 remedy: (context.gpus.iter())
                     .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                     .map_or_else(
-                        || "run `gpu-bootstrap compat` to see which driver knows it".to_owned(),
+                        || "run `gpu-bootstrap compat` to find a driver that supports it".to_owned(),
                         |gpu| {
                             format!(
-                                "run `gpu-bootstrap compat --gpu {}` to see which driver knows it; a GPU that \
-                                 the installed one should know is in a bad state: switch the machine off and on",
+                                "run `gpu-bootstrap compat --gpu {}` to find a driver that supports it; if the \
+                                 installed driver should support it, the GPU is in a bad state: power-cycle the machine",
                                 gpu.pci_id
                             )
                         },
@@ -703,41 +703,41 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
     })
 }
 
-/// Returns why the firmware that the driver loads into GPUs was not loaded.
+/// Returns the reason why the GPU firmware was not loaded.
 fn firmware(file: Option<&str>, code: Option<u32>, context: &LogContext<'_>) -> Diagnosis {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
-    let observed = "firmware that could not be loaded";
+    let observed = "GPU firmware could not be loaded";
     match (code, &context.owner) {
         (Some(code), _) => Diagnosis {
             observed,
             why: format!(
-                "the firmware that the driver loads into the GPU{path} could not be read (error {code})"
+                "the GPU firmware of the driver{path} could not be read (error {code})"
             ),
-            remedy: "run `nvidia-smi`, which starts the GPU again; if that fails, too, reboot, and install the \
-                     package of the driver's firmware anew"
+            remedy: "run `nvidia-smi`, which starts the GPU again; if this also fails, reboot and reinstall the driver's \
+                     firmware package"
                 .to_owned(),
         },
         (None, Some(owner)) => Diagnosis {
             observed,
             why: format!(
-                "the firmware that the driver loads into the GPU{path} is not where the kernel looks for it"
+                "the GPU firmware of the driver{path} is not in the kernel's firmware search path"
             ),
             remedy: format!(
-                "the driver is that of {}, which brings its firmware: start what loads its driver again, and look \
-                 at its log; `/sys/module/firmware_class/parameters/path` names the folder that the kernel reads",
+                "{} provides the driver and its firmware: restart the service or pod that loads the driver, and check its \
+                 log; `/sys/module/firmware_class/parameters/path` contains the directory that the kernel searches",
                 owner.name
             ),
         },
         (None, None) => Diagnosis {
             observed,
-            why: format!("the firmware that the driver loads into the GPU{path} is not on disk"),
-            remedy: "install the package of the driver's firmware at the version of the loaded module"
+            why: format!("the GPU firmware of the driver{path} does not exist"),
+            remedy: "install the driver's firmware package in the version of the loaded module"
                 .to_owned(),
         },
     }
 }
 
-/// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
+/// Returns the reason why the kernel rejected the driver module, if a driver is installed but not loaded.
 pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     context
@@ -745,8 +745,8 @@ pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Opti
         .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
 }
 
-/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU. The
-/// first row of the table is the cause; the others are named.
+/// Returns the reason in the log why GPUs have no driver: the module was not loaded, or it failed to start a GPU. The cause
+/// is the matching row that comes first in the table; the other matching rows are appended to the text.
 pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let believed = kernel_log::rows(messages).filter(|(row, places)| match row.kind {
         Kind::Load => context.idle,
@@ -756,13 +756,13 @@ pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<D
     let rows: Vec<&Line> = believed.map(|(row, _)| row).collect();
     let (first, others) = rows.split_first()?;
     Some(Diagnosis {
-        observed: "a line that says why",
+        observed: "a line with the reason",
         why: with(&first.why, others),
         remedy: first.remedy.clone(),
     })
 }
 
-/// Returns a reason, and behind it those of other rows.
+/// Returns a reason, followed by the reasons of the other rows.
 fn with(why: &str, others: &[&Line]) -> String {
     match others {
         [] => why.to_owned(),
@@ -773,13 +773,13 @@ fn with(why: &str, others: &[&Line]) -> String {
     }
 }
 
-/// Returns what shows that the driver, which hung by a row of the table, still does; `None` if nothing does. A hang of
-/// which the log has one line may have ended; so has one after which NVML answers.
+/// Returns the evidence that the hang of this row is still in progress, or `None`. A hang with a single log line may be over.
+/// It is over if NVML responds.
 fn still_hangs(row: &Line, messages: &[Message], context: &LogContext<'_>) -> Option<String> {
     match (context.answers, kernel_log::count(messages, row)) {
         _ if !row.hang => None,
-        (Some(false), _) => Some("NVML hangs now, too".to_owned()),
-        (None, lines @ 2..) => Some(format!("the log says so {lines} times")),
+        (Some(false), _) => Some("NVML also hangs now".to_owned()),
+        (None, lines @ 2..) => Some(format!("{lines} such lines in the log")),
         (Some(true), _) | (None, _) => None,
     }
 }
@@ -813,20 +813,20 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     let (observed, what, remedy) = if !down.is_empty() {
         (
             "`RmInitAdapter failed`",
-            format!("the driver could not start {}", named(down.into_iter())),
+            format!("the driver failed to start {}", named(down.into_iter())),
             match context.guest {
                 true => GUEST,
                 false => {
-                    "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat \
-                     and slot; `dmesg | grep NVRM` has the code for its vendor"
+                    "reboot; if the GPU still does not start, power-cycle the machine and check the power cables, seat and \
+                     slot of the GPU; `dmesg | grep NVRM` shows the error code for the vendor"
                 }
             },
         )
     } else if !refused.is_empty() {
         (
             "`probe … failed with error`",
-            format!("the driver refused {}", named(refused.into_iter())),
-            "run `dmesg | grep -i nvidia` to see the lines before it, which say why",
+            format!("the driver rejected {}", named(refused.into_iter())),
+            "run `dmesg | grep -i nvidia`; the preceding lines contain the reason",
         )
     } else {
         ("", String::new(), "")
@@ -843,11 +843,11 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     });
     if let Some(module) = crashed {
         return failed(
-            "an oops of the kernel in the driver",
+            "a kernel oops in the driver",
             format!(
-                "the driver crashed in the kernel (module `{module}`): what it had locked stays locked until a reboot"
+                "the driver crashed in the kernel (module `{module}`), and the locks that it held are not released until a reboot"
             ),
-            "reboot after draining the node, which stops all its workloads; if the crash returns, install another driver \
+            "reboot after draining the node, which stops all its workloads; if the crash recurs, install another driver \
              version",
         );
     }
@@ -858,16 +858,16 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     if let Some(first) = mismatches.next() {
         let version = (first.or_else(|| mismatches.flatten().next()))
             .map_or(String::new(), |version| format!(" ({version})"));
-        // A program that was started before an upgrade causes this line, too; the problem ends with that program.
+        // A program that was started before an upgrade also causes this line. A restart of the program fixes it.
         return Finding {
             status: Verdict::Warn,
             ..failed(
                 "`API mismatch`",
                 format!(
-                    "the libraries of a program{version} are of another version than the loaded module"
+                    "a program uses libraries{version} of a different version than the loaded module"
                 ),
-                "reboot if `driver.libraries` fails; otherwise start the program again; a container that brings its \
-                 own libraries needs those of the loaded module",
+                "reboot if `driver.libraries` fails; otherwise restart the program; a container that ships driver \
+                 libraries needs the version of the loaded module",
             )
         };
     }
@@ -883,13 +883,10 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         return Finding {
             status,
             remedy_class: (!first.hang).then_some(Remedy::Reconfigure),
-            ..failed("a line that says so", why, &first.remedy)
+            ..failed("a line in the kernel log", why, &first.remedy)
         };
     }
-    say(
-        Verdict::Pass,
-        format!("no failure since boot, says {source}"),
-    )
+    say(Verdict::Pass, format!("no failure since boot ({source})"))
 }
 
 #[async_trait]
@@ -902,7 +899,7 @@ impl Check for LogCheck {
         let log = subject.state.kernel_log().await;
         let context = match log {
             KernelLog::Known { .. } => LogContext::of(subject).await?,
-            // There are no messages to judge.
+            // There are no messages to evaluate.
             KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => LogContext {
                 gpus: &subject.facts.gpus,
                 installs: false,
@@ -942,14 +939,14 @@ impl<'f> LogContext<'f> {
             owner,
             driven: (subject.facts.gpus.iter())
                 .map(|gpu| gpu.pci_address)
-                // A GPU whose driver cannot be read is left out.
+                // A GPU whose driver cannot be read is omitted.
                 .filter(|at| matches!(subject.state.bound_driver(*at), Ok(Some("nvidia"))))
                 .collect(),
             recovered: nvml.map_or_else(Vec::new, health::recovered),
             answers: match nvml {
                 Some(Nvml::Ready(_)) => Some(true),
                 Some(Nvml::Hung { .. }) => Some(false),
-                // A driver that is not loaded any more hangs no more.
+                // A driver that is no longer loaded does not hang.
                 None if subject.state.is_of_this_machine()
                     && matches!(subject.state.loaded_driver(), Ok(None)) =>
                 {
@@ -975,7 +972,7 @@ impl<'f> LogContext<'f> {
         })
     }
 
-    /// Whether the driver asks for nothing on any GPU now.
+    /// Whether no GPU currently requires a recovery action.
     fn all_recovered(&self) -> bool {
         !self.gpus.is_empty()
             && (self.gpus.iter()).all(|gpu| self.recovered.contains(&gpu.pci_address))
@@ -1014,7 +1011,7 @@ mod tests {
     };
 
     #[test]
-    fn an_error_is_over_when_the_driver_asks_for_nothing_more() {
+    fn error_warns_if_recovery_action_is_none() {
         let line =
             "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error";
         let facts = fixtures::facts();
@@ -1033,7 +1030,7 @@ mod tests {
         assert!(over.why.contains("Xid 48"), "{}", over.why);
     }
 
-    /// Returns what is known about a machine of which only the GPUs are known.
+    /// Returns the context of a machine without other data than the GPUs.
     fn context(gpus: &[GpuFact]) -> LogContext<'_> {
         LogContext {
             gpus,
@@ -1078,16 +1075,16 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_judged_by_what_they_ask_for() {
+    fn verdict_depends_on_the_xid_action() {
         for (messages, verdict, words) in [
-            (vec![], Verdict::Pass, "none since boot"),
+            (vec![], Verdict::Pass, "no errors since boot"),
             (vec![xid(43), xid(45)], Verdict::Pass, "Xid 43"),
             (
                 vec![xid(31), xid(31)],
                 Verdict::Warn,
                 "page fault in GPU memory, 2 times",
             ),
-            (vec![xid(4711)], Verdict::Warn, "not in our table"),
+            (vec![xid(4711)], Verdict::Warn, "unknown number"),
             (
                 vec![xid(31), xid(119)],
                 Verdict::Fail,
@@ -1103,7 +1100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_fault_of_the_driver_on_this_kernel_goes_before_the_application() {
+    fn known_driver_bug_replaces_the_application_remedy() {
         let shows = Shows {
             xid: 31,
             remedy: "install another driver".to_owned(),
@@ -1120,7 +1117,7 @@ mod tests {
         assert_eq!(fault.class(), Some(Remedy::Update));
         assert_eq!(fault.remedy.as_deref(), Some("install another driver"));
         assert!(fault.why.ends_with("; reported of 595.84"), "{}", fault.why);
-        // It explains no other error.
+        // Other errors are not explained by this bug.
         for codes in [&[119][..], &[31, 119]] {
             let other = with(codes);
             assert_eq!(other.status, Verdict::Fail);
@@ -1129,7 +1126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_s_own_advice_goes_before_the_table() {
+    fn recommended_recovery_action_overrides_the_table() {
         let advice = |to: &str| {
             format!(
                 "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to {to}\n"
@@ -1141,20 +1138,20 @@ mod tests {
             (
                 format!("{fault}{}", advice("0x2 (Node Reboot Required)")),
                 Verdict::Fail,
-                "the driver asks for a reboot of the machine (Xid 154 of the GPU at 0000:18:00.0); Xid 31",
+                "the driver recommends a reboot (Xid 154 of the GPU at 0000:18:00.0); Xid 31",
                 "reboot after draining the node",
             ),
             (
                 format!("{fault}{}", advice("0x1 (GPU Reset Required)")),
                 Verdict::Fail,
-                "the driver asks for a reset of the GPU",
+                "the driver recommends a GPU reset",
                 "--gpu-reset",
             ),
             (
                 advice("0x3 (Drain P2P)"),
                 Verdict::Warn,
-                "a stop of the programs",
-                "start the application again",
+                "stopping the programs",
+                "restart the application",
             ),
             (
                 format!("{}{memory}", advice("0x0 (None)")),
@@ -1171,7 +1168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_advice_that_nothing_is_needed_counts_only_if_nvml_confirms_it() {
+    fn recovery_action_none_requires_confirmation_by_nvml() {
         let facts = fixtures::facts();
         let advice = |to: &str| {
             format!(
@@ -1183,16 +1180,17 @@ mod tests {
         let (reset, nothing) = (advice("0x1 (GPU Reset Required)"), advice("0x0 (None)"));
         let own = vec![facts.gpus[0].pci_address];
         let neighbour = vec![facts.gpus[1].pci_address];
-        let unconfirmed = "a later Xid 154 asks for nothing more, which NVML does not confirm";
+        let unconfirmed =
+            "a later Xid 154 reports that no action is required, but NVML does not confirm it";
         for (text, recovered, verdict, words) in rows! {
             format!("{memory}{reset}{nothing}"), own.clone(), Verdict::Pass, "Xid 95";
             format!("{fault}{nothing}"), own, Verdict::Pass, "Xid 31";
             format!("{memory}{nothing}"), vec![], Verdict::Fail, unconfirmed;
             format!("{memory}{nothing}"), neighbour, Verdict::Fail, unconfirmed;
             format!("{fault}{nothing}"), vec![], Verdict::Warn, unconfirmed;
-            // The earlier advice.
-            format!("{reset}{nothing}"), vec![], Verdict::Fail, "asks for a reset of the GPU";
-            nothing.clone(), vec![], Verdict::Pass, "asks for nothing more";
+            // The earlier recommendation remains valid.
+            format!("{reset}{nothing}"), vec![], Verdict::Fail, "recommends a GPU reset";
+            nothing.clone(), vec![], Verdict::Pass, "recommends no action";
         } {
             let context = LogContext {
                 recovered,
@@ -1202,13 +1200,13 @@ mod tests {
             assert_eq!(finding.status, verdict, "{text}: {}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }
-        // A new error is not the one that the advice is about.
+        // The recommendation does not apply to a later error.
         let again = said(&format!("{memory}{nothing}{memory}")).remove(0);
         assert!(!again.why.contains(unconfirmed), "{}", again.why);
     }
 
     #[test]
-    fn text_of_a_user_forges_no_error_and_hides_none() {
+    fn user_text_cannot_forge_or_hide_errors() {
         let forged = "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:18:00): 79 GPU has fallen off the bus.': -2\n";
         let hiding = "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:18:00): 154 GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)': -2\n";
         let none = said("");
@@ -1221,7 +1219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_log_is_no_pass() {
+    fn truncated_log_is_unknown() {
         let facts = fixtures::facts();
         let of = |messages: &str| {
             let log = KernelLog::Known {
@@ -1239,7 +1237,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_nvlink_5_ask_for_all_gpus_unless_the_line_calls_them_nonfatal() {
+    fn fatal_nvlink_5_errors_reset_all_gpus() {
         let line = |word: &str| {
             format!("NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT {word} XC0 i0 Link 08\n")
         };
@@ -1250,7 +1248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_whose_own_line_is_gone_counts() {
+    fn cause_without_its_own_line_counts() {
         // NVIDIA/open-gpu-kernel-modules issue 1150.
         let line = "NVRM: Xid (PCI:0000:18:00): 45, pid=7, name=python3, Ch 00000001 caused by previous Xid 149\n";
         let finding = said(&line.repeat(2)).remove(0);
@@ -1262,7 +1260,7 @@ mod tests {
             "{}",
             finding.why
         );
-        // If the error has a line of its own, that line alone says how bad it was.
+        // If the error has its own line, only this line determines the severity.
         let own = "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08\n";
         assert_eq!(
             said(&format!("{own}{line}")).remove(0).status,
@@ -1271,14 +1269,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_must_be_reset_is_told_without_a_number() {
+    fn required_reset_without_xid_fails() {
         // kubernetes-sigs/dra-driver-nvidia-gpu issue 982.
         let line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned\n";
         let finding = said(line).remove(0);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.why.contains("until it is reset"), "{}", finding.why);
         assert!(finding.remedy.unwrap().contains("--gpu-reset"));
-        // An error that asks for more leads.
+        // An error that requires a stronger action comes first.
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
         let facts = fixtures::facts();
@@ -1290,7 +1288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mends_a_guest_is_on_its_host() {
+    fn remedy_in_a_guest_is_on_the_host() {
         let facts = fixtures::facts();
         let said = |text: &str| {
             let context = LogContext {
@@ -1313,7 +1311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_driver_refuses_beside_its_sibling_is_no_vgpu() {
+    fn unsupported_gpu_with_supported_sibling_is_broken() {
         // NVIDIA/aicr issue 1858.
         let facts = fixtures::facts();
         let text = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: installed in this system is not supported by the\n";
@@ -1326,32 +1324,32 @@ mod tests {
             said_on(&context, text).remove(3)
         };
         let broken = with(vec![facts.gpus[1].pci_address]);
-        assert!(broken.why.contains("it is broken"), "{}", broken.why);
+        assert!(broken.why.contains("GPU is broken"), "{}", broken.why);
         let remedy = broken.remedy.unwrap();
         assert!(
-            remedy.contains("replaced") && !remedy.contains("GRID"),
+            remedy.contains("replace the GPU") && !remedy.contains("GRID"),
             "{remedy}"
         );
         assert!(with(Vec::new()).why.contains("vGPU"));
-        // The driver has it now: an earlier one did not know it.
+        // The GPU is now bound to the driver, so an earlier driver logged the line.
         let all = facts.gpus.iter().map(|gpu| gpu.pci_address).collect();
         assert_eq!(with(all).status, Verdict::Pass);
     }
 
     #[test]
-    fn a_row_that_could_not_be_replaced_may_need_another_gpu() {
+    fn row_remapping_failure_may_require_another_gpu() {
         // awslabs/awsome-distributed-ai pull request 1190.
         let remedy = |codes: &[u32]| {
             let messages: Vec<Message> = codes.iter().map(|code| xid(*code)).collect();
             of(&messages).remove(0).remedy.unwrap()
         };
-        assert!(remedy(&[48, 64]).contains("have the GPU replaced"));
-        assert!(!remedy(&[48, 63]).contains("replaced"));
-        assert!(!remedy(&[64, 79]).contains("replaced"));
+        assert!(remedy(&[48, 64]).contains("replace the GPU"));
+        assert!(!remedy(&[48, 63]).contains("replace the GPU"));
+        assert!(!remedy(&[64, 79]).contains("replace the GPU"));
     }
 
     #[test]
-    fn the_version_of_a_program_s_libraries_is_named() {
+    fn api_mismatch_contains_the_library_version() {
         for text in [
             "NVRM: API mismatch: the client has the version 570.148.08, but\n",
             "NVRM: API mismatch: the client 'python' (pid 7)\nNVRM: has the version 570.148.08, but this kernel module has\n",
@@ -1363,27 +1361,27 @@ mod tests {
     }
 
     #[test]
-    fn an_end_of_cuda_until_a_reboot_is_told_without_a_number() {
+    fn fatal_uvm_error_without_xid_fails() {
         // NVIDIA/open-gpu-kernel-modules issue 1342.
         let line = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.\n";
         let finding = said(line).remove(0);
         assert_eq!(finding.status, Verdict::Fail);
-        assert!(finding.why.starts_with("CUDA starts on no GPU"));
+        assert!(finding.why.starts_with("CUDA does not start on any GPU"));
         assert!(finding.remedy.unwrap().starts_with("reboot after draining"));
-        // An error that asks for less only stands beside it.
+        // An error that requires a weaker action is listed after it.
         let fault = format!("{line}NVRM: Xid (PCI:0000:18:00): 31, pid=1\n");
         assert!(
             said(&fault)
                 .remove(0)
                 .why
-                .starts_with("CUDA starts on no GPU")
+                .starts_with("CUDA does not start on any GPU")
         );
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
     }
 
     #[test]
-    fn a_crash_of_the_driver_in_the_kernel_asks_for_a_reboot() {
+    fn driver_crash_requires_a_reboot() {
         // NVIDIA/k8s-device-plugin issue 941.
         let line = "general protection fault: 0000 [#1] SMP NOPTI\nRIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]\n";
         let finding = said(line).remove(3);
@@ -1397,7 +1395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_driver_lost_and_does_not_name_is_a_warning() {
+    fn lost_gpu_without_address_warns() {
         // NVIDIA/open-gpu-kernel-modules issue 688.
         let line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from rmStatus @ kernel_ce_gv100.c:106\n";
         let finding = said(line).remove(2);
@@ -1408,7 +1406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beside_the_gpus_is_a_warning() {
+    fn errors_outside_the_gpus_warn() {
         let hung = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
         assert_eq!(said(hung).remove(3).status, Verdict::Warn);
         let line = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
@@ -1423,18 +1421,18 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_switches_are_as_bad_as_their_lines_say() {
+    fn sxid_line_determines_the_severity() {
         let line = |code: u32, word: &str| {
             format!("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {code}, {word}, Link 30 LTSSM\n")
         };
         for (text, verdict, words) in [
-            (String::new(), Verdict::Pass, "none since boot"),
+            (String::new(), Verdict::Pass, "no errors since boot"),
             (
                 line(12028, "Non-fatal"),
                 Verdict::Warn,
                 "SXid 12028 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
             ),
-            // The lines of details are no more errors: NVIDIA/nvtrust issue 124.
+            // Detail lines are not counted as errors: NVIDIA/nvtrust issue 124.
             (
                 format!(
                     "{}{}{}",
@@ -1458,7 +1456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_fell_off_the_bus_is_named() {
+    fn finding_contains_gpus_that_fell_off_the_bus() {
         assert_eq!(of(&[xid(31)])[2].status, Verdict::Pass);
         for message in [
             xid(79),
@@ -1476,20 +1474,20 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_of_a_failed_start_comes_first() {
+    fn failed_start_has_a_reason() {
         let failed = Message::NotStarted { gpu: None };
         for (messages, verdict, words) in [
             (vec![], Verdict::Pass, "no failure"),
-            (vec![failed.clone()], Verdict::Fail, "could not start a GPU"),
+            (vec![failed.clone()], Verdict::Fail, "failed to start a GPU"),
             (
                 vec![failed.clone(), Message::NeedsOpen { gpu: None }],
                 Verdict::Fail,
-                "needs the open kernel modules",
+                "requires the open kernel modules",
             ),
             (
                 vec![Message::NeedsProprietary { gpu: None }],
                 Verdict::Fail,
-                "no system processor",
+                "no GPU System Processor",
             ),
             (
                 vec![
@@ -1500,7 +1498,7 @@ mod tests {
                     },
                 ],
                 Verdict::Fail,
-                "only branch 470 drives",
+                "only branch 470 supports",
             ),
             (
                 vec![
@@ -1516,12 +1514,12 @@ mod tests {
             (
                 vec![Message::ProbeFailed { gpu: None }],
                 Verdict::Fail,
-                "the driver refused a GPU",
+                "the driver rejected a GPU",
             ),
             (
                 vec![Message::OtherVersion { libraries: None }],
                 Verdict::Warn,
-                "another version",
+                "different version",
             ),
         ] {
             let finding = of(&messages).remove(3);
@@ -1531,12 +1529,12 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_why_a_gpu_did_not_start() {
+    fn log_table_explains_a_failed_start() {
         let failed = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n";
         for (line, why, remedy) in [
             (
                 "NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n",
-                "could not start the GPU at 0000:18:00.0: power cables are not connected",
+                "failed to start the GPU at 0000:18:00.0: power cables are not connected",
                 "connect all power cables",
             ),
             (
@@ -1564,11 +1562,11 @@ mod tests {
                 "too small (swiotlb)",
                 "larger `swiotlb=`",
             ),
-            ("", "could not start the GPU at 0000:18:00.0", "reboot"),
-            // A line about another device explains nothing.
+            ("", "failed to start the GPU at 0000:18:00.0", "reboot"),
+            // A line about another device is ignored.
             (
                 "pci 0000:99:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
-                "could not start the GPU at 0000:18:00.0",
+                "failed to start the GPU at 0000:18:00.0",
                 "reboot",
             ),
         ] {
@@ -1579,25 +1577,25 @@ mod tests {
                 finding.remedy.is_some_and(|text| text.contains(remedy)),
                 "{line}"
             );
-            // A GPU that works is not judged by what was before.
+            // Without a failed start, earlier lines are ignored.
             assert_eq!(said(line).remove(3).status, Verdict::Pass, "{line}");
         }
     }
 
     #[test]
-    fn a_hang_fails_where_nvml_hangs_too_or_where_the_log_repeats_it() {
+    fn hang_fails_if_repeated_or_confirmed_by_nvml() {
         let facts = fixtures::facts();
         let task = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
         let lockup = "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]\n";
         let peers = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
         for (text, answers, verdict, words) in rows! {
             task.to_owned(), None, Verdict::Warn, "hung, or still hangs";
-            task.to_owned(), Some(false), Verdict::Fail, "NVML hangs now, too";
-            task.repeat(2), None, Verdict::Fail, "the log says so 2 times";
+            task.to_owned(), Some(false), Verdict::Fail, "NVML also hangs now";
+            task.repeat(2), None, Verdict::Fail, "2 such lines in the log";
             task.repeat(2), Some(true), Verdict::Warn, "hung, or still hangs";
             lockup.to_owned(), None, Verdict::Warn, "it hung, or the hypervisor";
-            lockup.repeat(3), None, Verdict::Fail, "the log says so 3 times";
-            // What is no hang fails neither way, and comes behind one that fails.
+            lockup.repeat(3), None, Verdict::Fail, "3 such lines in the log";
+            // Other rows never fail, and come after a row that fails.
             peers.repeat(2), None, Verdict::Warn, "GPUDirect RDMA";
             peers.to_owned(), Some(false), Verdict::Warn, "GPUDirect RDMA";
             format!("{peers}{lockup}"), Some(false), Verdict::Fail, "it hung, or the hypervisor paused this machine; also: ";
@@ -1613,7 +1611,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_lines_of_the_table_the_first_row_is_the_cause_and_the_other_is_named() {
+    fn first_matching_row_is_the_cause() {
         let started = said(
             "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n\
              NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n\
@@ -1622,7 +1620,7 @@ mod tests {
         .remove(3);
         assert_eq!(
             started.why,
-            "the driver could not start the GPU at 0000:18:00.0: power cables are not connected; also: the GPU \
+            "the driver failed to start the GPU at 0000:18:00.0: power cables are not connected; also: the GPU \
              system processor (GSP) did not start"
         );
         assert!(started.remedy.unwrap().contains("power cables"));
@@ -1638,7 +1636,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
+    fn rejected_module_counts_if_none_is_loaded() {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
         let context = |idle| LogContext {
@@ -1652,7 +1650,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_bus_are_those_of_the_gpus() {
+    fn bus_errors_of_other_devices_are_ignored() {
         for (line, verdict, words) in [
             (
                 "nvidia 0000:18:00.0: AER: can't recover (no error_detected callback)",
@@ -1667,7 +1665,7 @@ mod tests {
             (
                 "snd_hda_intel 0000:18:00.1: AER: can't recover (no error_detected callback)",
                 Verdict::Pass,
-                "none since boot",
+                "no errors since boot",
             ),
         ] {
             let finding = said(line).remove(2);
@@ -1678,14 +1676,14 @@ mod tests {
     }
 
     #[test]
-    fn firmware_that_is_there_is_not_said_to_be_missing() {
+    fn unreadable_firmware_is_not_reported_as_missing() {
         let line = |code| {
             format!(
                 "nvidia 0000:18:00.0: Direct firmware load for nvidia/570.172.08/gsp_ga10x.bin failed with error -{code}"
             )
         };
         let why = |code| said(&line(code)).remove(3).why;
-        assert!(why(2).contains("is not on disk"), "{}", why(2));
+        assert!(why(2).contains("does not exist"), "{}", why(2));
         assert!(why(4).contains("could not be read (error 4)"), "{}", why(4));
         let owner = crate::state::Owner {
             name: "NVIDIA's GPU Operator",
@@ -1711,8 +1709,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_contradicts_the_board_is_not_believed() {
-        // The GPUs of the fixture are H100, which have a system processor.
+    fn message_that_contradicts_the_board_is_ignored() {
+        // The GPUs of the fixture are H100, which have a GSP.
         let text = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: nvidia.ko because it does \
                     not include the required GPU\n";
         let finding = said(text).remove(3);
@@ -1723,20 +1721,22 @@ mod tests {
             finding.why
         );
         assert!(!finding.remedy.unwrap().contains("driver.flavour"));
-        // Windows of other devices are nobody's business.
+        // BARs of other devices are ignored.
         let text = "pci 0000:99:00.0: BAR 1: no space for [mem size 0x10]\n";
         assert_eq!(said(text).remove(3).status, Verdict::Pass);
         let text = "pci 0000:18:00.0: BAR 1: no space for [mem size 0x10]\n";
         let finding = said(text).remove(3);
         assert!(
-            finding.why.contains("no addresses (BAR1)"),
+            finding
+                .why
+                .contains("BAR1 of the GPU at 0000:18:00.0 is unassigned"),
             "{}",
             finding.why
         );
     }
 
     #[test]
-    fn a_log_that_nobody_can_read_is_no_pass() {
+    fn unreadable_log_does_not_pass() {
         for (log, verdict) in [
             (
                 KernelLog::NotAsked {

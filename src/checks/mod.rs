@@ -1,11 +1,9 @@
-//! Health checks, one file for each family: problems that no change of this program can repair.
+//! Health checks, one file for each family. They report problems that gpu-bootstrap cannot repair.
 //!
-//! What was not recorded is unknown, and no fault: a tree without an `os-release`, libraries,
-//! programs or device nodes says nothing about them.
+//! Missing data is unknown, not an error: a recorded tree may lack `os-release`, libraries, programs or device nodes.
 //!
-//! A family has `detect` and a pure `decide`, as a step has. An error of it is the result of all its
-//! ids: if others have something to say, a finding becomes `Skip` where `error.not_asked()` answers,
-//! as `pci.driver-bound` does in `pci.rs`.
+//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, all its findings are unknown. To keep
+//! the other findings, map an error with `error.not_asked()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
 
 mod bus;
 pub mod causes;
@@ -63,7 +61,7 @@ mod tests {
     use super::all;
 
     #[test]
-    fn names_are_unique() {
+    fn finding_ids_are_unique() {
         let checks = all();
         let mut names: Vec<&str> = checks
             .iter()

@@ -1,8 +1,8 @@
-//! NVIDIA's GPU Operator beside a driver of the host: what it leaves out on this node, and why.
+//! The NVIDIA GPU Operator on a node with a host driver: which operands are not deployed on this node, and the reason.
 //!
-//! Sources: NVIDIA/gpu-operator v26.7.0: `controllers/state_manager.go` (it labels each node with GPUs for each of its operands,
-//! and keeps a value that is there), `assets/*/0500_daemonset.yaml` (an operand runs only where its label is `true`),
-//! `cmd/nvidia-validator` (where it looks for a driver of the host); NVIDIA/k8s-driver-manager (it sets `pre-installed`).
+//! Sources: NVIDIA/gpu-operator v26.7.0: `controllers/state_manager.go` (labels each GPU node for each operand and keeps existing
+//! values), `assets/*/0500_daemonset.yaml` (an operand runs only on nodes with the label value `true`), `cmd/nvidia-validator`
+//! (search paths for a host driver); NVIDIA/k8s-driver-manager (sets `pre-installed`).
 
 use camino::Utf8Path;
 
@@ -16,13 +16,13 @@ use crate::{
 
 pub(super) const OPERATOR: Id = Id::new("k8s.operator");
 
-/// How the labels of its operands begin.
+/// The prefix of the operand labels.
 const OF_OPERANDS: &str = "nvidia.com/gpu.deploy.";
 
-/// The operands whose labels this program sets, too, also where no operator is.
+/// The operands whose labels gpu-bootstrap also sets, even without an operator.
 const OURS: [&str; 2] = ["driver", "container-toolkit"];
 
-/// Where its validator looks for a driver of the host.
+/// The paths where the operator's validator searches for a host driver.
 const SMI: [&str; 6] = [
     "/usr/bin/nvidia-smi",
     "/usr/sbin/nvidia-smi",
@@ -32,26 +32,27 @@ const SMI: [&str; 6] = [
     "/opt/bin/nvidia-smi",
 ];
 
-/// The runtime that its toolkit's container puts on the host.
+/// The runtime that the operator's toolkit container installs on the host.
 const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
 
-/// What helps where packages of the host bring a driver beside the operator's.
-pub(super) const ONE_DRIVER: &str = "remove the driver's packages from the host, so that no upgrade brings another version, and reboot; or \
-                                     keep them, and set `driver.enabled=false` in the operator's ClusterPolicy";
+/// The remedy if host packages contain a driver in addition to the operator's.
+pub(super) const ONE_DRIVER: &str = "remove the driver packages from the host, so that no upgrade installs another version, and \
+                                     reboot; or keep them and set `driver.enabled=false` in the operator's ClusterPolicy";
 
-/// What of the host decides what the operator does.
+/// The state of the host that determines which operands are deployed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OnHost {
-    /// Its own container has the driver.
+    /// The driver runs in the operator's container.
     has_its_driver: bool,
-    /// The driver that packages of the host bring.
+    /// The version of the host's driver packages.
     packages: Option<DriverVersion>,
     /// A driver is loaded.
     has_driver: bool,
-    /// The program by which it finds a driver of the host.
+    /// The host's `nvidia-smi` as found by the operator.
     smi: Option<&'static str>,
-    /// A toolkit of the host is there, and one of its own.
+    /// The host has a toolkit.
     has_toolkit: bool,
+    /// The operator has installed its toolkit.
     has_its_toolkit: bool,
 }
 
@@ -74,7 +75,7 @@ pub(super) async fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
     })
 }
 
-/// What the operator leaves out; `known` is the node, or why it is not known.
+/// Returns the finding about operands that are not deployed; `known` is the node, or the reason why it is unknown.
 pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnHost) -> Finding {
     let say = |status, why: String| Finding::new(OPERATOR, status, why);
     // NVIDIA/gpu-operator issues 126 and 367, pando85/homelab pull request 4110.
@@ -84,14 +85,14 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
             ..say(
                 Verdict::Warn,
                 format!(
-                    "two drivers are on the node: that of the operator's container, and {version} in packages of the host; the \
-                     libraries of one do not work with the modules of the other"
+                    "two drivers on the node, one in the operator's container and {version} in host packages; the libraries \
+                     of one do not work with the modules of the other"
                 ),
             )
         };
     }
     if host.has_its_driver {
-        let why = "the operator has the driver in its own container, so gpu-bootstrap leaves the node alone";
+        let why = "the operator runs the driver in a container, so gpu-bootstrap does not change this node";
         return say(Verdict::Pass, why.to_owned());
     }
     let (name, node) = match known {
@@ -105,7 +106,7 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     let is_there = operands.iter().any(|(name, _)| !OURS.contains(name));
     if let Some((_, "false")) = value_of("operands") {
         let why =
-            format!("it leaves out everything on node `{name}` ({OF_OPERANDS}operands=false)");
+            format!("no operands are deployed on node `{name}` ({OF_OPERANDS}operands=false)");
         return say(Verdict::Pass, why);
     }
     let mut left_out: Vec<String> = Vec::new();
@@ -113,7 +114,7 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     for (operand, value) in &operands {
         match (*operand, *value, host.smi) {
             ("driver", "true", Some(smi)) => {
-                left_out.push(format!("driver (it finds `{smi}` of the host)"));
+                left_out.push(format!("driver (the host has `{smi}`)"));
             }
             (operand, "true", _) => runs.push(operand),
             (operand, value, _) => left_out.push(format!("{operand} (label `{value}`)")),
@@ -122,41 +123,41 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     if !is_there {
         let then = match &left_out[..] {
             [] => String::new(),
-            all => format!("; it would leave out {}", all.join(", ")),
+            all => format!("; it would not deploy {}", all.join(", ")),
         };
-        let why = format!("the operator has not labelled node `{name}`{then}");
+        let why = format!("the operator has not labeled node `{name}`{then}");
         return say(Verdict::Skip, why);
     }
     let with = |operand: &str, value: &str, why: String| Finding {
         remedy: Some(format!(
-            "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label where it joins \
-             the machine, or with `cluster.join = \"managed\"`"
+            "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when it joins \
+             the machine, and with `cluster.join = \"managed\"`"
         )),
         ..say(Verdict::Warn, why)
     };
     if runs.contains(&"driver") && host.has_driver {
         let why = format!(
-            "it installs a driver beside the one that is loaded: its validator finds no `nvidia-smi` in `{}` or its siblings, \
-             and the label of its driver is `true`",
+            "the operator installs a second driver: its validator finds no `nvidia-smi` in `{}` or similar directories, and its \
+             driver label is `true`",
             "/usr/bin"
         );
         return with("driver", "pre-installed", why);
     }
     if runs.contains(&"container-toolkit") && host.has_toolkit && host.has_its_toolkit {
         let why = format!(
-            "two toolkits configure the container runtimes: that of the host, and the operator's (`{ITS_RUNTIME}`)"
+            "two toolkits configure the container runtimes: the host toolkit and the operator's (`{ITS_RUNTIME}`)"
         );
         return with("container-toolkit", "false", why);
     }
     let list = |all: &[String]| match all {
-        [] => "nothing".to_owned(),
+        [] => "none".to_owned(),
         all => all.join(", "),
     };
     let runs: Vec<String> = runs.into_iter().map(str::to_owned).collect();
     say(
         Verdict::Pass,
         format!(
-            "on node `{name}` it leaves out {}; it runs {}",
+            "not deployed on node `{name}`: {}; deployed: {}",
             list(&left_out),
             list(&runs)
         ),
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_leaves_out_is_told_with_the_reason() {
+    fn undeployed_operands_are_listed_with_the_reason() {
         let ours = OnHost {
             has_driver: true,
             smi: Some("/usr/bin/nvidia-smi"),
@@ -194,7 +195,7 @@ mod tests {
         let (status, why) = found(&prepared, &ours);
         assert_eq!(status, Verdict::Skip);
         assert!(
-            why.contains("would leave out container-toolkit (label `false`), driver (label"),
+            why.contains("would not deploy container-toolkit (label `false`), driver (label"),
             "{why}"
         );
         let there = [
@@ -208,26 +209,26 @@ mod tests {
             (status, why.as_str()),
             (
                 Verdict::Pass,
-                "on node `gpu-1` it leaves out container-toolkit (label `false`), driver (label `pre-installed`); it runs \
+                "not deployed on node `gpu-1`: container-toolkit (label `false`), driver (label `pre-installed`); deployed: \
                  dcgm-exporter, device-plugin"
             )
         );
         let (status, why) = found(&[("driver", "true"), ("device-plugin", "true")], &ours);
         assert_eq!(status, Verdict::Pass);
         assert!(
-            why.contains("driver (it finds `/usr/bin/nvidia-smi` of the host)"),
+            why.contains("driver (the host has `/usr/bin/nvidia-smi`)"),
             "{why}"
         );
         let (status, why) = found(&[("operands", "false"), ("driver", "true")], &ours);
         assert!(
-            status == Verdict::Pass && why.contains("everything"),
+            status == Verdict::Pass && why.contains("no operands are deployed"),
             "{why}"
         );
         assert_eq!(found(&[], &ours).0, Verdict::Skip);
     }
 
     #[test]
-    fn a_second_driver_or_toolkit_is_a_warning() {
+    fn second_driver_or_toolkit_warns() {
         let all = [
             ("driver", "true"),
             ("container-toolkit", "true"),
@@ -253,7 +254,7 @@ mod tests {
             status == Verdict::Warn && why.contains("two toolkits"),
             "{why}"
         );
-        // The ClusterPolicy may leave it out, which a node cannot see.
+        // The ClusterPolicy may disable it, which is not visible on the node.
         let one = OnHost {
             has_its_toolkit: false,
             ..two
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_the_operator_is_left_alone() {
+    fn node_with_operator_driver_is_not_changed() {
         let its = OnHost {
             has_its_driver: true,
             has_driver: true,
@@ -271,14 +272,18 @@ mod tests {
         let unknown = || Err((Verdict::Unknown, "no answer".to_owned()));
         let own = decide(unknown(), &its);
         assert_eq!(own.status, Verdict::Pass);
-        assert!(own.why.contains("leaves the node alone"));
+        assert!(own.why.contains("does not change this node"));
         let twice = OnHost {
             packages: "550.54.15".parse().ok(),
             ..its.clone()
         };
         let twice = decide(unknown(), &twice);
         assert_eq!(twice.status, Verdict::Warn);
-        assert!(twice.why.contains("550.54.15 in packages"), "{}", twice.why);
+        assert!(
+            twice.why.contains("550.54.15 in host packages"),
+            "{}",
+            twice.why
+        );
         assert!(twice.remedy.is_some());
         let other = decide(unknown(), &OnHost::default());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Whose driver the machine has, where somebody else manages it.
+//! Reports the program that manages the driver, if it is not gpu-bootstrap.
 
 use async_trait::async_trait;
 
@@ -11,7 +11,7 @@ use crate::{
 
 const OWNER: Id = Id::new("os.managed");
 
-/// See the module.
+/// The `os.managed` check.
 pub struct OwnerCheck;
 
 #[async_trait]
@@ -25,7 +25,7 @@ impl Check for OwnerCheck {
         Ok(vec![match owner(subject.host.files(), subject.facts)? {
             None => say(
                 Verdict::Skip,
-                "nothing shows that somebody else manages it".to_owned(),
+                "no other program manages the driver".to_owned(),
             ),
             Some(owner) => say(
                 Verdict::Pass,

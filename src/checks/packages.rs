@@ -1,4 +1,4 @@
-//! The family of package checks: the parts of the driver come from one place and have one version.
+//! Package checks: all driver packages must be from the same vendor and have the same version.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
 
-/// See the module.
+/// The package checks.
 pub struct PackagesCheck;
 
 #[derive(Debug, Clone)]
 struct PackagesState {
     parts: Result<Vec<DriverPart>, String>,
-    /// Files of NVIDIA's own installer are there.
+    /// Files of the NVIDIA `.run` installer exist.
     runfile: bool,
 }
 
@@ -38,8 +38,8 @@ async fn detect(subject: &Subject<'_>) -> PackagesState {
     }
 }
 
-/// Packages of Debian that exist beside the current driver on purpose: `tesla-470`, `legacy-390xx`.
-/// Empty for all others, which work at one version only.
+/// The variant of a Debian package that can be installed in parallel with the current driver, such as `tesla-470` and
+/// `legacy-390xx`. Empty for all other packages.
 fn variant(name: &str) -> &str {
     for word in ["tesla-", "legacy-"] {
         if let Some(at) = name.find(word) {
@@ -66,7 +66,7 @@ fn decide(state: &PackagesState) -> Finding {
     let say = |status, why: String| Finding::new(CONSISTENCY, status, why);
     let parts: &[DriverPart] = match &state.parts {
         Ok(parts) => parts,
-        // NVIDIA's installer is seen without a database.
+        // The NVIDIA installer is detected without a database.
         Err(_) if state.runfile => &[],
         Err(why) => return say(Verdict::Unknown, why.clone()),
     };
@@ -88,21 +88,21 @@ fn decide(state: &PackagesState) -> Finding {
                     .collect::<Vec<_>>()
                     .join(", "),
             ),
-            expected: newest.map(|version| format!("{version} alone")),
+            expected: newest.map(|version| format!("only {version}")),
             remedy: Some(format!(
-                "upgrade all packages of the driver to {} in one transaction, or remove those of the other version",
+                "upgrade all driver packages to {} in one transaction, or remove the packages of the other version",
                 newest.map_or_else(|| "one version".to_owned(), ToString::to_string)
             )),
             ..say(
                 Verdict::Fail,
                 format!(
-                    "the driver's packages have several versions: {}",
+                    "the driver packages have different versions: {}",
                     told.join("; ")
                 ),
             )
         };
     }
-    // Distributions sign the modules themselves and take the rest from NVIDIA, as AlmaLinux does.
+    // Some distributions, such as AlmaLinux, sign the modules themselves and use NVIDIA's other packages.
     let of = |vendor: bool| -> Vec<&str> {
         (parts.iter())
             .filter(|part| part.by_vendor == Some(vendor) && !part.name.contains("kmod"))
@@ -113,20 +113,22 @@ fn decide(state: &PackagesState) -> Finding {
     if state.runfile {
         let why = match parts.first() {
             Some(part) => format!(
-                "NVIDIA's own installer left its files beside the packages of {}: the next \
-                 upgrade of one overwrites the other",
+                "the driver is installed twice, by the NVIDIA `.run` installer and by the packages of {}; \
+                 an upgrade of one overwrites the other",
                 part.version
             ),
-            None => "the driver was installed by NVIDIA's own installer, so no package manager \
-                     keeps it together with the kernel"
-                .to_owned(),
+            None => {
+                "the driver was installed by the NVIDIA `.run` installer, so the package manager \
+                     does not update it with the kernel"
+                    .to_owned()
+            }
         };
         return Finding {
             observed: Some("nvidia-uninstall".to_owned()),
-            expected: Some("packages alone".to_owned()),
+            expected: Some("packages only".to_owned()),
             remedy: Some(
-                "plan a maintenance: `nvidia-uninstall` removes the driver, and `gpu-bootstrap install` then installs it as \
-                 packages"
+                "schedule maintenance: run `nvidia-uninstall` to remove the driver, then `gpu-bootstrap install` to install it \
+                 from packages"
                     .to_owned(),
             ),
             ..say(Verdict::Warn, why)
@@ -134,16 +136,15 @@ fn decide(state: &PackagesState) -> Finding {
     }
     if !vendor.is_empty() && !distribution.is_empty() {
         return Finding {
-            observed: Some("two makers".to_owned()),
-            expected: Some("one maker".to_owned()),
+            observed: Some("two vendors".to_owned()),
+            expected: Some("one vendor".to_owned()),
             remedy: Some(
-                "remove the packages of one of the two, and pin the repository of the other"
-                    .to_owned(),
+                "remove the packages of one vendor and pin the repository of the other".to_owned(),
             ),
             ..say(
                 Verdict::Warn,
                 format!(
-                    "packages of NVIDIA ({}) and of the distribution ({}) are mixed",
+                    "NVIDIA packages ({}) and distribution packages ({}) are mixed",
                     list(&vendor),
                     list(&distribution)
                 ),
@@ -151,10 +152,7 @@ fn decide(state: &PackagesState) -> Finding {
         };
     }
     match variants.iter().next() {
-        None => say(
-            Verdict::Skip,
-            "no package of the driver is installed".to_owned(),
-        ),
+        None => say(Verdict::Skip, "no driver package is installed".to_owned()),
         Some(_) => {
             let told: Vec<String> = (variants.values())
                 .filter_map(|versions| versions.keys().next())
@@ -162,14 +160,13 @@ fn decide(state: &PackagesState) -> Finding {
                 .collect();
             say(
                 Verdict::Pass,
-                format!("{} packages at {}", parts.len(), told.join(", ")),
+                format!("{} packages, version {}", parts.len(), told.join(", ")),
             )
         }
     }
 }
 
-/// The packages that NVIDIA's security bulletins are about, apart from the driver. `installed` has names and
-/// versions.
+/// Compares packages other than the driver with NVIDIA's security bulletins. `installed` contains names and versions.
 fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let installed = match installed {
@@ -186,7 +183,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
             observed: Some(told.join(", ")),
             expected: Some(format!("{name} {} or newer", lacking.first_fixed)),
             remedy: Some(format!(
-                "upgrade `{name}` and what came with it to {} or newer; `toolkit.version` and a hold must allow it",
+                "upgrade `{name}` and the packages of the same source to {} or newer; `toolkit.version` and holds must allow it",
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
@@ -194,19 +191,22 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
         },
         None if told.is_empty() => say(
             Verdict::Skip,
-            "nothing is installed that a bulletin is about".to_owned(),
+            "no package with security bulletins is installed".to_owned(),
         ),
         None => say(
             Verdict::Pass,
-            format!("no bulletin names a newer version: {}", told.join(", ")),
+            format!(
+                "no security bulletin requires a newer version: {}",
+                told.join(", ")
+            ),
         ),
     }
 }
 
-/// NVIDIA's repositories of CUDA, below which each system has a folder of its own.
+/// The path of NVIDIA's CUDA repositories, which contains a directory for each distribution release.
 const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
-/// The name that NVIDIA's repositories have for a system; `None` where several would do, or where there is none.
+/// The directory name of a distribution release in NVIDIA's repositories; `None` if it is ambiguous or does not exist.
 fn folder_of(os: &Os) -> Option<String> {
     let version = os.version_id.as_deref()?;
     let major = version.split('.').next()?;
@@ -219,7 +219,7 @@ fn folder_of(os: &Os) -> Option<String> {
     })
 }
 
-/// Returns the first source of NVIDIA's repositories of CUDA without the folder of a system: a variable in its address had no value
+/// Returns the first NVIDIA CUDA source whose URL has no distribution directory, because a variable in the URL was empty
 /// (NVIDIA/nvidia-container-toolkit issue 402).
 fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     let entry = (entries.iter().filter(|entry| entry.enabled))
@@ -227,13 +227,13 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     let SourceEntry { file, written, .. } = entry;
     Some((
         format!(
-            "`{file}` names `{written}`, which lacks the folder of a system: no repository is there"
+            "`{written}` in `{file}` is not a repository, because it lacks the distribution directory"
         ),
-        format!("remove that entry from `{file}`"),
+        format!("remove this entry from `{file}`"),
     ))
 }
 
-/// The first source of another release than the machine's: its packages do not fit.
+/// Returns the first source for another distribution release, whose packages are incompatible with this machine.
 fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, String)> {
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
     (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
@@ -250,12 +250,12 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
             let (found, wanted) = (rest.split('/').next()?, folder_of(os)?);
-            // Those with their own name are no release: `wsl-ubuntu`, `cross-linux-sbsa`.
+            // Names without a version are not releases, such as `wsl-ubuntu` and `cross-linux-sbsa`.
             let is_release = found.ends_with(|c: char| c.is_ascii_digit());
             return (is_release && found != wanted).then(|| {
                 (
-                    format!("`{file}` names NVIDIA's repository `{found}`, and this machine is {name}: `{wanted}`"),
-                    format!("remove that entry from `{file}`, or name `{wanted}` there"),
+                    format!("`{file}` contains the NVIDIA repository `{found}`, but this machine ({name}) needs `{wanted}`"),
+                    format!("remove this entry from `{file}`, or change it to `{wanted}`"),
                 )
             });
         }
@@ -263,32 +263,31 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
         let codename = os.version_codename.as_deref()?;
         (rest.split('/').next()? == os.id && !suite.contains('/') && suite != codename).then(|| {
             (
-                format!("`{file}` names {vendor}'s packages of `{suite}`, and this machine is {name} (`{codename}`)"),
-                format!("name `{codename}` in `{file}`"),
+                format!("`{file}` contains the {vendor} repository for `{suite}`, but this machine is {name} (`{codename}`)"),
+                format!("change `{suite}` to `{codename}` in `{file}`"),
             )
         })
     })
 }
 
-/// The first source that asks the service of CentOS that named its mirrors. It is off since the end of CentOS Linux 7
-/// (2024-06-30), so dnf and yum stop there (NVIDIA/gpu-operator issues 321 and 379 have their words).
+/// Returns the first source that uses the CentOS mirror list service. It was shut down at the end of CentOS Linux 7
+/// (2024-06-30), so dnf and yum fail (error messages: NVIDIA/gpu-operator issues 321 and 379).
 fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
     let is_of_it = |entry: &&SourceEntry| entry.uri.contains("://mirrorlist.centos.org/");
     let entry = (entries.iter().filter(|entry| entry.enabled)).find(is_of_it)?;
     let file = &entry.file;
     Some((
         format!(
-            "`{file}` asks `mirrorlist.centos.org`, which CentOS has switched off, so each installation and update ends with \
-             an error"
+            "`{file}` uses `mirrorlist.centos.org`, which CentOS has shut down, so each installation and update fails"
         ),
         format!(
-            "name the archive in `{file}` (`baseurl=http://vault.centos.org/…` in place of `mirrorlist=`), or move the \
-             machine to a system that gets updates, as AlmaLinux"
+            "use the archive in `{file}` (`baseurl=http://vault.centos.org/…` instead of `mirrorlist=`), or migrate the \
+             machine to a supported system such as AlmaLinux"
         ),
     ))
 }
 
-/// The sources of the container toolkit that have another address now.
+/// Returns the container toolkit sources with an outdated URL.
 fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     let old: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
         .filter_map(|entry| Some((entry, entry.moved_to()?)))
@@ -303,13 +302,13 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     files.dedup();
     Some((
         format!(
-            "{}: NVIDIA no longer has container toolkit packages for single distributions, so updates can fail",
+            "{}: NVIDIA no longer publishes container toolkit packages per distribution, so updates can fail",
             places.join("; ")
         ),
         match &files[..] {
-            [only] => format!("replace the URL in {only} by `{now}`"),
+            [only] => format!("replace the URL in {only} with `{now}`"),
             [first, others @ ..] => format!(
-                "replace the URL in {first} by `{now}`, and remove {}",
+                "replace the URL in {first} with `{now}`, and remove {}",
                 others.join(", ")
             ),
             [] => return None,
@@ -317,7 +316,7 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// The sources of repositories that were shut down.
+/// Returns the sources with repositories that were shut down.
 fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
     let found: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
         .filter_map(|entry| Some((entry, entry.shut_down()?)))
@@ -329,14 +328,14 @@ fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
     files.dedup();
     Some((
         format!(
-            "each update ends with an error: {} uses a repository that was shut down",
+            "each update fails, because {} uses a repository that was shut down",
             files.join(", ")
         ),
-        format!("replace the URL in {} by {instead}", files.join(", ")),
+        format!("replace the URL in {} with {instead}", files.join(", ")),
     ))
 }
 
-/// Archives of Ubuntu, which do not fit Debian.
+/// Ubuntu archives, which are incompatible with Debian.
 const UBUNTU: [&str; 4] = [
     "archive.ubuntu.com/",
     "security.ubuntu.com/",
@@ -344,8 +343,7 @@ const UBUNTU: [&str; 4] = [
     "ppa.launchpad.net/",
 ];
 
-/// What keeps the package manager from reading its sources, and which of them are those of another release, or have
-/// another address now.
+/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs.
 fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
     let say = |status, why: String| Finding::new(SOURCES, status, why);
     let mut used = Vec::new();
@@ -355,7 +353,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         }
     }
     let told = !used.is_empty();
-    // The files of a tree without a database tell something all the same.
+    // In a tree without a database, the source files are still checked.
     let managers = match told {
         true => used,
         false => Manager::ALL.to_vec(),
@@ -369,25 +367,22 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         if let Some(first) = flaws.first() {
             let mut whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
-            // A new key alone does not help a source that is gone.
+            // A new key is not sufficient if the source no longer exists.
             if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
                 whys.push(why);
                 remedy = format!("{instead}; then {remedy}");
             }
             let (status, impact) = match first.impact {
-                Impact::All => (Verdict::Fail, "installs and updates nothing"),
-                Impact::Source => (
-                    Verdict::Fail,
-                    "refuses a repository, so that each update ends with an error",
-                ),
+                Impact::All => (Verdict::Fail, "cannot install or update packages"),
+                Impact::Source => (Verdict::Fail, "rejects a repository, so each update fails"),
                 Impact::Lacking => (
                     match live {
                         true => Verdict::Fail,
                         false => Verdict::Unknown,
                     },
-                    "refuses a repository without its key, so that each update ends with an error",
+                    "rejects a repository without its key, so each update fails",
                 ),
-                Impact::File => (Verdict::Warn, "passes over a list of repositories"),
+                Impact::File => (Verdict::Warn, "ignores a list of repositories"),
             };
             return Ok(Finding {
                 remedy: Some(remedy),
@@ -420,15 +415,15 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         }
     }
     Ok(match told {
-        true => say(Verdict::Pass, "no contradiction in them".to_owned()),
+        true => say(Verdict::Pass, "no errors in the package sources".to_owned()),
         false => say(
             Verdict::Skip,
-            "no package manager that is known here is used".to_owned(),
+            "no supported package manager is used".to_owned(),
         ),
     })
 }
 
-/// The lines by which somebody keeps wanted packages from being installed that are not there.
+/// Returns the configuration lines that exclude required packages that are not installed.
 async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let Some(desired) = subject.desired else {
         return Ok(None);
@@ -440,7 +435,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     let database = match subject.state.database(manager).await {
         Ok(database) => database.unwrap_or_default(),
-        // Its own finding says why it cannot be read.
+        // Another finding reports an unreadable database.
         Err(_) => &[],
     };
     let is_there =
@@ -463,17 +458,17 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     Ok(Some(Finding {
         remedy: Some(
-            "if nobody needs this, take the packages out of it: the package manager does not see them".to_owned(),
+            "remove the packages from this line unless you need it, because it hides them from the package manager".to_owned(),
         ),
         ..Finding::new(
             SOURCES,
             Verdict::Warn,
-            format!("{}: {} cannot be installed", lines.join("; "), list(&names)),
+            format!("{} cannot be installed, because of {}", list(&names), lines.join("; ")),
         )
     }))
 }
 
-/// Whether a package that brings a module of the driver is there and not configured, so that there may be no module.
+/// Whether a package with a driver module is unpacked but not configured, so that the module may be missing.
 pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<bool, StepError> {
     const MODULES: [&str; 4] = [
         "*nvidia*dkms*",
@@ -496,9 +491,9 @@ pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<boo
     Ok(false)
 }
 
-/// Packages of the driver that are there and not configured: each transaction tries it again, and ends with an error.
+/// Returns a finding if driver packages are unpacked but not configured. Each transaction retries this and fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    // The finding about their versions says why they are not known; their names tell most of them.
+    // Another finding reports unknown versions. Most driver packages are recognized by name.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =
         |name: &str| name.contains("nvidia") || parts.iter().any(|part| part.name == name);
@@ -508,7 +503,7 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
             continue;
         };
         let (files, system) = (subject.host.files(), subject.host.system());
-        // While a transaction runs its packages are on their way.
+        // While a transaction runs, unconfigured packages are normal.
         if locks::holder(files, system, backend.locks())?.is_some() {
             continue;
         }
@@ -526,7 +521,7 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                     CONSISTENCY,
                     Verdict::Fail,
                     format!(
-                        "driver packages are not configured, so each transaction of {} ends with an error: {}",
+                        "driver packages are not configured, so each {} transaction fails: {}",
                         backend.name(),
                         list(&found.iter().map(String::as_str).collect::<Vec<_>>())
                     ),
@@ -549,7 +544,7 @@ impl Check for PackagesCheck {
             .map(String::as_str)
             .collect();
         let consistent = decide(&detect(subject).await);
-        // Several versions explain it.
+        // Different versions are the reason.
         let unconfigured = match consistent.status {
             Verdict::Fail => None,
             _ => unconfigured(subject).await?,
@@ -579,7 +574,7 @@ mod tests {
     };
 
     #[test]
-    fn the_mirrors_of_centos_linux_are_gone() {
+    fn centos_mirror_list_fails() {
         let with = |address: &str| {
             let files = FakeFiles::new();
             files.put("/var/lib/rpm/Packages", "");
@@ -636,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_of_another_release_are_named() {
+    fn sources_of_another_release_warn() {
         let os = |id: &str, version: &str, codename: &str| Os {
             id: id.to_owned(),
             version_id: Some(version.to_owned()),
@@ -657,7 +652,7 @@ mod tests {
             cuda("wsl-ubuntu"), &noble, None;
             cuda("ubuntu2204"), &os("debian", "12", "bookworm"), Some("`debian12`");
             cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None;
-            docker.clone(), &noble, Some("Docker's packages of `jammy`");
+            docker.clone(), &noble, Some("Docker repository for `jammy`");
             docker, &os("ubuntu", "22.04", "jammy"), None;
         } {
             let files = FakeFiles::new();
@@ -678,14 +673,14 @@ mod tests {
                 finding.why
             );
         }
-        // The files of dnf are judged in a tree without a database, too.
+        // dnf files are also checked in a tree without a database.
         let files = FakeFiles::new();
         files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
         assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
     }
 
     #[test]
-    fn an_address_without_the_folder_of_a_system_is_named() {
+    fn url_without_a_distribution_directory_warns() {
         for (address, is_wrong) in rows! {
             "https://developer.download.nvidia.com/compute/cuda/repos//", true;
             "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64/", false;
@@ -696,7 +691,7 @@ mod tests {
                 format!("deb {address} /\n"),
             );
             let finding = sources(&files, None, false).unwrap();
-            let told = finding.why.contains("lacks the folder of a system");
+            let told = finding.why.contains("lacks the distribution directory");
             assert_eq!(told, is_wrong, "{address}: {}", finding.why);
             assert_eq!(finding.status == Verdict::Warn, is_wrong);
             assert_eq!(finding.remedy.is_some(), is_wrong);
@@ -704,12 +699,12 @@ mod tests {
     }
 
     #[test]
-    fn an_old_address_of_the_toolkit_is_told_with_the_one_of_today() {
+    fn outdated_toolkit_url_warns_with_the_new_url() {
         let list = "/etc/apt/sources.list.d/toolkit.list";
         let of = |path: &str, text: &str| {
             let files = FakeFiles::new();
             files.put(path, text);
-            // A key is known to be missing where the folder has others.
+            // A key is only regarded as missing if the directory contains other keys.
             files.put("/usr/share/keyrings/other.gpg", "\u{1}");
             sources(&files, None, false).unwrap()
         };
@@ -744,17 +739,13 @@ mod tests {
         let finding = of("/etc/yum.repos.d/toolkit.repo", repository);
         assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
         assert!(finding.remedy.unwrap().contains("stable/rpm/$basearch"));
-        // NVIDIA/nvidia-container-toolkit issue 207: its key is missing, too.
+        // NVIDIA/nvidia-container-toolkit issue 207: the key is also missing.
         let keyless = of(
             list,
             "deb [signed-by=/usr/share/keyrings/toolkit.gpg] https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH) /\n",
         );
         assert!(keyless.why.contains("is not there; "), "{}", keyless.why);
-        assert!(
-            keyless.why.contains("for single distributions"),
-            "{}",
-            keyless.why
-        );
+        assert!(keyless.why.contains("per distribution"), "{}", keyless.why);
         let remedy = keyless.remedy.unwrap();
         assert!(
             remedy.contains("stable/deb") && remedy.contains("; then write the repository's key"),
@@ -763,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn a_toolkit_that_lacks_security_fixes_is_told_with_the_version_to_install() {
+    fn toolkit_without_security_fixes_warns_with_the_fixed_version() {
         let of = |version: &str| {
             let installed = vec![("nvidia-container-toolkit".to_owned(), version.to_owned())];
             secure(&matrix(), Ok(installed))
@@ -790,28 +781,28 @@ mod tests {
     }
 
     #[test]
-    fn mixed_versions_makers_and_installers_are_told_apart() {
+    fn mixed_versions_vendors_and_installers_are_reported() {
         let (ours, theirs) = (Some(true), Some(false));
         let module = ("nvidia-dkms-580", "580.178.04", theirs);
         for (parts, runfile, verdict, words) in rows! {
-            vec![], false, Verdict::Skip, "no package of the driver";
-            vec![], true, Verdict::Warn, "NVIDIA's own installer";
+            vec![], false, Verdict::Skip, "no driver package";
+            vec![], true, Verdict::Warn, "the NVIDIA `.run` installer";
             vec![module, ("libnvidia-compute-580", "580.178.04", theirs)], false, Verdict::Pass,
-                "2 packages at 580.178.04";
-            vec![module], true, Verdict::Warn, "beside the packages of 580.178.04";
+                "2 packages, version 580.178.04";
+            vec![module], true, Verdict::Warn, "by the packages of 580.178.04";
             vec![module, ("libnvidia-compute-580", "580.178.04", ours)], false, Verdict::Warn,
-                "packages of NVIDIA (libnvidia-compute-580) and of the distribution";
+                "NVIDIA packages (libnvidia-compute-580) and distribution packages";
             vec![
                 ("nvidia-open-kmod", "580.178.04", theirs),
                 ("nvidia-driver-cuda", "580.178.04", ours),
-            ], false, Verdict::Pass, "2 packages at 580.178.04";
+            ], false, Verdict::Pass, "2 packages, version 580.178.04";
             vec![module, ("libnvidia-compute-535", "535.261.03", theirs)], false, Verdict::Fail,
                 "535.261.03 (libnvidia-compute-535); 580.178.04 (nvidia-dkms-580)";
-            // Debian has older drivers that are made to be installed beside the current one.
+            // Debian has older drivers that can be installed in parallel with the current one.
             vec![
                 ("nvidia-kernel-dkms", "535.261.03", theirs),
                 ("nvidia-tesla-470-kernel-dkms", "470.256.02", theirs),
-            ], false, Verdict::Pass, "2 packages at 535.261.03, 470.256.02";
+            ], false, Verdict::Pass, "2 packages, version 535.261.03, 470.256.02";
         } {
             let finding = decide(&PackagesState {
                 parts: Ok(parts.into_iter().map(part).collect()),
@@ -831,7 +822,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_of_debian() {
+    fn debian_variants_are_parsed() {
         for (name, wanted) in [
             ("nvidia-tesla-470-kernel-dkms", "tesla-470"),
             ("libnvidia-tesla-470-ml1", "tesla-470"),

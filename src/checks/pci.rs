@@ -1,5 +1,5 @@
-//! The family of PCI checks: the GPUs on the bus, what they are, and their drivers. It works without
-//! any driver, so read it first if a GPU is missing.
+//! PCI checks: the GPUs on the bus, their architecture, and their drivers. They work without a driver, so read them first if a
+//! GPU is missing.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -26,7 +26,7 @@ const BOUND: Id = Id::new("pci.driver-bound");
 const FELL: Id = Id::new("log.fell-off-bus");
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 
-/// The first branch whose `cuda-drivers` brings no driver.
+/// The first branch whose `cuda-drivers` does not depend on a driver.
 const HOLLOW: Branch = Branch(615);
 
 /// The driver that containers need.
@@ -35,18 +35,18 @@ const DRIVER: &str = "nvidia";
 /// The driver of the GPU in a Jetson (Tegra), which JetPack ships.
 const TEGRA: &str = "nvgpu";
 
-/// Other vendors of GPUs and accelerators. A device of any other vendor is shown without a name of the vendor.
+/// Other vendors of GPUs and accelerators. Devices of other vendors are shown without a vendor name.
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
-/// See the module.
+/// The PCI checks.
 pub struct PciCheck;
 
-/// What decides about missing GPUs.
+/// Whether missing GPUs are allowed.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wanted {
     /// No GPU is required.
     allow_none: bool,
-    /// This machine becomes an image.
+    /// An image is built on this machine.
     image: bool,
 }
 
@@ -62,12 +62,12 @@ fn foreign(gpu: &PciFact) -> String {
     format!("{vendor}{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
 }
 
-/// The NVSwitches of one baseboard of 8 GPUs, by architecture (NVIDIA's fabric manager user guide: HGX-2 has six, HGX
-/// A100 six, HGX H100 and H200 four).
+/// The number of NVSwitches on a baseboard with 8 GPUs, by architecture (NVIDIA fabric manager user guide: HGX-2 and HGX A100
+/// have six, HGX H100 and H200 have four).
 const BASEBOARDS: [(&str, usize); 3] = [("volta", 6), ("ampere", 6), ("hopper", 4)];
 
-/// Returns what is missing if a baseboard has fewer GPUs than its NVSwitches join. Only bare metal is judged: a
-/// virtual machine may have all switches and some of the GPUs.
+/// Returns a message if a baseboard has fewer GPUs than its NVSwitches connect. Only bare metal is checked, because a virtual
+/// machine may have all switches but only some of the GPUs.
 fn incomplete(facts: &Facts) -> Option<String> {
     let architecture = facts.gpus.first()?.architecture.as_ref()?;
     let (_, each) = (BASEBOARDS.iter()).find(|(name, _)| *name == architecture.as_str())?;
@@ -76,7 +76,7 @@ fn incomplete(facts: &Facts) -> Option<String> {
     let on_metal = facts.virtualization.as_deref() == Some("none");
     (on_metal && switches.is_multiple_of(*each) && facts.gpus.len() < whole).then(|| {
         format!(
-            "the {switches} NVSwitches of the baseboard join {}, but only {} on the PCI bus",
+            "the {switches} NVSwitches of the baseboard connect {}, but only {} on the PCI bus",
             gpus(whole),
             match facts.gpus.len() {
                 1 => "1 GPU is".to_owned(),
@@ -95,7 +95,7 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else {
         format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
     };
-    // An image is built on another machine than its instances, so what its type promises does not count.
+    // An image runs on other machines, so the GPU count of this instance type is irrelevant.
     let promise = promise.filter(|_| !wanted.image);
     let least = promise.map_or(1, |promise| promise.promised);
     let (status, why, remedy) = if count > 0 {
@@ -112,8 +112,8 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
                 Verdict::Fail,
                 format!("{broken}: {names}"),
                 Some(
-                    "switch the machine off and on; if the GPU stays away, check its power and seat, and ask \
-                     the vendor of the hardware"
+                    "power-cycle the machine; if the GPU is still missing, check its power and seat, and contact the \
+                     hardware vendor"
                         .to_owned(),
                 ),
             ),
@@ -121,13 +121,13 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else if is_wsl {
         (
             Verdict::Skip,
-            "Windows owns the GPUs, so WSL shows none on its PCI bus".to_owned(),
+            "Windows manages the GPUs, so the PCI bus of WSL has none".to_owned(),
             None,
         )
     } else if wanted.image {
         (
             Verdict::Skip,
-            "an image has no GPUs of its own; its instances have".to_owned(),
+            "an image has no GPUs, only its instances have".to_owned(),
             None,
         )
     } else if let Some(unread) = facts.unknown.iter().find(|one| one.fact == "gpus") {
@@ -136,13 +136,17 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else if let Some(why) = promise.and_then(|one| one.broken()) {
         (Verdict::Fail, why, Some(promise::REMEDY.to_owned()))
     } else if wanted.allow_none {
-        (Verdict::Skip, format!("{none}, and none is required"), None)
+        (
+            Verdict::Skip,
+            format!("{none}, and no GPU is required"),
+            None,
+        )
     } else {
         (
             Verdict::Fail,
             none,
             Some(
-                "compare the instance type with your provider's list; on bare metal check power, \
+                "compare the instance type with your provider's list; on bare metal, check power, \
                  seating and the BIOS (`lspci -d 10de:`)"
                     .to_owned(),
             ),
@@ -172,7 +176,7 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
                 let name = gpu.architecture.as_ref()?;
                 Some(match gpu.architecture_evidence {
                     Some(evidence) if evidence != ArchitectureEvidence::Listed => {
-                        format!("{name} (by {evidence})")
+                        format!("{name} (according to {evidence})")
                     }
                     _ => name.to_string(),
                 })
@@ -184,12 +188,15 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
     }
     Finding {
         observed: Some("unknown architecture".to_owned()),
-        expected: Some("an architecture that the matrix knows".to_owned()),
-        remedy: Some("run `update-pciids`: the name of the chip tells the architecture".to_owned()),
+        expected: Some("an architecture in the matrix".to_owned()),
+        remedy: Some(
+            "run `update-pciids`, because the architecture can be derived from the chip name"
+                .to_owned(),
+        ),
         ..say(
             Verdict::Warn,
             format!(
-                "neither the matrix nor `pci.ids` knows {} of {}: {}",
+                "not in the matrix and `pci.ids`: {} of {}: {}",
                 unknown.len(),
                 gpus(gpus_found.len()),
                 unknown.join("; ")
@@ -209,7 +216,7 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     Ok(found)
 }
 
-/// Returns text such as `nvidia (6 GPUs), no driver (2 GPUs)`, or one name alone if all GPUs have the same driver.
+/// Returns text such as `nvidia (6 GPUs), no driver (2 GPUs)`, or only the driver name if all GPUs have the same driver.
 fn counts(found: &[Bound<'_>]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for (_, driver) in found {
@@ -229,26 +236,26 @@ fn counts(found: &[Bound<'_>]) -> String {
     counts.join(", ")
 }
 
-/// What is known about GPUs without their driver: why they have none, and what can be done.
+/// Evidence for the reason why GPUs have no driver, and for the remedy.
 #[derive(Debug, Clone)]
 struct DriverEvidence {
-    /// Why the driver refused it, if that is known.
+    /// The reason why the driver rejected the GPU, if known.
     refusal: Option<log::Diagnosis>,
-    /// Why NVIDIA's module is not loaded, so that a driver of the kernel has the GPU.
+    /// The reason why the NVIDIA module is not loaded, so that an in-tree driver is bound to the GPU.
     absent: Option<log::Diagnosis>,
-    /// NVIDIA's module is on disk for the running kernel, and not loaded.
+    /// The NVIDIA module exists for the running kernel, but is not loaded.
     on_disk: bool,
-    /// Packages of the driver are there and not configured, so no module was made.
+    /// Driver packages are unpacked but not configured, so no module was built.
     unconfigured: bool,
-    /// NVIDIA's driver is loaded, so it has refused the GPU.
+    /// The NVIDIA driver is loaded, so it has rejected the GPU.
     loaded: bool,
-    /// This program can install a driver here.
+    /// gpu-bootstrap can install a driver on this machine.
     installs: bool,
-    /// The cloud gives parts of GPUs to this instance type.
+    /// The instance type has fractional GPUs.
     sliced: bool,
-    /// How a driver comes to a system whose driver is somebody else's.
+    /// How to install a driver if another program manages it.
     theirs: Option<String>,
-    /// Some of the GPUs have fallen off the bus: they do not answer any driver.
+    /// GPUs that have fallen off the bus and do not respond to any driver.
     fell: Vec<PciAddress>,
 }
 
@@ -334,8 +341,8 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     };
     let remedy = if all_reserved {
         Some(
-            "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to see what reserves them; prepare \
-             the virtual machines that use them, or give the GPUs back to this machine"
+            "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to find the setting that reserves them; either prepare \
+             the virtual machines that use them, or remove the setting"
                 .to_owned(),
         )
     } else if let Some(other) = other {
@@ -362,15 +369,15 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     } else if let Some(refusal) = refusal {
         Some(refusal.remedy.clone())
     } else if !none.is_empty() && evidence.loaded {
-        Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
+        Some("run `dmesg | grep NVRM` to see why the loaded driver rejected the GPU".to_owned())
     } else if status == Verdict::Warn {
         None
     } else if evidence.installs {
         Some(INSTALL.to_owned())
     } else if evidence.on_disk {
         Some(
-            "run `modprobe nvidia`: the module is on disk for this kernel; if it cannot be loaded, \
-             `dmesg | grep -i nvidia` contains the reason"
+            "run `modprobe nvidia`, because the module for this kernel is installed; if it cannot be loaded, \
+             `dmesg | grep -i nvidia` shows the reason"
                 .to_owned(),
         )
     } else if evidence.sliced {
@@ -390,17 +397,16 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     }
 }
 
-/// Returns the remedy for a machine on which this program installs no driver.
+/// Returns the remedy for a machine on which gpu-bootstrap does not install a driver.
 fn fits(found: &[Bound<'_>]) -> Option<String> {
     let (gpu, _) = found.iter().find(|(_, driver)| *driver != Some(DRIVER))?;
     Some(format!(
-        "run `gpu-bootstrap compat --gpu {}` to see which driver fits, and install it as this system does",
+        "run `gpu-bootstrap compat --gpu {}` to find a compatible driver, and install it with the method of this system",
         gpu.pci_id
     ))
 }
 
-/// Returns why the running kernel has no module of NVIDIA's driver, if DKMS could not build it, or if another kernel
-/// has one.
+/// Returns the reason why the running kernel has no NVIDIA module, if DKMS failed to build it or another kernel has one.
 async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
     let Some(running) = &subject.facts.kernel.running else {
@@ -408,13 +414,13 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     };
     let running = running.to_string();
     let module = |kernel: &str| has_module_of(files, kernel);
-    // Without modules of the kernel, nothing is known.
+    // Without any modules of this kernel, the state is unknown.
     if module(&running)? != Some(false) {
         return Ok(None);
     }
     let why = format!("the running kernel {running} has no NVIDIA module");
     let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
-    // Where its version is not known, the text says which it is about.
+    // If the DKMS version is unknown, the message contains the affected versions.
     let ends_at_it = dkms
         .first()
         .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));
@@ -434,7 +440,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
             None => log::Diagnosis::new(
                 why,
                 format!(
-                    "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
+                    "read the end of `{log}`; install the headers of this kernel, or a driver that supports it \
                      (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
                 ),
             ),
@@ -444,16 +450,18 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
         let folder = format!("{}/{gone}", dkms::TREE);
         return Ok(Some(log::Diagnosis::new(
-            format!("{why}; DKMS before 3.1 builds nothing while `{folder}` has no source"),
             format!(
-                "remove the folder `{folder}`, which is left of a removed package, then run `dkms autoinstall`, which needs \
-                 the headers of this kernel"
+                "{why}; DKMS before 3.1 does not build any module while `{folder}` has no source"
+            ),
+            format!(
+                "remove the directory `{folder}`, which is left over from a removed package, then run `dkms autoinstall`, \
+                 which needs the headers of this kernel"
             ),
         )));
     }
     let build = kmod::folder_of(&running).join("build");
     let headers = headers_command(files, subject.facts.os.as_ref(), &running)?;
-    // A kernel without this link has its headers elsewhere.
+    // The headers of a kernel without this link are elsewhere.
     let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
     if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
         let others = files.list(Utf8Path::new("/usr/src/kernels"))?;
@@ -463,10 +471,10 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         };
         return Ok(Some(log::Diagnosis::new(
             format!(
-                "DKMS cannot build driver {version}: the headers of the running kernel {running} are not installed{others}"
+                "DKMS cannot build driver {version}: no headers of the running kernel {running} are installed{others}"
             ),
             format!(
-                "{}; if the package is no longer available, upgrade the kernel, and reboot",
+                "{}; if the package is no longer available, upgrade the kernel and reboot",
                 match headers {
                     Some(headers) =>
                         format!("run `{headers} && dkms autoinstall && modprobe nvidia`"),
@@ -489,7 +497,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
                     format!("run `{headers} && dkms autoinstall && modprobe nvidia`")
                 }
                 _ => format!(
-                    "install the driver's module for {running} (its package for this kernel, or DKMS and the headers of \
+                    "install the driver module for {running} (the package for this kernel, or DKMS and the headers of \
                      this kernel)"
                 ),
             };
@@ -501,17 +509,17 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     }
     Ok(kmod::dangling(files, &running)?.map(|link| {
         log::Diagnosis::new(
-            format!("{why}: the link `{link}` leads to a module that is not there (it was that of another kernel)"),
+            format!("{why}: `{link}` is a dangling symlink to the module of another kernel"),
             format!(
-                "install the driver's module for {running} (a newer package of it, or DKMS, which needs the headers of \
-                 this kernel), or the kernel that the link names, and boot that"
+                "install the driver module for {running} (a newer package, or DKMS, which needs the headers of this \
+                 kernel), or install and boot the kernel of the symlink"
             ),
         )
     }))
 }
 
-/// Whether a kernel has NVIDIA's module on disk: in the list of `depmod`, or as a file where packages, DKMS and the `.run` installer
-/// put it. `None` if the kernel has no modules at all.
+/// Whether a kernel has an NVIDIA module: in `modules.dep`, or as a file in the directories of packages, DKMS and the `.run`
+/// installer. `None` if the kernel has no modules.
 fn has_module_of(files: &dyn ReadFiles, kernel: &str) -> Result<Option<bool>, StepError> {
     if let Some(list) = files.read_text(&kmod::list_of(kernel))? {
         return Ok(Some(nvidia_module(&list).is_some()));
@@ -539,8 +547,8 @@ fn headers_command(
     Ok(manager.map(|one| one.backend().commands().headers.replace("KERNEL", kernel)))
 }
 
-/// Returns what is wrong if `cuda-drivers` is all that is installed of the driver. Up to branch 610 it brought the others;
-/// since branch 615 it needs none (cupy/cupy pull request 10295).
+/// Returns a diagnosis if `cuda-drivers` is the only installed driver package. Up to branch 610 it depended on the driver, but
+/// since branch 615 it has no dependencies (cupy/cupy pull request 10295).
 fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
     let part = parts.first()?;
     let is_hollow = |part: &DriverPart| {
@@ -549,31 +557,31 @@ fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
     parts.iter().all(is_hollow).then(|| {
         log::Diagnosis::new(
             format!(
-                "of NVIDIA's driver only the package {} {} is installed, which brings no driver any more",
+                "the only installed NVIDIA driver package is {} {}, which no longer contains a driver",
                 part.name, part.version
             ),
-            "remove that package, then run `gpu-bootstrap install`; or install `nvidia-open` in its place (for GPUs before \
-             Turing a driver of branch 580)"
+            "remove this package, then run `gpu-bootstrap install`, or install `nvidia-open` instead (for GPUs before Turing, \
+             a driver of branch 580)"
                 .to_owned(),
         )
     })
 }
 
-/// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
+/// Returns the configuration line that prevents the installed NVIDIA module from being loaded.
 fn denied(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
-    // Debian's module has another name than its driver.
+    // In Debian, the module has another name than the driver.
     let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
     let lines = kmod::denials(subject.host.files(), &modules)?;
     Ok(lines.into_iter().next().map(|line| {
         log::Diagnosis::new(
-            format!("NVIDIA's module is denied: {line}"),
-            "take that line out (where nvidia-prime wrote it, run `prime-select nvidia`), make the initramfs anew, and reboot"
+            format!("the NVIDIA module is denied: {line}"),
+            "remove this line (if nvidia-prime wrote it, run `prime-select nvidia`), regenerate the initramfs, and reboot"
                 .to_owned(),
         )
     }))
 }
 
-/// Whether the running kernel has NVIDIA's module on disk.
+/// Whether an NVIDIA module exists for the running kernel.
 fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(false);
@@ -590,14 +598,14 @@ impl Check for PciCheck {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let wanted = Wanted {
-            // Without a GPU there is no desired state. Then a GPU is required only if this program has prepared the
+            // Without a GPU there is no desired state. In this case a GPU is required only if gpu-bootstrap has prepared the
             // machine before.
             allow_none: subject.desired.map_or(!subject.prepared, |desired| {
                 desired.settings.is_gpu_optional()
             }),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
-        // A driver whose version cannot be read counts as loaded: the version is not the subject here.
+        // A driver with an unreadable version is regarded as loaded, because this check does not need the version.
         let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
         let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
             Ok(owner) => owner
@@ -637,7 +645,7 @@ impl Check for PciCheck {
             };
             evidence.absent = evidence.absent.or_else(|| without.clone());
             evidence.refusal = evidence.refusal.or(without);
-            // What cannot be read its own finding tells.
+            // An unreadable database is reported by the package checks.
             evidence.unconfigured = !evidence.on_disk
                 && (packages::has_unconfigured_module(subject).await).unwrap_or_default();
         }
@@ -710,14 +718,14 @@ mod tests {
     }
 
     #[test]
-    fn driver_of_a_jetson_is_right() {
+    fn jetson_driver_passes() {
         let facts = facts();
         let found = bound(&[(&facts.gpus[0], Some("nvgpu"))], &evidence(true));
         assert_eq!(found.status, Verdict::Pass, "{}", found.why);
     }
 
     #[test]
-    fn where_nothing_can_be_installed_the_remedy_is_another() {
+    fn remedy_does_not_install_without_a_desired_driver() {
         let facts = facts();
         let nowhere = DriverEvidence {
             installs: false,
@@ -734,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_gets_its_driver_in_its_own_way() {
+    fn remedy_mentions_the_owner_of_the_driver() {
         // NVIDIA/gpu-operator issue 1623.
         let facts = facts();
         let image = DriverEvidence {
@@ -749,7 +757,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_on_disk_is_loaded_and_not_installed_again() {
+    fn installed_module_is_loaded_instead_of_reinstalled() {
         let facts = facts();
         let on_disk = DriverEvidence {
             installs: false,
@@ -761,7 +769,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_without_a_driver_is_none() {
+    fn cuda_drivers_without_a_driver_is_reported() {
         let of = |version: &str, names: &[&str]| {
             let part = |name: &&str| DriverPart {
                 name: (*name).to_owned(),
@@ -774,7 +782,7 @@ mod tests {
         assert_eq!(of("610.57.04", &["cuda-drivers"]), None);
         let why = told(&["cuda-drivers"]).unwrap();
         assert!(
-            why.contains("only the package cuda-drivers 615.71.09"),
+            why.contains("driver package is cuda-drivers 615.71.09"),
             "{why}"
         );
         assert_eq!(told(&["cuda-drivers", "nvidia-driver"]), None);
@@ -782,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_are_not_configured_explain_a_gpu_without_driver() {
+    fn unconfigured_packages_are_the_cause_of_a_missing_driver() {
         // aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 18.
         let facts = facts();
         let half = DriverEvidence {
@@ -792,7 +800,7 @@ mod tests {
         let because =
             |evidence: &DriverEvidence| bound(&[(&facts.gpus[0], None)], evidence).because;
         assert_eq!(because(&half), Some(CONSISTENCY));
-        // A line that says why goes before.
+        // A known reason takes precedence.
         let known = DriverEvidence {
             refusal: Some(super::log::Diagnosis::new(
                 "DKMS did not build it".to_owned(),
@@ -804,7 +812,7 @@ mod tests {
     }
 
     #[test]
-    fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
+    fn nouveau_finding_contains_why_the_module_is_not_loaded() {
         let facts = facts();
         let rejected = DriverEvidence {
             absent: Some(super::log::Diagnosis::new(
@@ -825,13 +833,13 @@ mod tests {
                 .unwrap_or_default()
                 .starts_with("enroll the key; then deny")
         );
-        // Another driver is in the way whatever NVIDIA's module does.
+        // Any other driver must be unloaded first.
         let remedy = bound(&[(&facts.gpus[0], Some("odd"))], &rejected).remedy;
         assert!(remedy.is_some_and(|text| text.contains("rmmod odd")));
     }
 
     #[test]
-    fn a_baseboard_without_one_of_its_gpus_is_told() {
+    fn missing_gpu_of_a_baseboard_is_reported() {
         let whole = facts();
         let gpus = |count| whole.gpus.iter().cycle().take(count).cloned().collect();
         let switch = PciFact {
@@ -845,7 +853,8 @@ mod tests {
             virtualization: Some(virtualization.to_owned()),
             ..facts()
         };
-        let words = "4 NVSwitches of the baseboard join 8 GPUs, but only 7 GPUs are on the PCI bus";
+        let words =
+            "4 NVSwitches of the baseboard connect 8 GPUs, but only 7 GPUs are on the PCI bus";
         let told = incomplete(&machine(7, 4, "none"));
         assert!(told.is_some_and(|told| told.contains(words)));
         for complete in [
@@ -859,7 +868,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_fell_off_the_bus_needs_no_other_driver() {
+    fn gpu_off_the_bus_does_not_need_a_driver() {
         let facts = facts();
         let [first, second] = [&facts.gpus[0], &facts.gpus[1]];
         let off = DriverEvidence {
@@ -876,7 +885,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_a_driver_is_a_failure_with_a_remedy() {
+    fn gpu_without_a_driver_fails_with_a_remedy() {
         let facts = facts();
         let (first, second) = (&facts.gpus[0], &facts.gpus[1]);
         for (one, other, loaded, verdict, words, remedy) in rows! {
@@ -919,14 +928,14 @@ mod tests {
     }
 
     #[test]
-    fn a_vgpu_needs_the_driver_of_its_hypervisor() {
+    fn vgpu_needs_the_grid_driver() {
         let mut facts = facts();
         facts.gpus.truncate(1);
         facts.gpus[0].vgpu = true;
         let finding = bound(&[(&facts.gpus[0], None)], &evidence(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
-        // A cloud's part of a GPU may have the id of the whole one: awslabs/amazon-eks-ami issue 2443.
+        // A fractional GPU of a cloud may have the ID of the whole GPU: awslabs/amazon-eks-ami issue 2443.
         facts.gpus[0].vgpu = false;
         let sliced = DriverEvidence {
             installs: false,
@@ -938,7 +947,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gpu_fails_unless_none_is_required() {
+    fn missing_gpu_fails_if_required() {
         let mut none = facts();
         let must = Wanted::default();
         let may = Wanted {
@@ -952,7 +961,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_gpus_than_the_instance_type_promises_are_a_failure() {
+    fn fewer_gpus_than_the_instance_type_fails() {
         let promise = |promised| {
             Some(Promise {
                 instance_type: "p5.48xlarge",
@@ -982,7 +991,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_other_vendors_are_named_where_nvidia_has_none() {
+    fn gpus_of_other_vendors_are_listed() {
         let mut none = facts();
         none.gpus.clear();
         none.foreign_gpus.push(PciFact {
@@ -996,7 +1005,7 @@ mod tests {
     }
 
     #[test]
-    fn wsl_shows_no_gpu_and_needs_none() {
+    fn wsl_without_a_gpu_is_skipped() {
         let mut wsl = facts();
         wsl.gpus.clear();
         wsl.virtualization = Some("wsl".to_owned());
@@ -1005,7 +1014,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_id_is_named() {
+    fn unknown_gpu_id_warns() {
         let mut facts = facts();
         assert_eq!(identity(&facts.gpus).status, Verdict::Pass);
         facts.gpus[1].architecture = None;
@@ -1020,7 +1029,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_needs_no_gpu_of_its_own() {
+    fn image_without_a_gpu_is_skipped() {
         let mut none = facts();
         none.gpus.clear();
         let image = Wanted {
@@ -1031,7 +1040,7 @@ mod tests {
         assert_eq!(finding.status, Verdict::Skip);
         assert!(finding.why.contains("an image"), "{}", finding.why);
         assert_eq!((finding.expected, finding.remedy), (None, None));
-        // An image that is built on a machine with GPUs reports them.
+        // GPUs of the build machine are reported.
         assert_eq!(present(&facts(), image, None).status, Verdict::Pass);
     }
 }

@@ -1,5 +1,5 @@
-//! The family of checks about tomorrow: an upgrade leaves the pinned packages alone, and the kernels that
-//! run now and at the next boot have the driver's module.
+//! Checks of upcoming changes: a system upgrade must not change the pinned packages, and the running kernel and the kernel of
+//! the next boot must have the driver module.
 
 use async_trait::async_trait;
 
@@ -16,23 +16,23 @@ use crate::{
 const PINS: Id = Id::new("os.pkg.pins");
 const KERNELS: Id = Id::new("drv.module.kernels");
 
-/// See the module.
+/// The checks of upcoming changes.
 pub struct PinsCheck;
 
-/// What an upgrade would do with the packages that are to stay.
+/// The effect of a system upgrade on the held packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Moves {
-    /// Nothing says.
+    /// Unknown, with the reason.
     Unasked(String),
-    /// These.
+    /// The changes that the upgrade would make.
     Found(Vec<Action>),
 }
 
 #[derive(Debug, Clone)]
 struct PinsState {
     moves: Moves,
-    /// Kernels without the module among those that run now or at the next boot; `Err` has why this is
-    /// not asked.
+    /// The running kernel and the kernel of the next boot, if they have no module. `Err` contains the reason why this was
+    /// not checked.
     without: Result<Vec<String>, String>,
     /// A driver is loaded.
     is_loaded: bool,
@@ -40,7 +40,7 @@ struct PinsState {
 
 async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
     let Some(desired) = subject.desired else {
-        let why = "nothing is known to be wanted here".to_owned();
+        let why = "the desired state is unknown".to_owned();
         return Ok(PinsState {
             moves: Moves::Unasked(why.clone()),
             without: Err(why),
@@ -57,14 +57,16 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
 async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepError> {
     let (hold, backend) = (&desired.hold.patterns, desired.packages.manager.backend());
     if hold.is_empty() {
-        return Ok(Moves::Unasked("no package is to be held".to_owned()));
+        return Ok(Moves::Unasked("no held packages are configured".to_owned()));
     }
     if driver_is_absent(subject.state, desired).await? {
-        return Ok(Moves::Unasked("nothing of it is installed yet".to_owned()));
+        return Ok(Moves::Unasked(
+            "the packages are not installed yet".to_owned(),
+        ));
     }
     let Some(query) = backend.upgrade() else {
         let name = backend.name();
-        return Ok(Moves::Unasked(format!("{name} is not asked for this")));
+        return Ok(Moves::Unasked(format!("not checked with {name}")));
     };
     if !backend.has_lists(subject.host.files())? {
         return Ok(Moves::Unasked("there are no package lists".to_owned()));
@@ -94,7 +96,7 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
     ))
 }
 
-/// Whether nothing was installed yet that could move.
+/// Whether none of the configured packages is installed yet.
 async fn driver_is_absent(state: &State, desired: &Desired) -> Result<bool, StepError> {
     let manager = desired.packages.manager;
     let Some(database) = state.database(manager).await? else {
@@ -114,13 +116,13 @@ async fn without(
     desired: &Desired,
 ) -> Result<Result<Vec<String>, String>, StepError> {
     let Some(driver) = &desired.driver else {
-        return Ok(Err("no driver is wanted".to_owned()));
+        return Ok(Err("no driver is configured".to_owned()));
     };
     match subject.state.driver().await.origin {
         None => return Ok(Err("no driver is installed".to_owned())),
         // Its module may have another name.
         Some(Origin::Runfile | Origin::Preinstalled) => {
-            return Ok(Err("the driver did not come as packages".to_owned()));
+            return Ok(Err("the driver was not installed from packages".to_owned()));
         }
         Some(Origin::Distribution | Origin::Vendor) => {}
     }
@@ -142,7 +144,7 @@ fn pins(state: &PinsState) -> Finding {
     if actions.is_empty() {
         return say(
             Verdict::Pass,
-            "an upgrade of the whole system would change none of them".to_owned(),
+            "a system upgrade would not change the held packages".to_owned(),
         );
     }
     let told: Vec<String> = actions.iter().map(told).collect();
@@ -153,7 +155,7 @@ fn pins(state: &PinsState) -> Finding {
         ..say(
             Verdict::Fail,
             format!(
-                "the next upgrade of the system, also an automatic one, would {}",
+                "the next system upgrade (including automatic ones) would {}",
                 told.join(", ")
             ),
         )
@@ -176,10 +178,12 @@ fn kernels(state: &PinsState) -> Finding {
     let say = |status, why: String| Finding::new(KERNELS, status, why);
     match &state.without {
         Err(why) => say(Verdict::Skip, why.clone()),
-        Ok(without) if without.is_empty() => say(Verdict::Pass, "each of them has it".to_owned()),
+        Ok(without) if without.is_empty() => {
+            say(Verdict::Pass, "all of them have the module".to_owned())
+        }
         Ok(without) => Finding {
             observed: Some(without.join(", ")),
-            expected: Some("a module for each".to_owned()),
+            expected: Some("a module for each kernel".to_owned()),
             // A loaded driver works until the next boot.
             as_kind: state.is_loaded.then_some(Kind::Risk),
             remedy: Some(
@@ -187,7 +191,7 @@ fn kernels(state: &PinsState) -> Finding {
             ),
             ..say(
                 Verdict::Fail,
-                format!("no module is on disk for {}", without.join(", ")),
+                format!("no driver module for {}", without.join(", ")),
             )
         },
     }
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_that_would_move_a_pinned_package_fails() {
+    fn upgrade_of_a_pinned_package_fails() {
         let quiet = state(Moves::Found(vec![]), &[]);
         assert_eq!(pins(&quiet).status, Verdict::Pass);
         let moved = state(
@@ -229,7 +233,7 @@ mod tests {
                     from: Some("580.173.02-1".into()),
                     to: "580.178.04-1".into(),
                 },
-                // A metapackage that is not held brings it.
+                // A metapackage that is not held depends on it.
                 Action::Install {
                     name: "linux-image-6.8.0-150-generic".into(),
                     from: None,
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_module_fails() {
+    fn kernel_without_the_module_fails() {
         let good = state(Moves::Found(vec![]), &[]);
         assert_eq!(kernels(&good).status, Verdict::Pass);
         let bad = state(Moves::Found(vec![]), &["6.8.0-150-generic"]);

@@ -1,8 +1,7 @@
-//! The ports of adapters that do RDMA: InfiniBand, RoCE and EFA.
+//! Checks the ports of RDMA adapters (InfiniBand, RoCE and EFA) for links that went down and links that are not active.
 //!
-//! One look cannot judge counters of errors: the limits that others have are rates. Nor does anything on the machine tell how many
-//! ports have a cable, or how fast they are to be. What is told is a link that was there and is gone, and one that is there and
-//! carries nothing.
+//! Error counters are not checked, because published limits are rates and cannot be evaluated with a single reading. The number
+//! of connected ports and their expected speed are unknown on the machine.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -16,27 +15,27 @@ use crate::{
 
 const PORTS: Id = Id::new("rdma.ports");
 
-/// The adapters; below each `ports/NUMBER` (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
+/// The directory of adapters, with `ports/NUMBER` in each (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
 const ADAPTERS: &str = "/sys/class/infiniband";
 
-/// See the module.
+/// The RDMA check.
 pub struct RdmaCheck;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Port {
-    /// `mlx5_0/1`, as `rdma link` names it.
+    /// The name as shown by `rdma link`, such as `mlx5_0/1`.
     name: String,
     /// `ACTIVE`, `INIT`, `DOWN`, ….
     state: String,
-    /// The other end answers.
+    /// The physical link is up.
     has_link: bool,
     /// `InfiniBand`, `Ethernet`, ….
     layer: String,
-    /// How often a link went down since the counters were reset; 0 where nobody counts.
+    /// How often the link went down since the counters were reset; 0 if there is no counter.
     lost: u64,
 }
 
-/// The word of `4: ACTIVE`.
+/// Returns the name in text such as `4: ACTIVE`.
 fn word(text: &str) -> &str {
     text.rsplit(':').next().unwrap_or_default().trim()
 }
@@ -60,7 +59,7 @@ fn detect(files: &dyn ReadFiles) -> Result<Vec<Port>, StepError> {
                 state: word(&state).to_owned(),
                 has_link: text("phys_state")?.is_some_and(|text| word(&text) == "LinkUp"),
                 layer: (text("link_layer")?.unwrap_or_default().trim()).to_owned(),
-                // A virtual function says `N/A (no PMA)`.
+                // The counter of a virtual function is `N/A (no PMA)`.
                 lost: lost
                     .and_then(|count| count.trim().parse().ok())
                     .unwrap_or_default(),
@@ -98,16 +97,16 @@ fn decide(ports: &[Port]) -> Finding {
         }
     };
     if ports.is_empty() {
-        return say(Verdict::Skip, "there is no adapter for RDMA".to_owned());
+        return say(Verdict::Skip, "no RDMA adapter".to_owned());
     }
     let with = |is: fn(&Port) -> bool| ports.iter().filter(|port| is(port)).collect::<Vec<_>>();
-    // A port that never had a link has no cable, which may be right.
+    // A port that never had a link may be unused.
     let gone = with(|port| !port.has_link && port.state == "DOWN" && port.lost > 0);
     if !gone.is_empty() {
         return warn(
             &gone,
-            "the link was there, and is gone",
-            "check the cable and its transceivers, and the port of the switch",
+            "the link went down",
+            "check the cable, its transceivers and the switch port",
         );
     }
     let idle = with(|port| {
@@ -119,7 +118,7 @@ fn decide(ports: &[Port]) -> Finding {
         return warn(
             &idle,
             "no subnet manager has activated the link",
-            "see whether the subnet manager of the fabric runs and knows the port: `sminfo`",
+            "check with `sminfo` whether the subnet manager of the fabric is running and has discovered the port",
         );
     }
     match with(|port| port.state == "ACTIVE").len() {
@@ -147,7 +146,7 @@ mod tests {
     use super::{decide, detect};
     use crate::{check::Verdict, host::fake::FakeFiles};
 
-    /// The files of a port, as the kernel writes them.
+    /// Creates the sysfs files of a port.
     fn put(
         files: &FakeFiles,
         adapter: &str,
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_gone_or_carries_nothing_is_told_and_a_free_port_is_not() {
+    fn lost_or_inactive_link_warns_and_unused_port_passes() {
         use Verdict::{Pass, Skip, Warn};
         const UP: [&str; 4] = ["4: ACTIVE", "5: LinkUp", "InfiniBand", "3"];
         const FREE: [&str; 4] = ["1: DOWN", "2: Polling", "InfiniBand", "0"];
@@ -176,10 +175,10 @@ mod tests {
             UP, Pass, "2 of 2 ports active";
             FREE, Pass, "1 of 2 ports active";
             ["1: DOWN", "2: Polling", "InfiniBand", "1"], Warn,
-                "the link was there, and is gone: mlx5_1/1 (1 of 2 ports)";
+                "the link went down: mlx5_1/1 (1 of 2 ports)";
             ["2: INIT", "5: LinkUp", "InfiniBand", "0"], Warn,
                 "no subnet manager has activated the link: mlx5_1/1 (1 of 2 ports)";
-            // RoCE has no subnet manager; a virtual function counts nothing.
+            // RoCE has no subnet manager, and a virtual function has no counters.
             ["2: INIT", "5: LinkUp", "Ethernet", "N/A (no PMA)"], Pass, "1 of 2 ports active";
         } {
             let files = FakeFiles::new();

@@ -1,5 +1,5 @@
-//! The family of runtime files: what the daemons of containers and NVIDIA's toolkit refuse, by their files, which are read
-//! as they read them. Where programs may be run, their own validation has the last word.
+//! Checks of container runtime and NVIDIA toolkit configuration files, which are parsed like the programs parse them. If programs
+//! can be run, their own validation takes precedence.
 
 use std::sync::LazyLock;
 
@@ -29,14 +29,14 @@ fn id(kind: RuntimeKind) -> Id {
 
 static IDS: LazyLock<Vec<Id>> = LazyLock::new(|| kinds().map(id).chain([TOOLKIT]).collect());
 
-/// See the module.
+/// The runtime file checks.
 pub struct RuntimeFilesCheck;
 
 fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
     Finding::new(id.clone(), status, why)
 }
 
-/// What is said of files.
+/// Returns the finding for a report.
 fn finding(id: &Id, report: &Report) -> Finding {
     match report {
         Report::Nothing(why) => say(id, Verdict::Skip, why.as_str()),
@@ -59,11 +59,10 @@ fn finding(id: &Id, report: &Report) -> Finding {
     }
 }
 
-/// The first toolkit that takes devices into containers by CDI where it is not told otherwise, and for which nobody has
-/// reported what `no-cgroups` does (release notes of 1.18.0).
+/// The first toolkit that uses CDI by default (release notes of 1.18.0). No errors with `no-cgroups` were reported for it.
 const BY_CDI: (u64, u64) = (1, 18);
 
-/// Returns the finding about the toolkit configurations of the host and of the GPU Operator: the first problem.
+/// Returns the finding for the toolkit configurations of the host and of the GPU Operator. The first problem is returned.
 async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let mut found = say(&TOOLKIT, Verdict::Skip, "no configuration exists");
     for path in [toolkit::CONFIG, toolkit::OPERATOR_CONFIG] {
@@ -79,8 +78,8 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     Ok(found)
 }
 
-/// Returns the first contradiction between a toolkit configuration and this machine: containers get no GPU then, with any
-/// runtime. `None` if the file does not exist.
+/// Returns the first error in a toolkit configuration that prevents containers of all runtimes from using GPUs. `None` if the
+/// file does not exist.
 async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Finding>, StepError> {
     let files = subject.host.files();
     let Some(text) = files.read_text(Utf8Path::new(path))? else {
@@ -96,7 +95,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         Err(why) => {
             return Ok(Some(faulty(
                 Verdict::Fail,
-                format!("no container gets a GPU: `{path}` is not valid TOML ({why})"),
+                format!("no GPUs in containers: `{path}` is not valid TOML ({why})"),
                 format!("correct `{path}`"),
             )));
         }
@@ -110,8 +109,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
             return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "no container gets a GPU: no driver is in `{root}`, the `root` of `{path}`; the error is `load library failed: \
-                     libnvidia-ml.so.1`"
+                    "no GPUs in containers (`load library failed: libnvidia-ml.so.1`): no driver in `{root}`, which is the \
+                     `root` in `{path}`"
                 ),
                 match of_operator {
                     true => format!(
@@ -119,8 +118,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                          toolkit pods, which regenerate `{path}`"
                     ),
                     false => format!(
-                        "run `sed -i 's/^ *root = /#&/' {path}`, because the driver is on the host itself; then start the \
-                         containers again"
+                        "run `sed -i 's/^ *root = /#&/' {path}`, because the driver is on the host itself; then restart the \
+                         containers"
                     ),
                 },
             )));
@@ -140,12 +139,12 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         let folder = Utf8Path::new(ldconfig)
             .parent()
             .unwrap_or(Utf8Path::new("/"));
-        // A tree without programs does not tell.
+        // Without programs in the tree, the existence is unknown.
         if !there && !files.list(folder)?.is_empty() {
             return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "no container gets a GPU: `{path}` has `ldconfig = \"@{ldconfig}\"`, which does not exist"
+                    "no GPUs in containers: `{path}` has `ldconfig = \"@{ldconfig}\"`, which does not exist"
                 ),
                 format!("run `sed -i 's|@{ldconfig}|@/sbin/ldconfig|' {path}`"),
             )));
@@ -173,12 +172,12 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         return Ok(Some(faulty(
             status,
             format!(
-                "containers of {} get no GPU: `{path}` has `no-cgroups = true`, which is only for rootless daemons; the error is \
-                 `Failed to initialize NVML: Unknown Error`",
+                "no GPUs in {} containers (`Failed to initialize NVML: Unknown Error`): `{path}` has `no-cgroups = true`, \
+                 which is only for rootless daemons",
                 daemon.name()
             ),
             format!(
-                "run `sed -i 's/no-cgroups *= *true/no-cgroups = false/' {path}`, then start the containers again; rootless \
+                "run `sed -i 's/no-cgroups *= *true/no-cgroups = false/' {path}`, then restart the containers; rootless \
                  containers use CDI instead"
             ),
         )));
@@ -201,8 +200,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                     false => Verdict::Warn,
                 },
                 format!(
-                    "`mode = \"cdi\"` in `{path}`, and no specification is in {}: containers with a GPU do not start \
-                     (`unresolvable CDI devices`)",
+                    "containers with a GPU do not start (`unresolvable CDI devices`), because `{path}` has `mode = \"cdi\"` but \
+                     there is no CDI specification in {}",
                     folders.join(" or ")
                 ),
                 "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`".to_owned(),
@@ -280,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_fault_decides_the_verdict() {
+    fn worst_error_determines_the_verdict() {
         let fault = |why: &str, harm| Fault {
             why: why.to_owned(),
             remedy: format!("correct {why}"),
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_fault_of_all_containers_keeps_the_daemon_from_starting() {
+    fn daemon_rejects_only_errors_that_affect_all_containers() {
         for (harm, refuses) in [
             (Harm::Perhaps, false),
             (Harm::Containers, false),

@@ -1,5 +1,4 @@
-//! The family of virtualization checks: machines whose GPUs are parts of others', or belong to
-//! others. They are named, so that nothing else is taken for a fault there.
+//! Virtualization checks: vGPU guests, vGPU hosts and WSL. They explain why such machines differ from others.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -19,16 +18,16 @@ const WSL: Id = Id::new("virt.wsl");
 
 /// The module of a vGPU host.
 const HOST_MODULE: &str = "nvidia_vgpu_vfio";
-/// The device through which Windows gives WSL its GPUs.
+/// The device that provides the GPUs of Windows in WSL.
 const DXG: &str = "/dev/dxg";
-/// Where Windows mounts the libraries of its driver.
+/// The driver library that Windows mounts in WSL.
 const WSL_LIBRARY: &str = "/usr/lib/wsl/lib/libcuda.so.1";
 
-/// What drives a part of a GPU that a hypervisor gives.
+/// The remedy for a vGPU without a driver.
 pub(super) const GRID_DRIVER: &str =
     "install the GRID guest driver that matches the hypervisor's vGPU release";
 
-/// See the module.
+/// The virtualization checks.
 pub struct VirtCheck;
 
 #[derive(Debug, Clone, Default)]
@@ -39,7 +38,7 @@ struct VirtState {
     packaged: Option<DriverVersion>,
     /// The module of a vGPU host is loaded.
     host_module: bool,
-    /// GPUs that offer mediated devices.
+    /// The number of GPUs that offer mediated devices.
     mediated: usize,
     dxg: bool,
     library: bool,
@@ -62,7 +61,7 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
     })
 }
 
-/// Returns the instance type if the cloud gives it parts of GPUs.
+/// Returns the instance type if it has fractional GPUs.
 pub(super) fn sliced<'f>(facts: &'f Facts, matrix: &Matrix) -> Option<&'f str> {
     let provider = facts.cloud.provider.as_deref()?;
     let name = facts.cloud.instance_type.as_deref()?;
@@ -76,12 +75,12 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
     let what = match (slices.is_empty(), sliced(facts, matrix)) {
         (false, _) => places(slices),
         (true, Some(instance)) => format!("instance type {instance}"),
-        (true, None) => return say(Verdict::Skip, "no GPU is known to be a vGPU".to_owned()),
+        (true, None) => return say(Verdict::Skip, "no vGPU detected".to_owned()),
     };
     match &state.loaded {
         Some(driver) => say(
             Verdict::Pass,
-            format!("a vGPU: {what}, with driver {driver}; its license is not looked at"),
+            format!("a vGPU: {what}, with driver {driver}; the license is not checked"),
         ),
         None => Finding {
             observed: Some("no driver".to_owned()),
@@ -90,7 +89,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
             ..say(
                 Verdict::Warn,
                 format!(
-                    "a vGPU: {what}; no public driver drives it, and this program installs none"
+                    "a vGPU: {what}; no public driver supports it, so gpu-bootstrap does not install one"
                 ),
             )
         },
@@ -112,19 +111,16 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
         marks.push(format!("{} GPUs offer mediated devices", state.mediated));
     }
     if marks.is_empty() {
-        return say(
-            Verdict::Skip,
-            "it gives no vGPUs to virtual machines".to_owned(),
-        );
+        return say(Verdict::Skip, "not a vGPU host".to_owned());
     }
     Finding {
         observed: Some(marks.join(", ")),
         expected: Some("whole GPUs for containers".to_owned()),
-        remedy: Some("prepare its virtual machines, and not this machine".to_owned()),
+        remedy: Some("prepare the virtual machines instead of this host".to_owned()),
         ..say(
             Verdict::Warn,
             format!(
-                "the GPUs are given to virtual machines ({}); the driver of a vGPU host serves no \
+                "the GPUs are assigned to virtual machines ({}); the vGPU host driver does not support \
                  containers",
                 marks.join(", ")
             ),
@@ -135,17 +131,17 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
 fn wsl(facts: &Facts, state: &VirtState) -> Finding {
     let say = |status, why: &str| Finding::new(WSL, status, why);
     if facts.virtualization.as_deref() != Some("wsl") {
-        return say(Verdict::Skip, "the kernel is not that of WSL");
+        return say(Verdict::Skip, "not a WSL kernel");
     }
     if state.packaged.is_some() {
         return Finding {
             observed: state.packaged.as_ref().map(ToString::to_string),
             expected: Some("no Linux driver".to_owned()),
-            remedy: Some("remove the packages of the Linux driver".to_owned()),
+            remedy: Some("remove the Linux driver packages".to_owned()),
             links: vec!["https://docs.nvidia.com/cuda/wsl-user-guide/index.html".to_owned()],
             ..say(
                 Verdict::Warn,
-                "WSL uses the driver of Windows; the libraries of an installed Linux driver hide it",
+                "the libraries of the Linux driver shadow the Windows driver, which WSL uses",
             )
         };
     }
@@ -153,20 +149,25 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
         return Finding {
             observed: Some(
                 if state.dxg {
-                    "no libraries of the driver"
+                    "no driver libraries"
                 } else {
                     "no `/dev/dxg`"
                 }
                 .to_owned(),
             ),
             expected: Some("`/dev/dxg` and the libraries in `/usr/lib/wsl/lib`".to_owned()),
-            remedy: Some("install NVIDIA's driver in Windows, then run `wsl --update`".to_owned()),
-            ..say(Verdict::Warn, "Windows gives no NVIDIA GPU to WSL")
+            remedy: Some(
+                "install the NVIDIA driver in Windows, then run `wsl --update`".to_owned(),
+            ),
+            ..say(
+                Verdict::Warn,
+                "Windows does not provide an NVIDIA GPU to WSL",
+            )
         };
     }
     say(
         Verdict::Pass,
-        "Windows owns the GPUs and their driver; this program installs none here",
+        "Windows manages the GPUs and the driver, so gpu-bootstrap does not install one",
     )
 }
 
@@ -193,10 +194,10 @@ mod tests {
     use super::{VirtState, guest, host, wsl};
     use crate::{check::Verdict, compat::matrix::Matrix, facts::PciFact, steps::fixtures::facts};
 
-    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("it is sound"));
+    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("a valid matrix"));
 
     #[test]
-    fn a_vgpu_is_named_by_its_board_or_by_its_instance_type() {
+    fn vgpu_is_detected_by_board_or_instance_type() {
         let none = VirtState::default();
         let loaded = VirtState {
             loaded: "535.161.08".parse().ok(),
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vgpu_host_is_told_by_any_of_its_marks() {
+    fn vgpu_host_is_detected_by_each_marker() {
         let mut with_functions = facts();
         assert_eq!(
             host(&with_functions, &VirtState::default()).status,
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn wsl_is_well_with_the_driver_of_windows_and_no_other() {
+    fn wsl_passes_only_with_the_windows_driver() {
         let mut inside = facts();
         let whole = VirtState {
             dxg: true,

@@ -1,4 +1,4 @@
-//! Text that several families share.
+//! Text that is used by several families.
 
 use crate::{
     facts::{GpuFact, Os},
@@ -69,7 +69,7 @@ mod tests {
     use crate::steps::fixtures::facts;
 
     #[test]
-    fn gpus_of_one_kind_are_named_once() {
+    fn equal_gpus_are_grouped() {
         let mut facts = facts();
         assert_eq!(
             places(&facts.gpus),
