@@ -438,7 +438,7 @@ mod tests {
                 other_series
             }
         );
-        // A kernel of its own series is preferred, also with consent for any.
+        // A kernel of the same series is preferred, even if the policy allows any kernel.
         asked.consent = Consent::Any;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));
     }
@@ -452,7 +452,7 @@ mod tests {
         let mut asked = question(OLD, OLD, &[LAST], &[]);
         asked.kernels.installed.push(version(NEW));
         assert_eq!(missing(&asked), None);
-        // Where nobody knows what the boot loader starts, it is taken to be the newest kernel.
+        // If the boot entry is unknown, the newest kernel is assumed.
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         asked.kernels.next = None;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));

@@ -53,7 +53,7 @@ pub fn end_of_life(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> 
     let (branch, number, date) = (row.branch, &newest.bulletin, newest.date);
     let without = (newest.first_fixed.iter()).all(|fixed| fixed.branch() != branch);
     let bulletin = match without {
-        true => format!(" (the newest bulletin, {number} of {date}, has none for it)"),
+        true => format!(" (the newest bulletin, {number} of {date}, does not list it)"),
         false => String::new(),
     };
     Some(Lacking {
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(
             old.why,
             "branch 535 is end-of-life since 2026-06 and gets no security fixes (the newest bulletin, 5861 of \
-             2026-09-30, has none for it)"
+             2026-09-30, does not list it)"
         );
         // The branch ended after the bulletin.
         let last =

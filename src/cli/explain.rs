@@ -113,7 +113,7 @@ static EVENTS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     kinds.into_iter().flatten().filter_map(one).collect()
 });
 
-/// What the arguments refer to.
+/// The subject that the arguments refer to.
 #[derive(Debug)]
 enum Subject {
     Finding(&'static FindingRow),

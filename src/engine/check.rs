@@ -172,7 +172,7 @@ impl Session {
         }
     }
 
-    /// All checks at the same time, answers in the order of the list.
+    /// Runs all checks concurrently. The results have the order of the list.
     async fn examine(&self) -> Vec<Result<Vec<Finding>, (Vec<Id>, StepError)>> {
         let Some(audit) = &self.audit else {
             return Vec::new();
@@ -401,7 +401,7 @@ fn rank(finding: &Finding) -> u8 {
     }
 }
 
-/// Sets the differences aside on a machine that nobody configured, and the steps that depend on them.
+/// Marks differences on a machine without settings as not evaluated, and the steps that depend on them.
 fn set_differences_aside(findings: &mut [Finding], jobs: &[Job]) {
     let is_later = |finding: &Finding| {
         let job = jobs.iter().find(|job| job.id == finding.id);

@@ -1,4 +1,4 @@
-//! How a machine becomes a node of a cluster, and what the node is registered with.
+//! How a machine joins a cluster, and the labels and taints of its node.
 
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
@@ -10,24 +10,24 @@ use crate::model::{
     token::TokenSource,
 };
 
-/// Ways to join a cluster, as settings name them.
+/// Join methods, with their names in the settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum JoinKind {
-    /// The machine joins no cluster.
+    /// The machine does not join a cluster.
     #[default]
     None,
     /// `kubeadm join`.
     Kubeadm,
-    /// The agent of k3s.
+    /// The k3s agent.
     K3s,
-    /// The agent of RKE2.
+    /// The RKE2 agent.
     Rke2,
-    /// EKS: `nodeadm`, which Amazon's images bring.
+    /// EKS: `nodeadm`, which is part of the Amazon EKS images.
     Eks,
-    /// A command of the administrator's.
+    /// A command from the settings.
     Command,
-    /// The machine is a node already: its provider has joined it.
+    /// The machine is already a node, because its provider joined it.
     Managed,
 }
 
@@ -35,20 +35,20 @@ pub enum JoinKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClusterWish {
-    /// How it joins.
+    /// The join method.
     pub method: JoinMethod,
-    /// What the node is registered with.
+    /// Name, labels and taints of the node.
     pub node: NodeWish,
-    /// What is installed for it.
+    /// Packages that joining needs.
     pub packages: Vec<PackageWish>,
-    /// A kubeconfig that may change nodes.
+    /// A kubeconfig with permission to change nodes.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds that each part of joining may take: to find the cluster, to get a certificate, to start the kubelet, to run
-    /// a command, to become Ready.
+    /// Timeout of each phase of joining in seconds: find the cluster, get a certificate, start the kubelet, run a command,
+    /// become Ready.
     pub timeout_seconds: u64,
 }
 
-/// How a machine joins, with what that needs. No secret is in here: only places that have one.
+/// The join method with its parameters. Contains no secrets, only the sources of secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum JoinMethod {
@@ -56,89 +56,89 @@ pub enum JoinMethod {
     Kubeadm {
         /// How the cluster is found.
         discovery: Discovery,
-        /// The address of the container runtime's socket.
+        /// The CRI socket.
         socket: String,
         /// Preflight checks whose errors count as warnings.
         ignore_preflight_errors: Vec<String>,
     },
-    /// The agent of k3s.
+    /// The k3s agent.
     K3s {
-        /// The address of the server.
+        /// The URL of the server.
         server: String,
-        /// Where the token is.
+        /// The source of the token.
         token_source: TokenSource,
     },
-    /// The agent of RKE2.
+    /// The RKE2 agent.
     Rke2 {
-        /// The address of the server.
+        /// The URL of the server.
         server: String,
-        /// Where the token is.
+        /// The source of the token.
         token_source: TokenSource,
     },
     /// `nodeadm`.
     Eks,
-    /// A command of the administrator's.
+    /// A command from the settings.
     Command {
         /// Program and arguments.
         command: Vec<String>,
-        /// The file with its environment.
+        /// A file with environment variables for the command.
         environment_file: Option<Utf8PathBuf>,
-        /// The file that exists once the machine has joined.
+        /// A file that exists after the machine has joined.
         joined_file: Utf8PathBuf,
-        /// Program and arguments that take the machine out of its cluster again; empty if nothing does.
+        /// Program and arguments that remove the machine from its cluster. Empty if there is no such command.
         #[serde(default)]
         leave_command: Vec<String>,
     },
-    /// The provider has joined it.
+    /// The provider joined the machine.
     Managed,
 }
 
-/// How kubeadm finds the cluster, and trusts what it finds.
+/// How kubeadm discovers the cluster and verifies its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Discovery {
-    /// By a bootstrap token.
+    /// Bootstrap token discovery.
     Token {
         /// `HOST:PORT` of the API server.
         server: String,
-        /// Where the token is.
+        /// The source of the token.
         token_source: TokenSource,
-        /// Digests of the certificate authority's public key, one of which must fit.
+        /// Public key hashes of the cluster CA. One of them must match.
         ca_cert_hashes: Vec<String>,
     },
-    /// By a kubeconfig.
+    /// Kubeconfig file discovery.
     File {
         /// The kubeconfig.
         path: Utf8PathBuf,
-        /// Where the token for the kubelet's first certificate is, if the kubeconfig has no credentials.
+        /// The source of the token for the kubelet's first certificate, if the kubeconfig has no credentials.
         token_source: Option<TokenSource>,
     },
 }
 
-/// What a node is registered with.
+/// Name, labels and taints of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeWish {
-    /// Its name; `None` is the machine's host name.
+    /// The node name. `None` means the host name.
     pub name: Option<NodeName>,
-    /// Labels that the settings name.
+    /// Labels from the settings.
     pub labels: Labels,
-    /// Whether it is labelled with what its GPUs are.
+    /// Whether to add labels that describe the GPUs.
     pub gpu_labels: bool,
-    /// How MIG devices are labelled.
+    /// How to label MIG devices.
     #[serde(default)]
     pub mig_strategy: MigStrategy,
-    /// Taints that stay.
+    /// Permanent taints.
     pub taints: Vec<Taint>,
-    /// Taints that go when the node is Ready and proven.
+    /// Taints that are removed when the node is Ready and validated.
     #[serde(default)]
     pub startup_taints: Vec<Taint>,
 }
 
-/// What stands in a file with secrets.
+/// The format of a file with secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecretKind {
-    /// A token alone.
+    /// A single token.
     Token,
     /// `NAME=VALUE` lines.
     Environment,
@@ -147,7 +147,7 @@ pub enum SecretKind {
 }
 
 impl JoinMethod {
-    /// Its name in the settings.
+    /// Returns the name in the settings.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -160,7 +160,7 @@ impl JoinMethod {
         }
     }
 
-    /// Where its token is.
+    /// Returns the source of the token, if the method uses one.
     #[must_use]
     pub const fn token_source(&self) -> Option<&TokenSource> {
         match self {
@@ -173,7 +173,7 @@ impl JoinMethod {
         }
     }
 
-    /// The same, to be changed.
+    /// Mutable variant of [`token_source`](Self::token_source).
     pub const fn token_source_mut(&mut self) -> Option<&mut TokenSource> {
         match self {
             Self::Kubeadm { discovery, .. } => match discovery {
@@ -185,7 +185,7 @@ impl JoinMethod {
         }
     }
 
-    /// The files with secrets that it reads, and what stands in each.
+    /// Returns the files with secrets that the method reads, with their formats.
     #[must_use]
     pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
         use SecretKind::{Environment, Kubeconfig, Token};

@@ -38,7 +38,7 @@ pub fn commented() -> String {
     text
 }
 
-/// Returns what a row says as text without links.
+/// Returns the text of a row without links.
 #[must_use]
 pub fn sentences(row: &KeyRow) -> String {
     let said = match (row.default.as_deref(), row.value()) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_behind_its_sentence() {
+    fn key_follows_its_description() {
         let text = commented();
         let expected = "\n[toolkit]\n\n# Install it.\n#enabled = true\n";
         assert!(text.contains(expected), "{text}");

@@ -7,8 +7,9 @@ use crate::{
     report::{document::TOOL, style::word},
 };
 
-/// Metrics in Prometheus' text format, for node_exporter's textfile collector: no time stamps, a line end at the end, and the
-/// same help and type each time. Write it to a file beside the collected one, and rename it.
+/// Writes metrics in the Prometheus text format for the textfile collector of node_exporter. The collector requires constant
+/// help and type lines, no timestamps, and a newline at the end. Write the metrics to a temporary file in the same directory,
+/// then rename it.
 ///
 /// # Errors
 /// An error of the writer.
@@ -51,7 +52,7 @@ pub fn prometheus(
             &one(seconds),
         )?;
     }
-    // Names of findings and layers have no character that a label would have to escape.
+    // IDs of findings and names of layers need no escaping in labels.
     let findings: Vec<(String, f64)> = (report.findings.iter())
         .map(|finding| {
             let (id, layer) = (&finding.id, Layer::of(&finding.id).name());

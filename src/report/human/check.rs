@@ -134,7 +134,7 @@ impl<'r> Sorted<'r> {
         self.faults.first().copied().or(risk).or(blocked)
     }
 
-    /// The next command: the remedy of the root cause.
+    /// The next command, from the remedy of the root cause.
     fn next(&self) -> Option<&'r str> {
         match self.root() {
             Some(root) => root.command.as_deref(),

@@ -1,4 +1,4 @@
-//! Whether a machine that is a node already is one of another cluster than the settings name.
+//! Checks whether a machine is already a node of a cluster other than the configured one.
 
 use camino::Utf8Path;
 
@@ -12,8 +12,8 @@ use crate::{
     },
 };
 
-/// Why the cluster is another one; `None` if it is the one that is wanted, as far as that can be told. `config` is our part
-/// of the configuration of what joins, `wanted` the cluster of the kubeconfig that says how to find it.
+/// Returns the difference between the joined cluster and the configured one, or `None` if they are the same or the cluster
+/// cannot be identified. `config` is our part of the agent configuration, `wanted` the cluster in the discovery kubeconfig.
 pub(super) fn another(
     method: &JoinMethod,
     membership: &Membership,
@@ -36,31 +36,31 @@ pub(super) fn another(
             ..
         } => match ca_pin {
             Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
-                "its certificate authority is {pin}, and the one of the settings is {}",
+                "its CA certificate hash is {pin}, but the settings specify {}",
                 ca_cert_hashes.join(" or ")
             )),
             Some(_) => None,
             None => (server.trim_start_matches("https://") != wanted)
-                .then(|| format!("the settings name {wanted}")),
+                .then(|| format!("the settings specify {wanted}")),
         },
         JoinMethod::Kubeadm { .. } => wanted.and_then(|wanted| {
             let differs = match (&wanted.ca_pin, ca_pin) {
                 (Some(wanted), Some(pin)) => wanted != pin,
                 _ => wanted.server != *server,
             };
-            differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+            differs.then(|| format!("`cluster.discovery-file` specifies {}", wanted.server))
         }),
         JoinMethod::K3s { server, .. } => of_agent(kubeconfig, config, &agents::K3S, server),
         JoinMethod::Rke2 { server, .. } => of_agent(kubeconfig, config, &agents::RKE2, server),
-        // Its user data alone says which cluster, and at each boot again.
+        // Only the user data specifies the cluster, and nodeadm reads it at each boot.
         JoinMethod::Eks => (kubeconfig != nodeadm::KUBECONFIG)
-            .then(|| "the settings name EKS, whose nodeadm did not join it".to_owned()),
+            .then(|| "the settings specify EKS, but nodeadm did not join this machine".to_owned()),
         JoinMethod::Command { .. } | JoinMethod::Managed => None,
     }
 }
 
-/// The same of an agent. Its kubelet talks to a proxy on the machine itself, so the place tells, and what this program has
-/// written for the agent.
+/// Like [`another`], for a k3s or RKE2 agent. The kubelet connects to a local proxy, so its kubeconfig does not contain the
+/// server. Instead, compares the kubeconfig path and our agent configuration.
 fn of_agent(
     kubeconfig: &Utf8Path,
     config: Option<&str>,
@@ -68,12 +68,12 @@ fn of_agent(
     server: &str,
 ) -> Option<String> {
     if kubeconfig != agent.kubeconfig {
-        return Some(format!("the settings name the agent of {}", agent.name));
+        return Some(format!("the settings specify the {} agent", agent.name));
     }
     let joined = config.and_then(agents::server_of)?;
     (joined != server).then(|| {
         format!(
-            "it joined by {joined} (`{}`), and the settings name {server}",
+            "it joined {joined} (`{}`), but the settings specify {server}",
             agent.config
         )
     })
@@ -85,7 +85,7 @@ mod tests {
     use crate::{model::token::TokenSource, tools::kubernetes::kubeadm};
 
     #[test]
-    fn each_way_to_join_knows_a_node_that_another_way_has_made() {
+    fn node_joined_by_another_method_is_detected() {
         const SERVER: &str = "https://10.0.0.1:6443";
         let k3s = JoinMethod::K3s {
             server: SERVER.to_owned(),
@@ -95,10 +95,10 @@ mod tests {
             agents::K3S.kubeconfig, None, &k3s, None;
             agents::K3S.kubeconfig, Some(SERVER), &k3s, None;
             agents::K3S.kubeconfig, Some("https://10.9.9.9:6443"), &k3s,
-                Some("it joined by https://10.9.9.9:6443");
-            kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s");
+                Some("it joined https://10.9.9.9:6443");
+            kubeadm::KUBELET_CONF, None, &k3s, Some("the k3s agent");
             nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
-            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
+            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join this machine");
         } {
             let membership = Membership {
                 kubeconfig: kubeconfig.into(),
