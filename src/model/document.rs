@@ -557,7 +557,7 @@ mod tests {
     fn table_comments_survive_a_changed_value() {
         let text = format!(
             "{CONFIG}[plugins.\"cri\".containerd.runtimes.nvidia] # GPUs\nruntime_type = \"r\"\n\
-             base = \"b\" # theirs, too\n"
+             base = \"b\" # also theirs\n"
         );
         let mut document = toml(&text);
         let entry = json!({"base": "c", "runtime_type": "r"});

@@ -466,7 +466,7 @@ fn problems(
     Ok(())
 }
 
-/// A finding on one line: the complete text is in `-v`.
+/// A finding on one line, possibly truncated. `-v` shows the complete text.
 fn one_line(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()> {
     let name = match finding.status {
         Verdict::Unknown => "unknown",

@@ -13,7 +13,7 @@ const LAYERS: usize = 15;
 /// Writes the verdict, the layers, and each device with its name or its error.
 ///
 /// # Errors
-/// When the writer fails.
+/// If the writer fails.
 pub fn probe(to: &mut dyn Write, document: &ProbeDocument, style: Style) -> io::Result<()> {
     let headline = match document.failed_layer {
         None => format!("{}: {}", style.paint(Ink::Good, "passed"), document.why),
