@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_loader_with_a_fixed_kernel_gets_no_new_one() {
+    fn fixed_boot_entry_prevents_a_new_kernel() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         assert!(matches!(asked.answer(), KernelAnswer::Install { .. }));
         asked.kernels.installed.push(version(LAST));
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
         asked.ways[1].closed = Some("Secure Boot is on".to_owned());
         let KernelAnswer::Refused(refused) = asked.answer() else {
-            panic!("the way is closed");
+            panic!("the method is impossible");
         };
         assert_eq!(refused.closed, ["Secure Boot is on"]);
         assert_eq!(refused.without, [version(OLD)]);
@@ -477,7 +477,7 @@ mod tests {
         let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
         asked.ways[1].complete = true;
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
-        // A kernel that comes later gets its module in the same way.
+        // A later kernel gets its module with the same method.
         let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
         later.ways[1].begun = true;
         assert_eq!(later.answer(), KernelAnswer::Here { way: COMPILED });

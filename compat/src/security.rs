@@ -142,7 +142,7 @@ mod tests {
     use crate::matrix::{Matrix, Support};
 
     #[test]
-    fn end_of_life_branches_lack_fixes_even_in_their_newest_version() {
+    fn newest_version_of_ended_branch_lacks_fixes() {
         let matrix = Matrix::builtin().expect("it is valid");
         for row in &matrix.branches {
             let found = end_of_life(&matrix, &row.newest_version);

@@ -121,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Completes the finding about the CDI specification. A broken existing file is a fault that `nvidia-ctk` can fix. A
+    /// Completes the finding about the CDI specification. A broken existing file is a fault that its generator fixes. A
     /// specification that was never generated is only a difference.
     fn with_tool(&self, job: &Job, finding: Finding) -> Finding {
         let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
@@ -301,8 +301,8 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
-        // The administrator must remove the obstacle, so no other finding explains it. A validation finds the effects
-        // of other findings.
+        // Only the administrator can fix a blocked step, so another finding is not its cause. A validation only shows the
+        // effects of other findings.
         Assessment::Blocked { .. }
             if !stands_for("validation", job.id.as_str())
                 && !job.id.as_str().ends_with("-nvidia") =>

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, ser::PrettyFormatter};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
 
-/// The path of a key: the names of its parent objects or tables, then its own.
+/// The path of a key: the names of its parent objects or tables, then its name.
 pub type KeyPath = [String];
 
 /// A key and its required value.

@@ -6,7 +6,7 @@ use super::Style;
 use super::style::Ink;
 use crate::error::{Report, causes, one_line};
 
-/// Writes an error with its causes and its hint, without colour.
+/// Writes an error with its causes and its hint, without color.
 ///
 /// # Errors
 /// An error of the writer.

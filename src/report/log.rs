@@ -116,7 +116,7 @@ fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option
 fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
     while let Ok(word) = from.recv() {
         match word {
-            // If standard error is closed, there is no other place for the message.
+            // If standard error is closed, the message cannot be shown elsewhere.
             Word::Line(line) => drop(drawn.between(|| out.write_all(&line))),
             Word::Written(done) => drop(done.try_send(())),
         }

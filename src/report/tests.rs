@@ -347,7 +347,7 @@ fn first_line_is_the_verdict() {
     }
 }
 
-/// Removes colour codes.
+/// Removes color codes.
 fn bare(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let mut bare = parts.next().unwrap_or_default().to_owned();

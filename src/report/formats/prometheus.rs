@@ -30,17 +30,17 @@ pub fn prometheus(
     let one = |value: f64| vec![(String::new(), value)];
     metric(
         "build_info",
-        "The version of the program that wrote these metrics.",
+        "The version of gpu-bootstrap that wrote these metrics.",
         &[(format!("{{version=\"{}\"}}", TOOL.version), 1.0)],
     )?;
     metric(
         "check_success",
-        "1 if the last check ended with status 0.",
+        "1 if the last check exited with status 0.",
         &one(f64::from(u8::from(report.exit == Exit::Ok))),
     )?;
     metric(
         "check_duration_seconds",
-        "How long the last check took.",
+        "Duration of the last check.",
         &one(report.seconds),
     )?;
     #[expect(clippy::cast_precision_loss, reason = "a machine has few GPUs")]
@@ -48,7 +48,7 @@ pub fn prometheus(
     if let Some(seconds) = to_ready {
         metric(
             "time_to_ready_seconds",
-            "How long the last installation that changed something took, with its reboots, if it ended well.",
+            "Duration of the last installation that changed something, including reboots, if it succeeded.",
             &one(seconds),
         )?;
     }

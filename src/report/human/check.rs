@@ -56,7 +56,7 @@ fn is_acute(finding: &Finding) -> bool {
     finding.status == Verdict::Warn && is_of_fault && !finding.class().is_some_and(is_minor)
 }
 
-/// The findings by their place on the page.
+/// The findings, grouped by section of the page.
 #[derive(Default)]
 struct Sorted<'r> {
     /// The machine does not work.

@@ -45,7 +45,7 @@ fn counted(parts: &[(usize, &str, Ink)], style: Style) -> String {
     }
 }
 
-/// The counts, and how to see what they count if it is not shown.
+/// The counts, and a note about `-v` if the output is incomplete.
 fn footer(to: &mut dyn Write, counts: &str, hidden: bool, style: Style) -> io::Result<()> {
     let text = if hidden && !style.verbose {
         format!("{counts} (`-v` shows all)")

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The width of the column of outcomes, with the gap behind it: the longest is `not-applicable`.
+/// Width of the outcome column including the gap. The longest outcome is `not-applicable`.
 const TEXT: usize = 16;
 
 /// The result of `install` or `uninstall`: the verdict and the counts, with `-v` also every step.
