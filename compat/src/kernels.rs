@@ -149,8 +149,13 @@ impl KernelAnswer {
 }
 
 impl KernelQuestion {
-    /// Decides, in this order: a packaged module for exactly the kernels of the machine, or for the installed kernel of the next
-    /// boot; a kernel of the same series with a packaged module; the same two for a compiled module; a kernel of another series.
+    /// Selects the first possible option:
+    ///
+    /// 1. A packaged module for exactly the kernels of the machine, or for the installed kernel of the next boot.
+    /// 2. A kernel of the same series with a packaged module.
+    /// 3. Options 1 and 2 with a compiled module.
+    /// 4. A kernel of another series.
+    ///
     /// The policy must allow a kernel that is not installed yet.
     #[must_use]
     pub fn answer(&self) -> KernelAnswer {
