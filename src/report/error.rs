@@ -14,7 +14,7 @@ pub fn write(to: &mut dyn Write, error: &dyn Report) -> io::Result<()> {
     styled(to, error, Style::default())
 }
 
-/// Like [`write`], but in color if the style is colored.
+/// Like [`write()`], but in color if the style is colored.
 ///
 /// # Errors
 /// An error of the writer.
