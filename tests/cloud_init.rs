@@ -1178,9 +1178,7 @@ fn user_data_prints_the_repository_files() {
         assert_eq!(text_of_form, text(path), "{form}");
         for mark in marks_of(&text_of_form) {
             assert!(
-                warnings.contains(&format!(
-                    "no value for `{mark}`: add `--"
-                )),
+                warnings.contains(&format!("no value for `{mark}`: add `--")),
                 "{form}: {warnings}"
             );
         }
@@ -1199,8 +1197,7 @@ fn kubectl_template_is_printed_only_if_complete() {
         let (status, printed, said) = user_data_of(form, &[]);
         assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
         for mark in marks {
-            let missing =
-                format!("failed to fill in the template: no value for `{mark}`");
+            let missing = format!("failed to fill in the template: no value for `{mark}`");
             assert!(said.contains(&missing), "{form}: {said}");
         }
         assert!(said.contains("hint: add `--value "), "{form}: {said}");

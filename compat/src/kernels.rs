@@ -149,8 +149,13 @@ impl KernelAnswer {
 }
 
 impl KernelQuestion {
-    /// Decides, in this order: a packaged module for exactly the kernels of the machine, or for the installed kernel of the next
-    /// boot; a kernel of the same series with a packaged module; the same two for a compiled module; a kernel of another series.
+    /// Selects the first possible option:
+    ///
+    /// 1. A packaged module for exactly the kernels of the machine, or for the installed kernel of the next boot.
+    /// 2. A kernel of the same series with a packaged module.
+    /// 3. Options 1 and 2 with a compiled module.
+    /// 4. A kernel of another series.
+    ///
     /// The policy must allow a kernel that is not installed yet.
     #[must_use]
     pub fn answer(&self) -> KernelAnswer {
@@ -394,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_loader_with_a_fixed_kernel_gets_no_new_one() {
+    fn fixed_boot_entry_prevents_a_new_kernel() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         assert!(matches!(asked.answer(), KernelAnswer::Install { .. }));
         asked.kernels.installed.push(version(LAST));
@@ -438,7 +443,7 @@ mod tests {
                 other_series
             }
         );
-        // A kernel of its own series is preferred, also with consent for any.
+        // A kernel of the same series is preferred, even if the policy allows any kernel.
         asked.consent = Consent::Any;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));
     }
@@ -452,7 +457,7 @@ mod tests {
         let mut asked = question(OLD, OLD, &[LAST], &[]);
         asked.kernels.installed.push(version(NEW));
         assert_eq!(missing(&asked), None);
-        // Where nobody knows what the boot loader starts, it is taken to be the newest kernel.
+        // If the boot entry is unknown, the newest kernel is assumed.
         let mut asked = question(OLD, OLD, &[NEW], &[]);
         asked.kernels.next = None;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));
@@ -466,7 +471,7 @@ mod tests {
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
         asked.ways[1].closed = Some("Secure Boot is on".to_owned());
         let KernelAnswer::Refused(refused) = asked.answer() else {
-            panic!("the way is closed");
+            panic!("the method is impossible");
         };
         assert_eq!(refused.closed, ["Secure Boot is on"]);
         assert_eq!(refused.without, [version(OLD)]);
@@ -477,7 +482,7 @@ mod tests {
         let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
         asked.ways[1].complete = true;
         assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
-        // A kernel that comes later gets its module in the same way.
+        // A later kernel gets its module with the same method.
         let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
         later.ways[1].begun = true;
         assert_eq!(later.answer(), KernelAnswer::Here { way: COMPILED });

@@ -12,11 +12,11 @@ pub struct Meaning<'m> {
     pub label: String,
     /// The GPU. `None` for an instance type without an NVIDIA GPU.
     pub gpu: Option<GpuIdentity>,
-    /// The instance type, if one was named.
+    /// The instance type, if specified.
     pub instance: Option<&'m InstanceType>,
-    /// The number of GPUs, if it was named: 8 for `8xH100` and `HGX H100`.
+    /// The number of GPUs, if specified, such as 8 for `8xH100` and `HGX H100`.
     pub gpus: Option<u32>,
-    /// Whether the GPUs are connected by NVSwitches. `None` if the name does not say.
+    /// Whether the GPUs are connected by NVSwitches. `None` if the name does not specify it.
     pub switches: Option<bool>,
 }
 

@@ -10,9 +10,13 @@ use crate::matrix::Matrix;
 
 /// Selects a driver.
 ///
-/// Candidates that no rule rejects are sorted by these criteria: no evidence against it; a branch that is not older than the one
-/// recommended for a board; a supported long-term branch after its `default-from` date, then a supported production branch, then a
-/// supported new feature branch, then a branch with unknown or no support; the newest branch; the newest version.
+/// Candidates that no rule rejects are sorted by these criteria:
+///
+/// 1. No evidence against the candidate.
+/// 2. The branch is not older than the branch recommended for a board.
+/// 3. The kind of the branch: long-term (supported, after its `default-from` date), production (supported), new feature
+///    (supported), unknown or no support.
+/// 4. The newest branch, then the newest version.
 ///
 /// # Errors
 /// If every candidate is rejected. The error contains the reasons and the nearest constraints that work.

@@ -381,7 +381,7 @@ fn judge_version(
         )
     };
     let (first, second) = (of(preferred), of(other));
-    // Keep a report about the default modules if there is no report about the other ones.
+    // Keep a report about the default modules if there is no report about the other modules.
     let reported = |rulings: &[Ruling]| {
         let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
         (rulings.iter().filter(kernel))
@@ -409,7 +409,7 @@ fn judge_version(
     worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
     for text in worse {
         let none: [&str; 0] = [];
-        // The default modules count; the other ones are only a note.
+        // The default modules determine the result. The other modules are only a note.
         let judgement = match named == preferred {
             true => Judgement::Unknown,
             false => Judgement::Note,

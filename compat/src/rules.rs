@@ -167,7 +167,7 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         return;
     }
     let Some(row) = matrix.branch(branch) else {
-        // The entries of its neighbors limit an old branch. Nothing is known about a branch after all others.
+        // The entries of its neighbors limit an old branch. The requirements of a branch after all others are unknown.
         let (older, newer) = neighbours(matrix, branch);
         let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
         let (judgement, bounds, citations) = match newer {

@@ -53,7 +53,7 @@ pub fn end_of_life(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> 
     let (branch, number, date) = (row.branch, &newest.bulletin, newest.date);
     let without = (newest.first_fixed.iter()).all(|fixed| fixed.branch() != branch);
     let bulletin = match without {
-        true => format!(" (the newest bulletin, {number} of {date}, has none for it)"),
+        true => format!(" (the newest bulletin, {number} of {date}, does not list it)"),
         false => String::new(),
     };
     Some(Lacking {
@@ -142,7 +142,7 @@ mod tests {
     use crate::matrix::{Matrix, Support};
 
     #[test]
-    fn end_of_life_branches_lack_fixes_even_in_their_newest_version() {
+    fn newest_version_of_ended_branch_lacks_fixes() {
         let matrix = Matrix::builtin().expect("it is valid");
         for row in &matrix.branches {
             let found = end_of_life(&matrix, &row.newest_version);
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(
             old.why,
             "branch 535 is end-of-life since 2026-06 and gets no security fixes (the newest bulletin, 5861 of \
-             2026-09-30, has none for it)"
+             2026-09-30, does not list it)"
         );
         // The branch ended after the bulletin.
         let last =

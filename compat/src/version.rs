@@ -75,8 +75,8 @@ pub struct DriverVersion {
 }
 
 impl DriverVersion {
-    /// Versions of packages with similar names that are no driver are far below; the oldest branch of the
-    /// matrix is above.
+    /// Lower bound of driver branches. Other packages with similar names have much lower versions, and all branches in the matrix
+    /// are higher.
     pub const OLDEST_BRANCH: Branch = Branch(300);
 
     /// The branch that this version belongs to.

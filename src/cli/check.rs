@@ -1,4 +1,4 @@
-//! `check`: looks, and tells what is not as it should be.
+//! `check`: examines the machine without changing it, and reports the findings.
 
 use std::{
     io::{self, Write},
@@ -41,7 +41,7 @@ use crate::{
     steps,
 };
 
-/// Exists where a kernel runs, and in the recording of a machine.
+/// Exists on a running system and in a recording, but not in an image.
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(
@@ -56,8 +56,8 @@ pub(super) async fn run(
     }
 }
 
-/// A monitoring system reads standard output and its own statuses alone: an error is an unknown state there. Standard error
-/// has the hint, for a person who tries the command.
+/// Reports an error as an unknown state, because a monitoring system reads only standard output and the exit statuses of its
+/// plugin API. The hint is printed on standard error, for manual runs.
 fn told_to_plugin(
     console: &mut Console<'_>,
     format: CheckFormat,
@@ -71,7 +71,7 @@ fn told_to_plugin(
     let why = error::in_one_line(failure.report());
     let exit = print::shown(&mut console.out, |to| answer(to, &why))?;
     let style = console.err_style();
-    // Where standard error is closed, the answer is on standard output.
+    // If standard error is closed, the message on standard output is enough.
     let _ = error::styled(&mut console.err, failure.report(), style);
     Ok(exit)
 }
@@ -103,7 +103,7 @@ async fn look(
     };
     let mut named = here.clone();
     let mut warnings = Vec::new();
-    // A journal or a file that cannot be read is no reason to say nothing.
+    // An unreadable journal or file becomes a warning, so that all other findings are still reported.
     let mut told = |error: &dyn std::error::Error| {
         warnings.push(format!("failed to {}", one_line(error)));
     };
@@ -125,7 +125,7 @@ async fn look(
     };
     let built = asked.clone();
     let built_before = built.is_some();
-    // The request in the journal of an image, where no kernel runs.
+    // For an image that is not running, use the request from its journal.
     if args.root.is_some()
         && !runs
         && let Some(built) = asked.filter(|asked| asked.image)
@@ -133,7 +133,7 @@ async fn look(
         let own = request == Request::default();
         request.image = true;
         request.assume_gpus = built.assume_gpus;
-        // The files it was built with are in the image, and not on this machine.
+        // The image contains the configuration files it was built with, but this machine may not have them.
         if own {
             named = host.clone();
             request.profile = built.profile;
@@ -141,7 +141,7 @@ async fn look(
             request.set = built.set;
         }
     }
-    // Whoever names a profile or a file of settings wants something of the machine.
+    // A profile or a configuration file on the command line means that the machine has a desired state.
     let mut set = request != Request::default();
     let scope = if text_only {
         machine::TEXT_ONLY
@@ -150,12 +150,12 @@ async fn look(
     };
     let mut ground = prepare::ground(host, here, env, request, scope).await?;
     let question = ground.question(env, &named);
-    // A node of a pool may have no GPU, as what it was prepared with says, or the settings of now.
+    // A pool may include nodes without a GPU, according to the journal or the current settings.
     let prepared = built.is_some_and(|built| {
         ![&built, &ground.request].into_iter().any(|request| {
             ground
                 .is_gpu_optional(&question, request)
-                // A file that was named then may be gone; what is wrong with the settings of now is said below.
+                // A configuration file of the earlier run may be missing. Errors in the current settings are reported below.
                 .unwrap_or(false)
         })
     });
@@ -166,7 +166,7 @@ async fn look(
     };
     let desired = match resolved {
         None => Err(Unresolvable {
-            why: "only the output of lspci is known, so nothing can be wanted of the machine"
+            why: "only the output of lspci is available, so there is no desired state to compare"
                 .to_owned(),
             hint: None,
             needless: true,
@@ -176,7 +176,7 @@ async fn look(
             Ok(resolution) => {
                 set |= !resolution.provenance.is_empty();
                 warnings.extend(resolution.warnings);
-                // That the journal cannot be read was said.
+                // An unreadable journal was already reported.
                 let way = engine::rollback(&ground.host, &resolution.desired).await;
                 Ok(match way.ok().flatten() {
                     None => resolution.desired,
@@ -189,7 +189,7 @@ async fn look(
                         Err(error) => {
                             let to = &way.back.to;
                             let why = one_line(&error);
-                            warnings.push(format!("failed to go back to driver {to}: {why}"));
+                            warnings.push(format!("failed to roll back to driver {to}: {why}"));
                             resolution.desired
                         }
                     },
@@ -206,7 +206,7 @@ async fn look(
     let needless = matches!(&desired, Err(why) if why.needless);
     let desired = match of_others(&ground.host, &ground.facts) {
         Some(why) if !prepared && !set && !needless => {
-            // They are about what this program would install.
+            // These warnings are about settings that gpu-bootstrap does not apply here.
             warnings.clear();
             Err(why)
         }
@@ -224,7 +224,7 @@ async fn look(
         host: ground.host.clone(),
         verbs: Arc::new(NoVerbs),
         events,
-        // A signal ends any other audit at once: nothing must be cleared away.
+        // Only `--prove` needs cleanup. Without it, a signal terminates the process immediately.
         cancel: match args.prove {
             true => viewers::cancel()?,
             false => Cancel::new(),
@@ -257,16 +257,16 @@ async fn look(
     let report = prove::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
-        // What `facts` tells of this machine is to be told from the recording as well.
+        // Also record the inputs of `facts`, so that it can run on the recording.
         session.state().snapshot().await;
         recording.finish().map_err(not_recorded)?;
     }
-    // What a finding says is not said again.
+    // Omit warnings that a finding already contains.
     let found = |warning: &&String| (report.findings.iter()).any(|finding| tells(finding, warning));
     let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
         .cloned()
         .collect();
-    // The timer would write them to the systemd journal each minute. Without settings, they are about our defaults.
+    // The timer would write the warnings to the systemd journal every minute. Without settings, they are about our defaults.
     if !args.as_installed && compares {
         console.warn(&unsaid);
     }
@@ -278,7 +278,7 @@ async fn look(
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
-    // Root alone may read the journal, and a machine may have none.
+    // The journal may not exist, and only root can read it.
     let timing = (examined.here).then(|| engine::last_timing(here).ok().flatten());
     let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
     let mut text = Vec::new();
@@ -307,7 +307,7 @@ async fn look(
             None
         }
     };
-    // A full disk keeps no sick node from telling its cluster.
+    // Update the node condition even if the output cannot be written, for example because the disk is full.
     let delivered = deliver(here, env, console, output.as_deref(), &text);
     if args.node_condition {
         let said = Telling {
@@ -321,8 +321,8 @@ async fn look(
     Ok(plugin.unwrap_or(report.exit))
 }
 
-/// Puts a document where it was asked for. Root writes only where nobody else decides what is written: others could put a link
-/// into the file's place.
+/// Writes a document to standard output or to the `--output` file. Root does not write to a path that other users can change,
+/// because they could replace the file by a symlink.
 fn deliver(
     here: &Host,
     env: &Env,
@@ -349,13 +349,13 @@ fn deliver(
     })
 }
 
-/// Whether a reader of the findings reads this warning there.
+/// Whether the output shows a finding that contains this warning.
 fn tells(finding: &Finding, warning: &str) -> bool {
     let shown = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
     shown && finding.because.is_none() && finding.why.contains(warning)
 }
 
-/// Why nothing can be wanted on the machine.
+/// Returns the reason why there is no desired state.
 fn unresolvable(error: &ResolveError) -> Unresolvable {
     let why = match error {
         ResolveError::Refused(refusal) => refusal.why.clone(),
@@ -363,11 +363,11 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
             format!("{os} is not supported")
         }
         ResolveError::Config(ConfigError::UnknownOs) => {
-            "the operating system is unknown: it has no `os-release` that can be read".to_owned()
+            "the operating system is unknown: no readable `os-release`".to_owned()
         }
         ResolveError::Config(error) => format!("failed to {}", one_line(error)),
     };
-    // Vendors of hypervisors have drivers of their own for these machines; `virt` says which.
+    // vGPU guests and hosts need the driver of the hypervisor vendor. The `virt` checks report the details.
     let needless = match error {
         ResolveError::Refused(refusal) => matches!(refusal.reason, "vgpu" | "vgpu-host"),
         ResolveError::Config(_) => false,
@@ -381,26 +381,25 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
     }
 }
 
-/// In the container of an application there is no system to prepare. The build of an image may run in
-/// one: its request is in the journal.
+/// An application container has no system to prepare. An image may be built in a container; then its request is in the
+/// journal.
 fn in_container(facts: &Facts) -> Option<Unresolvable> {
     let manager = facts.application_container()?;
     Some(Unresolvable {
-        why: format!("a container (`{manager}`) is not prepared, but its host"),
+        why: format!("this is a container (`{manager}`): prepare its host instead"),
         hint: None,
         needless: true,
         unknown: false,
     })
 }
 
-/// Who manages a machine that nobody has given settings for: what this program would install by itself is
-/// not wanted there.
+/// If another program manages the driver and the machine has no settings, our defaults do not apply.
 fn of_others(host: &Host, facts: &Facts) -> Option<Unresolvable> {
-    // What cannot be read is said by the check of the same question.
+    // Read errors are reported by the check that reads the same files.
     let owner = owner(&*host.files, facts).ok()??;
     Some(Unresolvable {
         why: format!(
-            "nothing is prepared here: {} manages the driver",
+            "{} manages the driver, so the defaults do not apply",
             owner.name
         ),
         hint: None,
@@ -415,6 +414,6 @@ fn not_recorded(error: record::RecordError) -> Failure {
         "not-recorded",
         "failed to write the recording",
         error,
-        Some("name a folder that is empty or does not exist yet, with space for some megabytes"),
+        Some("use an empty or new directory with a few megabytes of free space"),
     )
 }

@@ -31,7 +31,7 @@ use crate::{
     report::Style,
 };
 
-/// Other names of operating systems, as `ID` of `os-release`.
+/// Aliases of operating systems, with their `ID` in `os-release`.
 const SYSTEMS: [(&str, &str); 7] = [
     ("al", "amzn"),
     ("amazon", "amzn"),

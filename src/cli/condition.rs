@@ -1,4 +1,4 @@
-//! `check --node-condition`: the cluster learns from the node itself whether its GPUs can be used.
+//! `check --node-condition`: the node reports to its cluster whether its GPUs are usable.
 
 use super::{
     Failure,
@@ -19,19 +19,19 @@ use crate::{
     },
 };
 
-/// How often the condition is written at most, where somebody else writes the node at the same time.
+/// Maximum number of attempts if the node object changes between read and write.
 const ATTEMPTS: u32 = 5;
 
-/// What is told to the cluster, and as which node.
+/// The node condition settings of a check.
 pub(super) struct Telling {
     pub(super) wish: ConditionWish,
-    /// The name of the node, where the settings have one.
+    /// The node name from the settings, if set.
     pub(super) node: Option<NodeName>,
-    /// The findings that are a problem.
+    /// Selects the findings that count as problems.
     pub(super) fail_on: Vec<FailOn>,
 }
 
-/// Writes the condition, if the cluster does not know it yet. A machine that is no node yet has nobody to tell.
+/// Updates the node condition if it has changed. Prints a warning if the machine is not a node yet.
 pub(super) async fn tell(
     env: &Env,
     console: &mut Console<'_>,
@@ -50,8 +50,7 @@ pub(super) async fn tell(
         Failure::caused(Exit::StepFailed, "node-condition", &message, error, None)
     };
     let Some(membership) = state.membership().map_err(unread)? else {
-        let why =
-            format!("the condition {kind} is not written: the machine is a node of no cluster");
+        let why = format!("the condition {kind} is not written: the machine is not a node");
         console.warn(&[why]);
         return Ok(());
     };
@@ -61,14 +60,14 @@ pub(super) async fn tell(
     };
     let Some(name) = name else {
         return Err(failed(
-            "its name is not known",
-            "set `cluster.node-name`, or give the machine a host name",
+            "the node name is unknown",
+            "set `cluster.node-name` or a host name",
         ));
     };
     let Some(kubectl) = state.kubectl().map_err(unread)? else {
         return Err(failed(
-            "there is no kubectl on this machine",
-            "put kubectl into `/usr/local/bin`",
+            "kubectl is not installed",
+            "install kubectl in `/usr/local/bin`",
         ));
     };
     let gpus = state.facts().gpus.len();
@@ -76,8 +75,8 @@ pub(super) async fn tell(
     said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");
-        let hint = "a kubelet may change the status of its own node alone: `kubectl auth whoami` with its kubeconfig tells \
-                    which one that is";
+        let hint = "a kubelet can only change the status of its own node; `kubectl auth whoami` with its kubeconfig shows \
+                    the node name";
         Failure::caused(
             Exit::StepFailed,
             "node-condition",
@@ -95,23 +94,23 @@ pub(super) async fn tell(
         let node = match answer.map_err(unwritten)? {
             NodeAnswer::Node(node) => node,
             NodeAnswer::Unknown => {
-                let why = format!("the cluster does not know node `{name}`");
+                let why = format!("node `{name}` does not exist in the cluster");
                 return Err(failed(
                     &why,
-                    "name the node as the cluster does: `cluster.node-name`",
+                    "set `cluster.node-name` to the name in `kubectl get nodes`",
                 ));
             }
             NodeAnswer::Silent(why) => {
                 return Err(failed(
                     &why,
-                    "see whether the kubelet reaches its API server",
+                    "check if the kubelet can connect to its API server",
                 ));
             }
         };
         let updated = condition::updated(&node, kind, &said, host.clock.now());
         let updated = updated.map_err(|why| {
-            let why = format!("what the cluster tells of node `{name}` cannot be read: {why}");
-            failed(&why, "see what `kubectl get node` prints")
+            let why = format!("the API server returned an invalid node object for `{name}`: {why}");
+            failed(&why, "run `kubectl get node` to see the node object")
         })?;
         let Some(node) = updated else {
             return Ok(());

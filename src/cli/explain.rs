@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The most names that an error suggests.
+/// Maximum number of names that an error suggests.
 const MOST_NAMES: usize = 3;
 
 /// A similarity above which a name is suggested (Jaro-Winkler).
@@ -92,12 +92,12 @@ const EXITS: [(Exit, &str, Option<&str>); 13] = [
     (
         Exit::Interrupted,
         "stopped by SIGINT, after the current change finished",
-        Some("run the command again: it continues"),
+        Some("run the command again to continue"),
     ),
     (
         Exit::Terminated,
         "stopped by SIGTERM, after the current change finished",
-        Some("run the command again: it continues"),
+        Some("run the command again to continue"),
     ),
 ];
 
@@ -113,7 +113,7 @@ static EVENTS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     kinds.into_iter().flatten().filter_map(one).collect()
 });
 
-/// What the arguments refer to.
+/// The subject that the arguments refer to.
 #[derive(Debug)]
 enum Subject {
     Finding(&'static FindingRow),

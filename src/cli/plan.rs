@@ -1,4 +1,4 @@
-//! `plan`: shows what `install` would change; with `--os`, what it would install on another machine.
+//! `plan`: shows the changes that `install` would make. With `--os`, plans for another machine.
 
 use serde_json::json;
 

@@ -72,7 +72,7 @@ impl Session {
         // A validation that failed just now takes precedence over the record of an earlier one.
         findings
             .extend(of_steps.filter(|finding| proven.iter().all(|proof| proof.id != finding.id)));
-        // It is about the GPUs, and not about a missing record.
+        // The finding is about the GPUs, not about a missing record.
         findings.extend(proven.into_iter().cloned().map(|proof| Finding {
             as_kind: (proof.status == Verdict::Fail).then_some(Kind::Fault),
             ..proof
@@ -96,7 +96,8 @@ impl Session {
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
         let fails = (findings.iter()).any(|one| options.fail_on.iter().any(|on| on.selects(one)))
             || options.fail_on_unknown && any(Verdict::Unknown);
-        // `--only` returns exactly the requested findings; a complete audit in which nothing passes has not seen the machine.
+        // Only for a complete audit, because `--only` returns exactly the requested findings. If nothing passes, the machine was
+        // not examined.
         let whole = options.only.is_empty() && options.skip.is_empty();
         blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
         let has_gpus = !self.inner.state().facts().gpus.is_empty();
@@ -120,8 +121,8 @@ impl Session {
         }
     }
 
-    /// Completes the finding about the CDI specification: its tool fixes an existing file, which is a fault. A specification that
-    /// was never generated is only a difference.
+    /// Completes the finding about the CDI specification. A broken existing file is a fault that its generator fixes. A
+    /// specification that was never generated is only a difference.
     fn with_tool(&self, job: &Job, finding: Finding) -> Finding {
         let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
             return finding;
@@ -172,7 +173,7 @@ impl Session {
         }
     }
 
-    /// All checks at the same time, answers in the order of the list.
+    /// Runs all checks concurrently. The results have the order of the list.
     async fn examine(&self) -> Vec<Result<Vec<Finding>, (Vec<Id>, StepError)>> {
         let Some(audit) = &self.audit else {
             return Vec::new();
@@ -275,7 +276,7 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
     }
 }
 
-/// The machine in a few words.
+/// A short description of the machine.
 fn seen(facts: &Facts) -> String {
     let os = facts.os.as_ref().map_or_else(
         || "unknown system".to_owned(),
@@ -300,8 +301,8 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
-        // The administrator must remove the obstacle, so no other finding explains it. A validation finds the effects
-        // of other findings.
+        // Only the administrator can fix a blocked step, so another finding is not its cause. A validation only shows the
+        // effects of other findings.
         Assessment::Blocked { .. }
             if !stands_for("validation", job.id.as_str())
                 && !job.id.as_str().ends_with("-nvidia") =>
@@ -401,7 +402,7 @@ fn rank(finding: &Finding) -> u8 {
     }
 }
 
-/// Sets the differences aside on a machine that nobody configured, and the steps that depend on them.
+/// Marks differences on a machine without settings as not evaluated, and the steps that depend on them.
 fn set_differences_aside(findings: &mut [Finding], jobs: &[Job]) {
     let is_later = |finding: &Finding| {
         let job = jobs.iter().find(|job| job.id == finding.id);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, ser::PrettyFormatter};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
 
-/// The path of a key: the names of its parent objects or tables, then its own.
+/// The path of a key: the names of its parent objects or tables, then its name.
 pub type KeyPath = [String];
 
 /// A key and its required value.
@@ -557,7 +557,7 @@ mod tests {
     fn table_comments_survive_a_changed_value() {
         let text = format!(
             "{CONFIG}[plugins.\"cri\".containerd.runtimes.nvidia] # GPUs\nruntime_type = \"r\"\n\
-             base = \"b\" # theirs, too\n"
+             base = \"b\" # also theirs\n"
         );
         let mut document = toml(&text);
         let entry = json!({"base": "c", "runtime_type": "r"});

@@ -95,7 +95,7 @@ pub enum Remedy {
     /// A reset of GPUs, or a reboot.
     ResetGpu,
     Reboot,
-    /// The machine switched off and on; an instance stopped and started.
+    /// A power cycle of the machine, or a stop and start of the instance.
     PowerCycle,
     /// A newer driver or package.
     Update,

@@ -51,7 +51,7 @@ impl Repository {
     }
 }
 
-/// What the vendor of a repository signs.
+/// The files that are signed by the vendor of a repository.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signed {

@@ -1,5 +1,4 @@
-//! Secrets: a type that is never printed, and the only place that removes secrets from everything that leaves the
-//! process.
+//! A secret type that is never printed, and the only code that removes secrets from the output of the process.
 //!
 //! Every sink (journal, events, recordings, standard output and error, the log) uses the [`Secrets`] of the run, or
 //! writes through [`Hiding`].

@@ -1,4 +1,4 @@
-//! Human-readable text: the nearest known word for a typo, sizes, and types with a text representation.
+//! Human-readable text: suggestions for typos, sizes, and types with a text representation.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},

@@ -1,4 +1,4 @@
-//! One JSON document for each command; its keys are a contract: they are added, never removed.
+//! The JSON document of each command. The keys are a stable interface, so keys are added but never removed.
 
 use serde::Serialize;
 
@@ -18,41 +18,41 @@ use crate::{
 /// The schema version of all documents here.
 pub const SCHEMA: u32 = 1;
 
-/// This program.
+/// The name and version of gpu-bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Tool {
     pub name: &'static str,
     pub version: &'static str,
 }
 
-/// The program that this library is.
+/// gpu-bootstrap in the version of this build.
 pub const TOOL: Tool = Tool {
     name: env!("CARGO_PKG_NAME"),
     version: env!("CARGO_PKG_VERSION"),
 };
 
-/// A summary of the machine; `facts` has more.
+/// A summary of the machine. `facts` contains the details.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MachineSummary {
-    /// As `debian 12`.
+    /// For example `debian 12`.
     pub os: Option<String>,
     /// The running kernel.
     pub kernel: Option<String>,
-    /// As `x86_64`.
+    /// For example `x86_64`.
     pub arch: Option<String>,
-    /// As `aws`.
+    /// For example `aws`.
     pub cloud: Option<String>,
-    /// As `p5.48xlarge`.
+    /// For example `p5.48xlarge`.
     pub instance_type: Option<String>,
-    /// The cloud's id of the instance, or the DMI UUID.
+    /// The instance ID of the cloud, or the DMI UUID.
     pub instance_id: Option<String>,
     /// NVIDIA GPUs on the bus.
     pub gpus: usize,
 }
 
 impl MachineSummary {
-    /// What the facts say of it.
+    /// Selects the summary from the facts.
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
         Self {
@@ -137,8 +137,8 @@ impl Verdicts {
     }
 }
 
-/// `facts`: what cannot change, and what can as it was just now. The fields are those of [`Facts`]
-/// and [`Snapshot`], which describe them.
+/// The document of `facts`: constant properties of the machine, and a snapshot of its state. [`Facts`] and [`Snapshot`]
+/// describe the fields.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FactsDocument<'f> {
@@ -182,7 +182,7 @@ pub struct GpuDocument<'f> {
     pub(crate) bound_driver: Option<&'f str>,
 }
 
-/// Puts together what `facts` tells.
+/// Builds the document of `facts`.
 #[must_use]
 pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> {
     let gpu = |gpu: &'f GpuFact| GpuDocument {
@@ -190,7 +190,7 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
         bound_driver: snapshot.bound_drivers.get(&gpu.pci_address).copied(),
     };
     let mut unknown = facts.unknown.clone();
-    // Facts and state may rest on one file; one line for each is enough.
+    // Facts and state may depend on the same file, so skip duplicates.
     for line in snapshot.unknown {
         if !unknown.contains(&line) {
             unknown.push(line);
@@ -230,7 +230,7 @@ pub struct CheckDocument<'r> {
     tool: Tool,
     host: MachineSummary,
     summary: Verdicts,
-    /// Doubts about the desired state, as `plan` has them.
+    /// Warnings about the desired state, as in `plan`.
     warnings: &'r [String],
     findings: Vec<FindingDocument<'r>>,
 }
@@ -268,7 +268,7 @@ impl<'r> FindingDocument<'r> {
 pub struct RunDocument<'r> {
     schema: u32,
     tool: Tool,
-    /// Not for `uninstall`, which only reads the journal.
+    /// Omitted by `uninstall`, which only reads the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<MachineSummary>,
     mode: Mode,

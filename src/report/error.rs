@@ -6,7 +6,7 @@ use super::Style;
 use super::style::Ink;
 use crate::error::{Report, causes, one_line};
 
-/// Writes an error with its causes and its hint, without colour.
+/// Writes an error with its causes and its hint, without color.
 ///
 /// # Errors
 /// An error of the writer.
@@ -14,7 +14,7 @@ pub fn write(to: &mut dyn Write, error: &dyn Report) -> io::Result<()> {
     styled(to, error, Style::default())
 }
 
-/// The same, in colour if the style says so.
+/// Like [`write()`], but in color if the style is colored.
 ///
 /// # Errors
 /// An error of the writer.
@@ -37,7 +37,7 @@ pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Resul
     )
 }
 
-/// An error with its causes on one line, without its hint; of several the first.
+/// An error and its causes on one line, without the hint. If there are several errors, only the first.
 #[must_use]
 pub fn in_one_line(error: &dyn Report) -> String {
     match error.parts().into_iter().next() {

@@ -22,7 +22,7 @@ impl<W: Write + Send> Subscriber for JsonLines<W> {
     }
 
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
-        // One write per line: a reader never sees an incomplete line unless the pipe is full.
+        // Write each line with one call, so that a reader never gets an incomplete line unless the pipe is full.
         let mut line = serde_json::to_vec(envelope)?;
         line.push(b'\n');
         self.to.write_all(&line)?;

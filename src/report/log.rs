@@ -1,7 +1,7 @@
-//! Log lines of this program on standard error, written between the progress bars.
+//! Writes log lines to standard error, above the progress bars.
 //!
-//! They are for people who look for a bug in the program; events report what a run does. A separate
-//! thread writes them, so that a hanging terminal cannot block a run.
+//! The log is for debugging gpu-bootstrap. Runs report their progress as events. A separate thread writes the log, so that a
+//! hanging terminal cannot block a run.
 
 use std::{
     io::{self, Write},
@@ -22,13 +22,13 @@ use tracing_subscriber::{
 
 use crate::model::secret::Hiding;
 
-/// The environment variable with the filter, as `debug` or `gpu_bootstrap::host=trace,warn`.
+/// The environment variable with the filter, such as `debug` or `gpu_bootstrap::host=trace,warn`.
 pub const VARIABLE: &str = "GPU_BOOTSTRAP_LOG";
 
-/// The number of lines that may wait for a slow standard error; further lines are lost.
+/// The number of lines buffered for a slow standard error. Further lines are lost.
 const WAITING: usize = 1024;
 
-/// How long the program waits for the last lines when it ends.
+/// How long to wait for the last lines before the process exits.
 const LAST: Duration = Duration::from_secs(1);
 
 /// The progress bars that are currently on the terminal. Clones share them.
@@ -41,7 +41,7 @@ impl Drawn {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bars.clone());
     }
 
-    /// Writes between them: they are removed and drawn again below.
+    /// Hides the bars while writing, and redraws them below.
     fn between<T>(&self, write: impl FnOnce() -> T) -> T {
         let bars = self
             .0
@@ -57,7 +57,7 @@ impl Drawn {
 
 enum Word {
     Line(Vec<u8>),
-    /// Answers once everything before it is written.
+    /// Sends a reply after all earlier lines are written.
     Written(SyncSender<()>),
 }
 
@@ -65,7 +65,7 @@ enum Word {
 pub struct Log(SyncSender<Word>);
 
 impl Log {
-    /// Starts to log what the filter passes; without a filter, warnings and errors.
+    /// Starts logging with a filter, or with warnings and errors by default.
     ///
     /// # Errors
     /// If a log exists already, or the operating system cannot start a thread.
@@ -93,7 +93,7 @@ impl Log {
     }
 }
 
-/// An invalid filter is reported; warnings and errors are logged all the same.
+/// Returns the error of an invalid filter. Warnings and errors are still logged.
 fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option<ParseError>) {
     let (filter, wrong) = match filter.map(str::parse::<Targets>) {
         Some(Ok(filter)) => (filter, None),
@@ -116,7 +116,7 @@ fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option
 fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
     while let Ok(word) = from.recv() {
         match word {
-            // If standard error is closed, there is no other place for the message.
+            // If standard error is closed, the message cannot be shown elsewhere.
             Word::Line(line) => drop(drawn.between(|| out.write_all(&line))),
             Word::Written(done) => drop(done.try_send(())),
         }
@@ -128,7 +128,7 @@ struct LogLine(SyncSender<Word>);
 
 impl Write for LogLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A full queue means that nobody reads; the run continues.
+        // If the queue is full, drop the line and continue the run.
         drop(self.0.try_send(Word::Line(bytes.to_vec())));
         Ok(bytes.len())
     }
@@ -181,7 +181,7 @@ mod tests {
         assert!(text.contains("a doubt") && !text.contains("a detail") && wrong);
     }
 
-    /// Collects what is written, once it may.
+    /// Collects the output. Each write waits for the gate.
     struct Collects {
         gate: Receiver<()>,
         text: Arc<Mutex<Vec<u8>>>,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_waited_for() {
+    fn finish_waits_for_the_last_lines() {
         let (open, gate) = sync_channel(WAITING);
         let text = Arc::new(Mutex::new(Vec::new()));
         let out = Collects {
@@ -212,14 +212,14 @@ mod tests {
         for _ in 0..100 {
             LogLine(to.clone()).write_all(b"line\n").unwrap();
         }
-        // Nothing can be written before this thread has ended.
+        // Writing starts only when this thread opens the gate.
         thread::spawn(move || (0..100).try_for_each(|_| open.send(())));
         Log(to).finish();
         assert_eq!(*text.lock().unwrap(), b"line\n".repeat(100));
     }
 
     #[test]
-    fn a_hanging_writer_does_not_block_the_end() {
+    fn hanging_writer_does_not_block_finish() {
         // With a full queue, and with a queue that has space for the last message.
         for waiting in [1, WAITING] {
             let (open, gate) = sync_channel(0);

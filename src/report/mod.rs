@@ -1,12 +1,12 @@
-//! All output for people and programs: documents, sentences, errors, and three views of the events.
-//! Every function writes to a given writer; none reads the environment.
+//! All output, human-readable and machine-readable: documents, messages, errors, and three views of the events.
+//! Functions write to a given writer and never read the environment.
 //!
-//! What people read starts with the verdict, in one line. Then comes only what changed, fails, or needs
-//! a decision, and a count of the rest; `-v` shows everything. The next step is last.
+//! Human-readable output starts with a one-line verdict, followed by changes, failures, required decisions, and a count of the
+//! rest (`-v` shows everything). The next command is last.
 //!
 //! To add an output format of `check`: a variant of `CheckFormat` (`src/cli/args.rs`), its arm in
-//! `src/cli/check.rs`, a file in `formats`, and a command line in `tests/cli.rs`. Of all other commands: a
-//! variant of `OutputFormat`, for which `cargo check` names the arms.
+//! `src/cli/check.rs`, a file in `formats`, and a command line in `tests/cli.rs`. For all other commands: a
+//! variant of `OutputFormat`; `cargo check` reports the missing arms.
 
 pub mod document;
 pub mod error;

@@ -1,5 +1,5 @@
-//! Events as plain lines, for logs and consoles that are not terminals: the words of the terminal,
-//! with the seconds since the start. A line is not wrapped, so that a log can be searched.
+//! Prints events as plain lines, for logs and consoles that are not terminals. The text is the same as on a terminal, with
+//! the seconds since the start. Lines are not wrapped, so that logs can be searched.
 
 use std::io::{self, Write};
 
@@ -13,10 +13,10 @@ use crate::{
     model::id::StepId,
 };
 
-/// A running change without output for this long prints a sign of life.
+/// A change without output for this long prints a progress line.
 const QUIET_MS: u64 = 20_000;
 
-/// A change that took less does not print its end: the next line tells it.
+/// A shorter change does not print a line when it finishes, because the next line implies it.
 const SHORT: f64 = 1.0;
 
 /// Writes the important events as lines.
@@ -53,7 +53,7 @@ impl<W: Write + Send> Plain<W> {
         self.line(envelope, &text)
     }
 
-    /// A sign of life: how much is done, and the last line of output.
+    /// A progress line with the amount and the last line of output.
     fn still(&mut self, envelope: &Envelope, steps: &[StepId], output: &str) -> io::Result<()> {
         if envelope.elapsed_ms < self.last_ms + QUIET_MS {
             return Ok(());
@@ -107,7 +107,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 let text = format!("gpu-bootstrap {version}: {mode}, {} steps", steps.len());
                 self.line(envelope, &text)
             }
-            // The report after the run tells about a reboot.
+            // The report after the run shows the reboot.
             Event::StepStarted { .. }
             | Event::StepAssessed { .. }
             | Event::RebootRequired { .. } => Ok(()),
@@ -152,7 +152,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 ..
             } => {
                 let time = duration(*seconds);
-                // Of a single run it is the same.
+                // Omit it if there was only one run, because the times are the same.
                 let all = to_ready.filter(|all| all - seconds > 1.0).map(duration);
                 let all =
                     all.map(|all| format!(", ready {all} after the start of the installation"));
@@ -166,8 +166,8 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
     }
 }
 
-/// Whether a step that ended like this is only counted. Steps that were not run follow from a failure
-/// or a reboot, which is shown.
+/// Whether a step with this outcome is only counted. Steps that were not run are the result of a failure or a reboot, which is
+/// shown.
 pub(super) const fn quiet(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -175,7 +175,7 @@ pub(super) const fn quiet(outcome: Outcome) -> bool {
     )
 }
 
-/// An ended step: its title, and its duration if a person would notice it.
+/// A finished step: its title, and its duration unless it is short.
 pub(super) fn ended(steps: &[StepTitle], step: &StepId, seconds: f64) -> String {
     let title = title(steps, step);
     if seconds < SHORT {

@@ -1,5 +1,5 @@
-//! The terminal that progress bars are drawn on. It may go away at any time (SIGHUP), and then every
-//! write fails. A run goes on without it, so nothing is drawn from then on.
+//! The terminal for the progress bars. It may disappear at any time (SIGHUP), and then every write fails. The run continues
+//! without drawing.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ pub(super) fn open() -> ProgressDrawTarget {
     target(Term::buffered_stderr())
 }
 
-/// A terminal that may go away, as a target for progress bars.
+/// A terminal that may disappear, as a target for progress bars.
 pub(super) fn target(terminal: impl TermLike + 'static) -> ProgressDrawTarget {
     let screen = Screen {
         terminal,
@@ -33,11 +33,10 @@ struct Screen<T> {
 }
 
 impl<T: TermLike> Screen<T> {
-    /// Draws, unless the terminal is gone. `indicatif` panics if drawing fails, so no error gets there:
-    /// nobody is left to read one.
+    /// Draws, unless the terminal is gone. Errors are not returned, because `indicatif` panics if drawing fails.
     #[expect(
         clippy::unnecessary_wraps,
-        reason = "the answer of each method of the trait"
+        reason = "the return type of the trait methods"
     )]
     fn draw(&self, draw: impl FnOnce(&T) -> io::Result<()>) -> io::Result<()> {
         if !self.gone.load(Ordering::Relaxed) && draw(&self.terminal).is_err() {
@@ -97,7 +96,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// What is on a terminal, and whether it is there.
+    /// The content of a terminal, and whether it is gone.
     #[derive(Debug, Clone, Default)]
     pub(in crate::report) struct Fake(Arc<(Mutex<String>, AtomicBool)>);
 
@@ -154,7 +153,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_terminal_that_goes_away_ends_no_run() {
+    fn run_survives_a_closed_terminal() {
         let terminal = Fake::default();
         let bars = MultiProgress::with_draw_target(target(terminal.clone()));
         let bar = bars.add(ProgressBar::new(3));

@@ -1,4 +1,4 @@
-//! All settings as a file of settings.
+//! A configuration file with all settings as comments.
 
 use std::fmt::Write as _;
 
@@ -9,15 +9,15 @@ use crate::config::{
     reference::{KeyRow, rows},
 };
 
-/// The columns of a line, with its `# `.
+/// Line width in columns, including `# `.
 const WIDTH: usize = 100;
 
-/// Returns a file of settings in which each key is a comment behind what it is for, with the value that counts without it.
+/// Returns a configuration file in which each key is commented out, after its description and with its default.
 #[must_use]
 pub fn commented() -> String {
-    let mut text = "# Settings of gpu-bootstrap. What counts without a setting stands behind it, or in the sentence before it.\n\
-                    # To set one, remove the `#` before it, and before its `[table]` where that has one; what has no value\n\
-                    # needs one. A later file or flag overrides an earlier one (docs/configuration.md).\n"
+    let mut text = "# Settings of gpu-bootstrap with their defaults. If a default is not a fixed value, the comment describes it.\n\
+                    # To change a setting, remove the `#` before it, and before its `[table]` if there is one. Settings\n\
+                    # without a value need one. A later file or flag overrides an earlier one (docs/configuration.md).\n"
         .to_owned();
     let mut table = "";
     for row in rows() {
@@ -38,7 +38,7 @@ pub fn commented() -> String {
     text
 }
 
-/// Returns what a row says as text without links.
+/// Returns the text of a row without links.
 #[must_use]
 pub fn sentences(row: &KeyRow) -> String {
     let said = match (row.default.as_deref(), row.value()) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_behind_its_sentence() {
+    fn key_follows_its_description() {
         let text = commented();
         let expected = "\n[toolkit]\n\n# Install it.\n#enabled = true\n";
         assert!(text.contains(expected), "{text}");

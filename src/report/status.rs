@@ -1,4 +1,4 @@
-//! The output of `status` for people.
+//! The human-readable output of `status`.
 
 use std::io::{self, Write};
 
@@ -8,15 +8,15 @@ use crate::{
     journal::GoingBack,
 };
 
-/// The width of the column of labels, with the gap behind it: the longest is `last run`.
+/// Width of the label column including the gap. The longest label is `last run`.
 const TEXT: usize = 10;
 
-/// What to do next, and why.
+/// An introduction, and the command to run next.
 type NextStep = (&'static str, &'static str);
 
 const INSTALL: &str = "gpu-bootstrap install";
 
-/// The current run or the result of the last one, what is awaited, and what to do.
+/// Writes the current run or the last result, a pending reboot, and the next command.
 ///
 /// # Errors
 /// An error of the writer.
@@ -35,7 +35,7 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
                 ended.exit,
                 outcomes(&ended.summary, style)
             ),
-            None => "has not ended".to_owned(),
+            None => "not finished".to_owned(),
         };
         lines.push((
             "last run",
@@ -50,24 +50,21 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
     if let Some(GoingBack { from, to, why }) = &status.going_back {
         lines.push((
             "rollback",
-            format!("from driver {from}, which has failed validation ({why}), to {to}"),
+            format!("from driver {from}, which failed validation ({why}), to {to}"),
         ));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
         let boots = match status.unfinished_boots {
             1 => "1 boot".to_owned(),
-            boots => format!("{boots} boots"),
+            boots => format!("{boots} consecutive boots"),
         };
-        lines.push((
-            "boots",
-            format!("{boots} in a row ended before the run did"),
-        ));
+        lines.push(("boots", format!("{boots} ended before the run finished")));
     }
     if status.changes_standing > 0 {
         lines.push((
             "to undo",
             format!(
-                "{}, made for {} steps, with `gpu-bootstrap uninstall`",
+                "{} changed by {} steps; `gpu-bootstrap uninstall` reverts them",
                 things(status.changes_standing),
                 status.steps_standing.len()
             ),
@@ -87,14 +84,14 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
     to.flush()
 }
 
-/// The first line, and the next step if a person has to do it.
+/// The first line, and the next step if the user must run a command.
 fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
     let alive = status.current.as_ref().filter(|current| current.alive);
     if let Some(current) = alive {
         let steps = &current.progress.steps;
         let ended = steps.iter().filter(|step| step.outcome.is_some());
         let text = format!(
-            "running: `{}`, {} of {} steps have ended",
+            "running: `{}`, {} of {} steps finished",
             current.progress.mode,
             ended.count(),
             steps.len()
@@ -106,46 +103,46 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
         return (Ink::Bad, text, Some(("To try again:", INSTALL)));
     }
     if let Some(awaited) = &status.awaited_reboot {
-        let by_itself = "the run continues by itself";
+        let by_itself = "the run continues automatically";
         return match (status.reboot_due, awaited.automatic) {
             (true, true) => {
-                let text = format!("a reboot is awaited: {}; {by_itself}", awaited.why);
+                let text = format!("waiting for a reboot: {}; {by_itself}", awaited.why);
                 (Ink::Doubt, text, Some(("To continue:", "reboot")))
             }
             (true, false) => {
-                let text = format!("a reboot is awaited: {}", awaited.why);
+                let text = format!("waiting for a reboot: {}", awaited.why);
                 let why = "Reboot, then continue with:";
                 (Ink::Doubt, text, Some((why, INSTALL)))
             }
             (false, true) => (Ink::Doubt, format!("rebooted: {by_itself}"), None),
             (false, false) => {
-                let text = "rebooted: the run has not been continued".to_owned();
+                let text = "rebooted: the run was not continued".to_owned();
                 (Ink::Doubt, text, Some(("To continue:", INSTALL)))
             }
         };
     }
     if status.interrupted {
-        let text = "interrupted: a change was started and has not ended".to_owned();
+        let text = "interrupted: a change was started but did not finish".to_owned();
         let why = "To continue (or `gpu-bootstrap uninstall` to undo):";
         return (Ink::Bad, text, Some((why, INSTALL)));
     }
     let Some(run) = &status.last else {
-        let text = "nothing was run on this machine yet".to_owned();
+        let text = "gpu-bootstrap has not run on this machine yet".to_owned();
         return (Ink::Faint, text, None);
     };
     match &run.ended {
         Some(ended) if ended.exit == 0 => {
-            let text = format!("done: the last `{}` ended well", run.mode);
-            let why = "Whether the machine is ready now:";
+            let text = format!("done: the last `{}` succeeded", run.mode);
+            let why = "To check if the machine is ready now:";
             (Ink::Good, text, Some((why, "gpu-bootstrap check")))
         }
         Some(ended) => {
             let text = format!("not done: `{}` ended with status {}", run.mode, ended.exit);
-            let why = "To see what is wrong now:";
+            let why = "To see the current problems:";
             (Ink::Bad, text, Some((why, "gpu-bootstrap check")))
         }
         None => {
-            let text = format!("cut off: `{}` ended without a result", run.mode);
+            let text = format!("interrupted: `{}` ended without a result", run.mode);
             (Ink::Bad, text, Some(("To continue:", INSTALL)))
         }
     }
@@ -154,7 +151,7 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
 fn progress(current: &Current) -> Vec<(&'static str, String)> {
     let progress = &current.progress;
     let mut lines = vec![(
-        if current.alive { "process" } else { "cut off" },
+        if current.alive { "process" } else { "stopped" },
         format!(
             "`{}` (pid {}), started {}",
             progress.command,
@@ -175,7 +172,7 @@ fn progress(current: &Current) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// A time to the second.
+/// Formats a time with a resolution of one second.
 fn when(at: jiff::Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_any_run() {
+    fn status_without_a_run() {
         let none = StatusSummary {
             current: None,
             last: None,
@@ -207,10 +204,13 @@ mod tests {
             steps_standing: Vec::new(),
             interrupted: false,
         };
-        assert_eq!(text(&none), "nothing was run on this machine yet\n");
+        assert_eq!(
+            text(&none),
+            "gpu-bootstrap has not run on this machine yet\n"
+        );
         let document = serde_json::to_value(document::status(&none)).unwrap();
         assert_eq!(document["status"]["changes-standing"], 0);
-        // While a driver that failed is replaced by the one before, this is said.
+        // A running rollback is shown.
         let back = StatusSummary {
             going_back: Some(GoingBack {
                 from: "595.91.07".to_owned(),
@@ -221,8 +221,8 @@ mod tests {
         };
         assert_eq!(
             text(&back),
-            "nothing was run on this machine yet\n\n\
-         rollback  from driver 595.91.07, which has failed validation (NVML fails), to\n          \
+            "gpu-bootstrap has not run on this machine yet\n\n\
+         rollback  from driver 595.91.07, which failed validation (NVML fails), to\n          \
          580.178.04\n"
         );
         let document = serde_json::to_value(document::status(&back)).unwrap();

@@ -1,18 +1,16 @@
-//! How text looks: its width, its colour, and how much is shown. Colour never carries meaning: the
-//! words do.
+//! Text layout: width, color and verbosity. Color only supports the text and never replaces a word.
 
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm, core::display_width, wrap};
 
 use crate::{check::Verdict, event::Outcome, model::text::colour_mark};
 
-/// The width of a terminal that does not tell its own.
+/// The default width if the terminal does not report one.
 pub const WIDTH: usize = 80;
 
 /// The width of a line that is not wrapped.
 pub const UNWRAPPED: usize = usize::MAX;
 
-/// The widths in which text can be read: narrower it becomes a column of words, wider the eye loses
-/// the line.
+/// Minimum and maximum width of readable text.
 const READABLE: (usize, usize) = (40, 120);
 
 /// The longest code span that is kept on one line.
@@ -21,17 +19,17 @@ const SPAN: usize = 40;
 /// The lines of a headline.
 const HEADLINE: usize = 2;
 
-/// A space at which a line is not broken.
+/// A no-break space.
 const GLUE: char = '\u{a0}';
 
 /// How text is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
-    /// Whether the writer is a terminal and colour is not turned off.
+    /// Whether the writer is a terminal and color is not disabled.
     pub colour: bool,
-    /// Columns of a line.
+    /// Line width in columns.
     pub width: usize,
-    /// Whether everything is shown, not only what needs a reader.
+    /// Whether to show everything, or only changes and problems.
     pub verbose: bool,
 }
 
@@ -57,7 +55,7 @@ pub(super) enum Ink {
 }
 
 impl Style {
-    /// With colour, or without.
+    /// Creates a style with or without color.
     #[must_use]
     pub fn new(colour: bool) -> Self {
         Self {
@@ -66,7 +64,7 @@ impl Style {
         }
     }
 
-    /// For a terminal with this number of columns, or [`UNWRAPPED`].
+    /// Sets the number of columns of the terminal, or [`UNWRAPPED`].
     #[must_use]
     pub fn columns(self, width: usize) -> Self {
         let width = match width {
@@ -76,7 +74,7 @@ impl Style {
         Self { width, ..self }
     }
 
-    /// With everything, or only with what needs a reader.
+    /// Sets whether everything is shown.
     #[must_use]
     pub const fn verbose(self, verbose: bool) -> Self {
         Self { verbose, ..self }
@@ -94,17 +92,17 @@ impl Style {
             Ink::Faint => "2",
             Ink::Strong => "1",
         };
-        // The writer makes codes of the marks, and lets no other codes pass.
+        // The writer replaces the marks by escape codes, and removes all other escape codes.
         let mark = colour_mark();
         format!("{mark}{code}m{text}{mark}0m")
     }
 
-    /// A word in a column: padded first, because colour codes have no width.
+    /// A word in a column. It is padded before painting, because color codes have no width.
     pub(super) fn column(self, ink: Ink, text: &str, width: usize) -> String {
         self.paint(ink, &format!("{text:<width$}"))
     }
 
-    /// A title and, if it is another text, the id behind it.
+    /// A title, followed by the ID if they differ.
     pub(super) fn titled(self, title: &str, id: &str) -> String {
         let name = self.paint(Ink::Strong, title);
         if title == id {
@@ -114,7 +112,7 @@ impl Style {
         }
     }
 
-    /// Text after a head. Its further lines start below its first character, not below the head.
+    /// Text with a hanging indent: further lines are indented by the width of the head.
     pub fn hanging(self, head: &str, text: &str) -> String {
         let gap = " ".repeat(display_width(head));
         let glued = glued(text.trim_end());
@@ -141,13 +139,12 @@ impl Style {
         wrapped.join("\n")
     }
 
-    /// Text that starts in a column.
+    /// Text with all lines indented.
     pub(super) fn indented(self, by: usize, text: &str) -> String {
         self.hanging(&" ".repeat(by), text)
     }
 
-    /// A sentence about what to do. Each command in it that is to be run ("run `…`") has a line of its
-    /// own, to be copied.
+    /// A remedy or a hint. Each command to run ("run `…`") is printed on a separate line, so that it can be copied.
     pub(super) fn advice(self, head: &str, text: &str) -> String {
         let gap = " ".repeat(display_width(head));
         let mut head = head.to_owned();
@@ -165,7 +162,7 @@ impl Style {
         lines.join("\n")
     }
 
-    /// The beginning of a text that fits on one line after a head. It ends with `…` if it was shortened.
+    /// Shortens text to one line after a head. Adds `…` if a clause was shortened.
     pub(super) fn clause(self, head: &str, text: &str) -> String {
         let first = text.lines().next().unwrap_or_default();
         let room = self.width.saturating_sub(display_width(head));
@@ -187,13 +184,13 @@ impl Style {
         format!("{}…", short.trim_end())
     }
 
-    /// Whether a text fits on the lines of a headline.
+    /// Whether text fits into a headline.
     pub(super) fn fits(self, head: &str, text: &str) -> bool {
         self.hanging("", &format!("{head}{text}")).lines().count() <= HEADLINE
     }
 
-    /// The clauses of a text that fit on the lines of a headline, but at least the first one, which is never shortened. The
-    /// second part is true if the text is complete.
+    /// The clauses of a text that fit into a headline, and whether the text is complete. The first clause is always included and
+    /// never shortened.
     pub(super) fn clauses(self, head: &str, text: &str) -> (String, bool) {
         if self.fits(head, text) {
             return (text.to_owned(), true);
@@ -220,7 +217,7 @@ fn next_command(text: &str) -> Option<(&str, &str, &str)> {
     Some((&text[..at], command, after))
 }
 
-/// The same text with unbreakable spaces in its short code spans.
+/// Replaces the spaces in short code spans by no-break spaces.
 fn glued(text: &str) -> String {
     let mut parts = text.split('`');
     let mut glued = parts.next().unwrap_or_default().to_owned();
@@ -270,7 +267,7 @@ mod tests {
     use super::{Style, UNWRAPPED};
 
     #[test]
-    fn text_wraps_below_its_own_first_character() {
+    fn wrapped_text_has_a_hanging_indent() {
         let narrow = Style::default().columns(40);
         assert_eq!(
             narrow.hanging("fail  ", "one two three four five six seven eight\nnine"),
@@ -280,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_a_log_is_not_wrapped() {
+    fn log_line_is_not_wrapped() {
         let log = Style::default().columns(UNWRAPPED);
         let long = "word ".repeat(400);
         assert_eq!(log.hanging("fail  ", &long).lines().count(), 1);
@@ -288,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_takes_no_columns() {
+    fn color_codes_have_no_width() {
         let (plain, coloured) = (Style::default(), Style::new(true));
         let head = coloured.column(super::Ink::Bad, "fail", 6);
         let text = "word ".repeat(30);
@@ -301,16 +298,16 @@ mod tests {
     }
 
     #[test]
-    fn a_short_command_is_not_broken() {
+    fn short_command_is_not_broken() {
         let narrow = Style::default().columns(40);
         assert_eq!(
-            narrow.hanging("", "what is needed in the end is `apt-get update`, once"),
-            "what is needed in the end is\n`apt-get update`, once"
+            narrow.hanging("", "the command to run first is `apt-get update`, once"),
+            "the command to run first is\n`apt-get update`, once"
         );
     }
 
     #[test]
-    fn each_command_of_advice_has_a_line_of_its_own() {
+    fn each_command_in_a_hint_has_its_own_line() {
         let text = "run `a b`: it does c; if that fails, run `d | e` to see why";
         assert_eq!(
             Style::default().advice("hint: ", text),
@@ -336,8 +333,7 @@ mod tests {
     #[test]
     fn headline_has_complete_clauses_on_two_lines() {
         let narrow = Style::default().columns(40);
-        let long =
-            "the first clause; the second clause; and a third one that does not fit any more";
+        let long = "the first clause; the second clause; and a third one that no longer fits in it";
         assert_eq!(
             narrow.clauses("fault: ", long),
             ("the first clause; the second clause".to_owned(), false)

@@ -1,5 +1,5 @@
-//! Events on a terminal: an ended step stays as a line; a running change has a spinner with its
-//! duration and its last output line.
+//! Shows events on a terminal. Each finished step is a permanent line. Each running change has a spinner with its duration and
+//! its last line of output.
 
 use std::{io, time::Duration};
 
@@ -28,7 +28,7 @@ pub struct Terminal {
     bars: MultiProgress,
     style: Style,
     titles: Vec<StepTitle>,
-    /// The bar of the whole run, on the last line.
+    /// The progress bar of the run, on the last line.
     whole: Option<ProgressBar>,
     running: Vec<RunningChange>,
 }
@@ -51,7 +51,7 @@ impl RunningChange {
 }
 
 impl Terminal {
-    /// Draws on standard error; `drawn` lets the log write there, too.
+    /// Draws on standard error. The log uses `drawn` to write above the bars.
     #[must_use]
     pub fn new(style: Style, drawn: &Drawn) -> Self {
         let terminal = Self::on(screen::open(), style);
@@ -156,7 +156,7 @@ impl Terminal {
         let word = self.style.column(of_outcome(outcome), outcome.word(), 14);
         let name = ended(&self.titles, step, seconds);
         let name = self.style.paint(Ink::Strong, &name);
-        // The error that the run ends with has the reason of a failure, its causes, and what to do.
+        // The error message at the end of the run contains the reason, the causes and the hint.
         let text = match outcome {
             Outcome::Failed | Outcome::Blocked => name,
             _ => format!("{name}: {}", printable(why)),
@@ -164,7 +164,7 @@ impl Terminal {
         self.print(&format!("{word}  "), &text)
     }
 
-    /// Prints a text that stays, above the bars.
+    /// Prints a permanent text above the bars.
     fn print(&self, head: &str, text: &str) -> io::Result<()> {
         let text = self.style.hanging(head, text);
         self.bars.println(without_controls(&text).unwrap_or(text))
@@ -181,7 +181,7 @@ impl Subscriber for Terminal {
             Event::RunStarted { mode, steps, .. } => self.begin(mode, steps)?,
             Event::StepStarted { step } => {
                 if let Some(whole) = &self.whole {
-                    whole.set_message(format!("looking at: {}", title(&self.titles, step)));
+                    whole.set_message(format!("assessing: {}", title(&self.titles, step)));
                 }
             }
             Event::StepAssessed { step, why, .. } => {
@@ -240,7 +240,7 @@ impl Subscriber for Terminal {
     }
 }
 
-/// Tools print control characters, which would move the cursor here.
+/// Replaces control characters, because they would move the cursor.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if is_control(c) { ' ' } else { c })

@@ -1,4 +1,4 @@
-//! The exact texts of the reports.
+//! Tests of the exact report texts.
 
 use super::{
     Style, document, error, human,
@@ -22,7 +22,7 @@ use crate::{
     steps::fixtures,
 };
 
-/// All of the machine that runs the command.
+/// A complete check of the machine that runs the command.
 const HERE: human::Examined = human::Examined {
     whole: true,
     here: true,
@@ -88,7 +88,7 @@ fn checked() -> RunReport {
 }
 
 #[test]
-fn fault_has_its_command_next_to_it_and_at_the_end() {
+fn fault_command_is_shown_below_it_and_last() {
     let plain = text(|to| human::check(to, &checked(), HERE, Style::default()));
     assert_eq!(
         plain,
@@ -216,7 +216,7 @@ fn drift_is_a_list_with_one_command() {
 }
 
 #[test]
-fn differences_are_one_line_on_a_machine_without_settings() {
+fn differences_without_settings_are_one_line() {
     let mut aside = drifted();
     aside.exit = Exit::Ok;
     for finding in &mut aside.findings {
@@ -236,7 +236,7 @@ fn differences_are_one_line_on_a_machine_without_settings() {
 }
 
 #[test]
-fn acute_risk_stands_before_drift() {
+fn acute_risk_precedes_drift() {
     let mut warned = drifted();
     warned
         .findings
@@ -252,7 +252,7 @@ fn acute_risk_stands_before_drift() {
 }
 
 #[test]
-fn a_part_of_the_findings_is_no_verdict_about_the_node() {
+fn selected_findings_give_no_node_verdict() {
     let mut report = report(Mode::Check, Exit::Ok, Vec::new());
     report.findings = vec![finding("a", Verdict::Pass, "fine")];
     let first = |report: &RunReport| {
@@ -276,7 +276,7 @@ fn a_part_of_the_findings_is_no_verdict_about_the_node() {
 }
 
 #[test]
-fn the_first_line_is_the_verdict() {
+fn first_line_is_the_verdict() {
     let first = |exit, findings: Vec<Finding>| {
         let mut report = report(Mode::Check, exit, Vec::new());
         report.findings = findings;
@@ -291,8 +291,8 @@ fn the_first_line_is_the_verdict() {
             vec![pass(), finding("config.resolvable", Verdict::Skip, "not prepared")];
         "no fault found, but the driver could not be examined", Exit::Ok,
             vec![finding("pci.gpu.present", Verdict::Pass, "fine")];
-        "unknown: NVML did not answer", Exit::Drift,
-            vec![pass(), finding("b", Verdict::Unknown, "NVML did not answer")];
+        "unknown: NVML did not respond", Exit::Drift,
+            vec![pass(), finding("b", Verdict::Unknown, "NVML did not respond")];
         "fault: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
@@ -335,10 +335,10 @@ fn the_first_line_is_the_verdict() {
                     "no NVIDIA GPU is on the PCI bus",
                 ),
             ];
-        "nothing could be examined: the bus is not there", Exit::Ok,
+        "nothing could be examined: the bus is missing", Exit::Ok,
             vec![
                 finding("b", Verdict::Warn, "odd"),
-                finding("c", Verdict::Unknown, "the bus is not there"),
+                finding("c", Verdict::Unknown, "the bus is missing"),
             ];
         "nothing to check on this machine", Exit::Ok,
             vec![finding("b", Verdict::Skip, "none")];
@@ -347,7 +347,7 @@ fn the_first_line_is_the_verdict() {
     }
 }
 
-/// Removes colour codes.
+/// Removes color codes.
 fn bare(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let mut bare = parts.next().unwrap_or_default().to_owned();
@@ -358,7 +358,7 @@ fn bare(text: &str) -> String {
 }
 
 #[test]
-fn a_check_as_a_document() {
+fn check_document() {
     let document =
         serde_json::to_value(document::check(&checked(), &fixtures::facts(), &[])).unwrap();
     let keys: Vec<&String> = document.as_object().unwrap().keys().collect();
@@ -403,7 +403,7 @@ fn planned() -> RunReport {
 }
 
 #[test]
-fn a_plan_for_people() {
+fn plan_text() {
     let mut plan = planned();
     let shown = |plan: &RunReport, style| {
         text(|to| human::plan(to, plan, (None, &[]), "gpu-bootstrap install", style))
@@ -448,7 +448,7 @@ fn a_plan_for_people() {
 }
 
 #[test]
-fn a_plan_as_a_document() {
+fn plan_document() {
     let document =
         serde_json::to_value(document::run(&planned(), Some(&fixtures::facts()))).unwrap();
     assert_eq!(document["schema"], 1);
@@ -467,7 +467,7 @@ fn a_plan_as_a_document() {
 }
 
 #[test]
-fn an_install_for_people() {
+fn install_text() {
     let mut failed = step("driver.packages", Outcome::Failed, "failed to install x");
     failed.causes = vec!["`apt-get` exited with status 100:\nE: one\nE: two".to_owned()];
     failed.hint = Some("wait".to_owned());
@@ -505,13 +505,13 @@ fn an_install_for_people() {
     report.steps.clear();
     report.exit = Exit::RebootRequired;
     report.reboot = Some(Reboot {
-        why: "nouveau must go".to_owned(),
+        why: "nouveau is loaded".to_owned(),
         automatic: false,
     });
     assert_eq!(
         text(|to| human::troubles(to, &report, Style::default())),
         "\n\
-         a reboot is needed: nouveau must go\n\
+         a reboot is needed: nouveau is loaded\n\
          \n\
          After the reboot, with the same options:\n\
          \n    \
@@ -542,7 +542,7 @@ impl Report for Outer {
 }
 
 #[test]
-fn an_error_with_its_causes_and_hint() {
+fn error_has_causes_and_hint() {
     assert_eq!(
         text(|to| error::write(to, &Outer(Inner))),
         "error: failed to install NVIDIA driver packages\n  \
@@ -586,7 +586,7 @@ fn events() -> Vec<Envelope> {
         },
         Event::AttemptFailed {
             steps: vec![id()],
-            message: "the mirror answered 503".to_owned(),
+            message: "the mirror returned 503".to_owned(),
             retry_in_seconds: 2.0,
         },
         Event::ChangeApplied {
@@ -641,7 +641,7 @@ fn events_as_plain_lines() {
         "[    0.0] gpu-bootstrap 0.1.0: install, 1 steps\n\
          [   48.0] NVIDIA driver packages: install nvidia-driver\n\
          [   80.0] NVIDIA driver packages: … 3 of 9 packages\n\
-         [   96.0] NVIDIA driver packages: the mirror answered 503; again in 2.0 s\n\
+         [   96.0] NVIDIA driver packages: the mirror returned 503; again in 2.0 s\n\
          [  112.0] NVIDIA driver packages: done in 2 min 40 s\n\
          [  128.0] changed: NVIDIA driver packages (2 min 41 s): 535.261.03 is installed\n\
          [  144.0] note: a word\n\
@@ -665,7 +665,7 @@ fn events_as_json_lines_read_back() {
 }
 
 #[test]
-fn no_text_of_others_is_in_a_colour_of_its_own() {
+fn escape_codes_in_external_text_are_removed() {
     const HOSTILE: &str = "x\u{1b}[0m\u{1b}[32mready\u{1b}[0m";
     let mut report = checked();
     report.findings[1].why = HOSTILE.to_owned();
@@ -685,7 +685,7 @@ fn no_text_of_others_is_in_a_colour_of_its_own() {
 }
 
 #[test]
-fn the_terminal_view_takes_every_event() {
+fn terminal_view_handles_every_event() {
     let mut view =
         terminal::Terminal::on(indicatif::ProgressDrawTarget::hidden(), Style::new(true));
     for envelope in events() {
@@ -694,15 +694,15 @@ fn the_terminal_view_takes_every_event() {
 }
 
 #[test]
-fn nothing_is_written_with_a_secret_in_it() {
+fn secrets_are_hidden_in_all_output() {
     const TOKEN: &str = "abcdef.0123456789";
     let secrets = Secrets::default();
     secrets.learn(&Secret::new(TOKEN));
     let mut plan = planned();
     plan.notes = vec![format!("joined with {TOKEN}")];
     for step in &mut plan.steps {
-        step.why = format!("no node took {TOKEN}");
-        step.hint = Some(format!("ask for another one than {TOKEN}"));
+        step.why = format!("no node accepted {TOKEN}");
+        step.hint = Some(format!("request a token other than {TOKEN}"));
         step.causes = vec![format!("http://joe:{TOKEN}@proxy")];
         for change in &mut step.changes {
             change.diff = Some(format!("+token {TOKEN}\n"));
@@ -729,7 +729,7 @@ fn nothing_is_written_with_a_secret_in_it() {
     drop(to);
     let text = String::from_utf8(text).unwrap();
     for shown in [
-        "no node took ***",
+        "no node accepted ***",
         "+token ***",
         "record: not ***",
         "joined with ***",

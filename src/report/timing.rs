@@ -1,4 +1,4 @@
-//! Where the time of an installation went: as a table, and as a picture.
+//! Shows the time spent on each part of an installation, as a table or as an SVG.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use crate::engine::{Span, SpanEnd, Timing};
 /// The width of the columns of times.
 const TIME: usize = 14;
 
-/// The table, with what decides how long it takes marked.
+/// Writes the table. The critical path is marked.
 ///
 /// # Errors
 /// An error of the writer.
@@ -25,13 +25,12 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
         writeln!(to, "{}", style.hanging(&head, &words(span)))?;
     }
     let between = format!(
-        "{} between them: the machine was looked at, or something was waited for.",
+        "{} between them for examining the machine and waiting.",
         duration(timing.between)
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;
     if timing.spans.iter().any(|span| span.critical) {
-        let critical =
-            "`*`: the chain that leads to the end, each the last to end before the next began.";
+        let critical = "`*`: the critical path, which determines the total time";
         writeln!(to, "{}", style.paint(Ink::Faint, critical))?;
     }
     to.flush()
@@ -47,17 +46,17 @@ fn headline(timing: &Timing) -> String {
         Some(0) if timing.image => format!("image complete after {seconds}, in {boots}"),
         Some(0) => format!("ready after {seconds}, in {boots}"),
         Some(exit) => format!("ended with status {exit} after {seconds}, in {boots}"),
-        None => format!("not ended; {seconds} until its last record, in {boots}"),
+        None => format!("not finished; {seconds} until the last record, in {boots}"),
     }
 }
 
-/// What a span is, and what it is for.
+/// The description of a span and its steps.
 fn words(span: &Span) -> String {
     let steps: Vec<&str> = span.steps.iter().map(|step| step.as_str()).collect();
     let end = match span.end {
         SpanEnd::Done => "",
         SpanEnd::Failed => ", failed",
-        SpanEnd::UnderWay => ", under way",
+        SpanEnd::UnderWay => ", running",
     };
     if steps.is_empty() {
         return format!("{}{end}", span.what);
@@ -65,20 +64,20 @@ fn words(span: &Span) -> String {
     format!("{} ({}){end}", span.what, steps.join(", "))
 }
 
-/// The width of the picture, its margin, the height of a line, and the place of the first one, in pixels.
+/// Width and margin of the SVG, height of a line, and position of the first line, in pixels.
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 20.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 70.0;
 
-/// The most letters of a name beside its bar, and the width of one.
+/// Maximum number of letters in the label of a bar, and the width of a letter in pixels.
 const LETTERS: usize = 90;
 const LETTER: f64 = 6.2;
 
 const STYLE: &str = "text{font:12px sans-serif;fill:#222}.head{font-size:15px}.tick{stroke:#ddd}.axis{fill:#777}\
     .bar{fill:#9bb7d4}.critical{fill:#2f6fad}.reboot{fill:#c9a227}.failed{fill:#b3392f}";
 
-/// A picture of the time: a bar for each change and each reboot, dark where it leads to the end.
+/// Writes an SVG with a bar for each change and each reboot. The critical path is dark.
 ///
 /// # Errors
 /// An error of the writer.
@@ -121,7 +120,7 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
         let words = words(span);
         let label: String = words.replace('`', "").chars().take(LETTERS).collect();
         let label = format!("{}  {label}", duration(span.seconds));
-        // Beside the bar where there is room, else before it, else on it.
+        // Put the label after the bar, before it, or on it, depending on the available space.
         let room = label.chars().fold(0.0, |width, _| width + LETTER);
         let (at, anchor) = if begin + width + room < WIDTH {
             (begin + width + 4.0, "start")
@@ -145,7 +144,7 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
     to.flush()
 }
 
-/// The seconds between two marks of the axis: 1, 2 or 5 of a power of ten, for at most twelve marks.
+/// The seconds between two ticks of the axis: 1, 2 or 5 times a power of ten, for at most twelve ticks.
 fn tick(whole: f64) -> f64 {
     let mut power = 0.001;
     loop {
@@ -195,25 +194,25 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_decided() {
+    fn table_marks_the_critical_path() {
         let mut text = Vec::new();
         table(&mut text, &timing(), Style::default()).expect("memory");
         insta::assert_snapshot!(String::from_utf8(text).expect("text"));
     }
 
     #[test]
-    fn the_picture_has_a_bar_for_each_span() {
+    fn svg_has_a_bar_for_each_span() {
         let mut text = Vec::new();
         svg(&mut text, &timing()).expect("memory");
         let text = String::from_utf8(text).expect("text");
-        // One is the background.
+        // One more for the background.
         assert_eq!(text.matches("<rect ").count(), timing().spans.len() + 1);
         assert!(!text.contains("<b>"), "{text}");
         assert!(text.contains("install `a` &amp; `&lt;b&gt;`"), "{text}");
     }
 
     #[test]
-    fn the_axis_has_at_most_twelve_marks() {
+    fn axis_has_at_most_twelve_ticks() {
         for (whole, expected) in [(0.01, 0.001), (100.0, 10.0), (7200.0, 1000.0)] {
             assert!(
                 (tick(whole) - expected).abs() < 1e-9,

@@ -1,8 +1,8 @@
-//! Words that several reports share: durations, amounts, titles.
+//! Durations, amounts and titles, shared by several reports.
 
 use crate::{event::StepTitle, model::id::StepId};
 
-/// A duration as people say it.
+/// Formats a duration for humans.
 pub(super) fn duration(seconds: f64) -> String {
     if seconds < 10.0 {
         return format!("{seconds:.1} s");
@@ -27,12 +27,12 @@ fn amount(current: u64, total: Option<u64>, unit: &str) -> String {
     }
 }
 
-/// How much of a change is done, in each unit in which it is counted.
+/// The progress of a change in each of its units.
 #[derive(Default)]
 pub(super) struct Amounts(Vec<(String, String)>);
 
 impl Amounts {
-    /// The newest amount of a unit.
+    /// Updates the amount of a unit.
     pub(super) fn set(&mut self, current: u64, total: Option<u64>, unit: &str) {
         let text = amount(current, total, unit);
         match self.0.iter_mut().find(|(known, _)| known == unit) {
@@ -43,7 +43,7 @@ impl Amounts {
         }
     }
 
-    /// All of them, with what follows.
+    /// Returns all amounts, followed by `rest`.
     pub(super) fn and(&self, rest: &str) -> String {
         let amounts: Vec<&str> = self.0.iter().map(|(_, text)| text.as_str()).collect();
         let amounts = amounts.join(", ");
@@ -64,7 +64,7 @@ fn bytes(count: u64) -> String {
     }
 }
 
-/// A number of things, in words.
+/// Formats a number of things, in singular or plural.
 pub(super) fn things(count: usize) -> String {
     match count {
         1 => "1 thing".to_owned(),
@@ -72,7 +72,7 @@ pub(super) fn things(count: usize) -> String {
     }
 }
 
-/// The titles of steps; the id of a step that the run did not announce.
+/// The titles of steps, or the ID of a step that the run did not announce.
 pub(super) fn titles(known: &[StepTitle], steps: &[StepId]) -> String {
     steps
         .iter()
@@ -81,7 +81,7 @@ pub(super) fn titles(known: &[StepTitle], steps: &[StepId]) -> String {
         .join(", ")
 }
 
-/// The title of a step, or its id if the run did not announce it.
+/// The title of a step, or its ID if the run did not announce it.
 pub(super) fn title<'t>(known: &'t [StepTitle], step: &'t StepId) -> &'t str {
     known
         .iter()
@@ -94,7 +94,7 @@ mod tests {
     use super::{Amounts, amount, duration};
 
     #[test]
-    fn packages_and_bytes_stand_together() {
+    fn packages_and_bytes_are_shown_together() {
         let mut amounts = Amounts::default();
         assert_eq!(amounts.and("a line"), "a line");
         amounts.set(2, Some(9), "packages");

@@ -709,9 +709,7 @@ async fn dkms_is_recognized_after_an_upgrade_of_its_shell_and_by_its_compiler() 
         files.put_link("/proc/41/exe", exe);
         files.put_link("/proc/41/cwd", cwd);
         let system = crate::host::system::ProcFiles(std::sync::Arc::new(files.clone()));
-        crate::dkms::running(files, &system)
-            .unwrap()
-            .is_some()
+        crate::dkms::running(files, &system).unwrap().is_some()
     };
     let script = "/bin/bash /usr/sbin/dkms install -m nvidia -v 580.95.05";
     assert!(running(script, "/usr/bin/bash (deleted)", "/"));

@@ -126,7 +126,7 @@ async fn paused_timers_are_restarted_first() {
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.uninstall().await.unwrap();
     assert_eq!(resumed(&rig), 1);
-    // Also at the end of a run, which may have ended before a module was compiled.
+    // Also at the end of a run, because it may have been killed before a module was compiled.
     rig.install().await.unwrap();
     assert_eq!(resumed(&rig), 2);
 

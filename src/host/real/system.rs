@@ -66,7 +66,7 @@ fn pids() -> io::Result<Vec<u32>> {
 }
 
 /// Completes the found processes with those that were only listed, using `read`. Fails if the
-/// calling process was not found, because others may also be missing then.
+/// calling process was not found, because other processes may also be missing then.
 fn complete(
     mut found: Vec<Process>,
     listed: &[u32],

@@ -11,11 +11,11 @@ use crate::{
     tools::kubernetes::condition::Said,
 };
 
-/// How long a message may be, in characters: `kubectl describe node` shows it on one line.
+/// Maximum message length in characters, because `kubectl describe node` shows the message on one line.
 const LONGEST: usize = 250;
 
-/// Whether a finding is about the node in its cluster: whoever waits for the GPUs before the node may be used must not wait
-/// for what comes after that.
+/// Whether a finding is about the cluster and not about the GPUs. The GPU condition ignores these findings, because pods may
+/// wait for this condition before the node becomes Ready.
 fn of_cluster(id: &Id) -> bool {
     ["k8s.", "cluster.", "check."]
         .iter()
@@ -38,7 +38,7 @@ pub fn condition(
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());
-    // A failure of the cluster's part alone says nothing against the GPUs, and nothing of what could not be looked at.
+    // The GPUs are usable if only cluster findings failed and no other finding is unknown.
     let of_cluster_alone = (report.findings.iter())
         .any(|finding| of_cluster(&finding.id) && is_problem(finding))
         && !own.iter().any(|finding| finding.status == Verdict::Unknown);
@@ -83,7 +83,7 @@ pub fn condition(
     }
 }
 
-/// Returns a message of at most [`LONGEST`] characters. Secrets are hidden before: a part of one would not be known as such.
+/// Truncates a message to [`LONGEST`] characters. Hide secrets first, because a truncated secret would not be recognized.
 #[must_use]
 pub fn cut(message: &str) -> String {
     match message.char_indices().nth(LONGEST - 1) {
@@ -124,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_ready_for_gpus_when_nothing_of_the_machine_fails() {
+    fn condition_depends_on_machine_findings_only() {
         use Verdict::{Fail, Pass, Unknown, Warn};
         let pass = ("driver.module", Pass);
         for (exit, findings, expected) in rows! {
             Exit::Ok, &[pass][..], ("True", "GPUsReady");
             Exit::Ok, &[pass, ("mem.remap.pending", Warn)], ("True", "GPUsReady");
-            // The pods of the network wait for the taint that this condition removes.
+            // CNI pods wait until this condition removes the taint.
             Exit::Drift, &[pass, ("k8s.ready", Fail)], ("True", "GPUsReady");
-            // What could not be looked at is not known to be well, whatever the cluster's part says.
+            // An unknown finding keeps the condition unknown, even if only cluster findings failed.
             Exit::Drift, &[("driver.module", Unknown), ("k8s.ready", Fail)],
                 ("Unknown", "CheckIncomplete");
             Exit::Drift, &[("driver.module", Fail)], ("False", "CheckFailed");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_names_the_root_cause_and_its_remedy_in_one_short_line() {
+    fn message_is_one_line_with_root_cause_and_remedy() {
         let mut broken = report(
             Exit::Drift,
             &[

@@ -17,8 +17,8 @@ use crate::{
 
 const STYLE: &str = include_str!("page.css");
 
-/// One page without anything to load: the verdict, the devices of the bus, the layers of a node from its bottom to its top
-/// with the first broken one marked, and each finding with its remedy.
+/// Writes one self-contained page with the verdict, the PCI devices, the layers of the node (the lowest broken one is marked),
+/// and each finding with its remedy.
 ///
 /// # Errors
 /// An error of the writer.
@@ -76,7 +76,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     to.flush()
 }
 
-/// The devices of the bus. One is broken if a failure names its address.
+/// The PCI devices. A device is broken if a failed finding contains its address.
 fn devices(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
     let named_by = |address: &str, verdict: Verdict| {
         (report.findings.iter())
@@ -126,7 +126,7 @@ fn named(devices: &[PciFact]) -> Vec<(PciAddress, &Option<String>)> {
     .collect()
 }
 
-/// The layers from the bottom to the top, drawn upwards. The first one with a failure has the root cause.
+/// The layers, with the lowest one at the bottom. The lowest failed layer has the root cause.
 fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     let worst = |findings: &[&Finding]| {
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
@@ -186,7 +186,7 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "</section>")
 }
 
-/// A finding. Those that a person should read are open.
+/// A finding. Problems are expanded, because the user should read them.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     let class = word(finding.status);
     let kind = finding.kind().map_or(class, Kind::name);
@@ -226,11 +226,11 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     writeln!(to, "</details>")
 }
 
-/// A text as one line, without markup; what stands between backquotes is code.
+/// Escapes text as one line. Text between backquotes becomes a code span.
 fn escaped(text: &str) -> String {
     let text = entities(&line(text));
     let parts: Vec<&str> = text.split('`').collect();
-    // An odd backquote is none.
+    // An unpaired backquote is literal.
     if parts.len().is_multiple_of(2) {
         return text;
     }

@@ -10,8 +10,8 @@ use crate::{
     report::document::TOOL,
 };
 
-/// JUnit's XML, as CI servers read it: a suite for each layer, a test case for each finding. A warning is a success with
-/// output, because a server knows no third verdict; what is unknown is skipped, because it alone does not fail `check`.
+/// Writes JUnit XML for CI servers, with a suite for each layer and a test case for each finding. JUnit has no warnings, so a
+/// warning is a success with output. An unknown finding is skipped, because by default it does not fail `check`.
 ///
 /// # Errors
 /// An error of the writer.
@@ -50,7 +50,7 @@ fn status(finding: &Finding) -> TestCaseStatus {
     status
 }
 
-/// What else is known, one line each.
+/// The other fields, one per line.
 fn details(finding: &Finding) -> String {
     let because = finding.because.as_ref().map(|id| ("cause", id.as_str()));
     (because.into_iter().chain(values(finding)))

@@ -8,7 +8,7 @@ use crate::{
     report::document::{MachineSummary, TOOL, Verdicts},
 };
 
-/// Markdown for a ticket: the verdict, the machine, and each problem with its remedy.
+/// Writes Markdown for a ticket, with the verdict, the machine, and each problem with its remedy.
 ///
 /// # Errors
 /// An error of the writer.
@@ -78,7 +78,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     }
     for (name, value) in values(finding) {
         match name {
-            // A command is pasted as it is.
+            // A command is copied unchanged.
             "command" => writeln!(to, "\n```sh\n{}\n```\n", line(value))?,
             "kind" => {}
             _ => writeln!(to, "- {name}: {}", escaped(value))?,
@@ -90,12 +90,12 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     Ok(())
 }
 
-/// Text of the machine is no markup, but for the backquotes that sentences here put around names.
+/// Escapes Markdown in text from the machine, except backquotes, which our messages put around names.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     let mut in_code = false;
     let text = line(text);
-    // An odd backquote would make code of all that follows.
+    // An unpaired backquote would start a code span.
     let codes = text.matches('`').count().is_multiple_of(2);
     for c in text.chars() {
         if c == '`' && codes {

@@ -1,4 +1,4 @@
-//! The findings of `check` in the formats of other programs. Each function writes a whole document.
+//! `check` findings in the formats of other programs. Each function writes a complete document.
 
 mod condition;
 mod html;
@@ -30,18 +30,18 @@ use crate::{
     },
 };
 
-/// What a monitoring system does about a report.
+/// The alarm level for a monitoring system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alarm {
     Fine,
     Warning,
     Critical,
-    /// Something could not be looked at.
+    /// At least one finding is unknown.
     Unknown,
 }
 
 impl Alarm {
-    /// Of several causes the worst counts; what is unknown is the least of them, as in the plugins of others (`gcm`,
+    /// Returns the most severe level. Unknown is less severe than a warning, as in similar plugins (`gcm`,
     /// `health_checks/types.py`).
     fn of(report: &RunReport) -> Self {
         let any = |verdict| (report.findings.iter()).any(|finding| finding.status == verdict);
@@ -56,7 +56,7 @@ impl Alarm {
         }
     }
 
-    /// What a person has to look at: those with the verdict that decides, root causes alone.
+    /// Returns the root causes whose verdict determines the alarm level.
     fn causes(self, findings: &[Finding]) -> Vec<&Finding> {
         let wanted = match self {
             Self::Fine => return Vec::new(),
@@ -70,7 +70,7 @@ impl Alarm {
     }
 }
 
-/// A text as XML and HTML have it.
+/// Escapes text for XML and HTML.
 pub(super) fn entities(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -78,7 +78,7 @@ pub(super) fn entities(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// The findings of each layer that has some.
+/// Groups the findings by layer. Omits empty layers.
 fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)> {
     (Layer::ALL.into_iter())
         .map(|layer| {
@@ -88,7 +88,7 @@ fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)
         .filter(|(_, findings)| !findings.is_empty())
 }
 
-/// The fields of a finding besides its reason.
+/// The fields of a finding except the reason.
 fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
     [
         ("kind", finding.kind().map(Kind::name)),
@@ -101,7 +101,7 @@ fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
     .filter_map(|(name, value)| Some((name, value?)))
 }
 
-/// A text as one line without control characters.
+/// Joins text to one line and removes control characters.
 fn line(text: &str) -> String {
     let words = text.split(|c: char| is_control(c) || c.is_whitespace());
     words
@@ -110,7 +110,7 @@ fn line(text: &str) -> String {
         .join(" ")
 }
 
-/// The verdict of a report with failures, for a title.
+/// The title for a report with failures.
 fn verdict_of(report: &RunReport) -> &'static str {
     let any =
         |kind| (report.findings.iter()).any(|one| one.status == Verdict::Fail && one.is(kind));

@@ -6,8 +6,8 @@ use crate::{
     report::document::Verdicts,
 };
 
-/// A plugin's answer, as Nagios, Icinga and Sensu read it (Monitoring Plugins Development Guidelines): the state and the root
-/// cause in the first line, the counts as performance data, the other causes below. The status is 0, 1, 2 or 3.
+/// Writes the result as a plugin for Nagios, Icinga and Sensu (Monitoring Plugins Development Guidelines). The first line has
+/// the state, the root cause, and the counts as performance data. The other causes follow. The exit status is 0, 1, 2 or 3.
 ///
 /// # Errors
 /// An error of the writer.
@@ -51,7 +51,7 @@ pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     Ok(Exit::Plugin(status))
 }
 
-/// The answer where `check` has failed to look: UNKNOWN, as the guidelines want it for errors of the plugin itself.
+/// Writes the result if `check` itself failed. The state is UNKNOWN, as the guidelines require for plugin errors.
 ///
 /// # Errors
 /// An error of the writer.
@@ -66,7 +66,7 @@ fn told(finding: &Finding) -> String {
     format!("{kind} {}: {}", finding.id, plain(&finding.why))
 }
 
-/// A bar begins performance data.
+/// Replaces the vertical bar, which starts the performance data.
 fn plain(text: &str) -> String {
     line(text).replace('|', "/")
 }

@@ -3,10 +3,10 @@ use std::io::{self, Write};
 use super::{Alarm, line};
 use crate::{engine::RunReport, exit::Exit, model::findings::Kind};
 
-/// The answer of a plugin of the node problem detector (kubernetes/node-problem-detector, docs/custom_plugin_monitor.md): the
-/// status is 0 if there is no problem, 1 if there is one, 2 if that is unknown; the output becomes the message of the condition
-/// or event, and is cut at `max_output_length`, 80 bytes by default. So the root cause is the whole output. A warning is no
-/// problem of the node, but with `--fail-on warn`.
+/// Writes the result as a plugin of the node problem detector (kubernetes/node-problem-detector,
+/// docs/custom_plugin_monitor.md). The exit status is 0 without a problem, 1 with a problem, and 2 if the state is unknown. The
+/// output contains only the root cause, because it becomes the message of the condition or event, truncated to
+/// `max_output_length` (80 bytes by default). A warning is a problem only with `--fail-on warn`.
 ///
 /// # Errors
 /// An error of the writer.
@@ -14,7 +14,7 @@ pub fn npd(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     let alarm = Alarm::of(report);
     let status = match alarm {
         Alarm::Fine => 0,
-        // A warning is a problem for whoever asks for that.
+        // With `--fail-on warn`, a warning is a problem.
         Alarm::Warning => u8::from(report.exit != Exit::Ok),
         Alarm::Critical => 1,
         Alarm::Unknown => 2,
@@ -33,7 +33,7 @@ pub fn npd(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     Ok(Exit::Plugin(status))
 }
 
-/// The answer where `check` has failed to look.
+/// Writes the result if `check` itself failed.
 ///
 /// # Errors
 /// An error of the writer.

@@ -7,8 +7,9 @@ use crate::{
     report::{document::TOOL, style::word},
 };
 
-/// Metrics in Prometheus' text format, for node_exporter's textfile collector: no time stamps, a line end at the end, and the
-/// same help and type each time. Write it to a file beside the collected one, and rename it.
+/// Writes metrics in the Prometheus text format for the textfile collector of node_exporter. The collector requires constant
+/// help and type lines, no timestamps, and a newline at the end. Write the metrics to a temporary file in the same directory,
+/// then rename it.
 ///
 /// # Errors
 /// An error of the writer.
@@ -29,17 +30,17 @@ pub fn prometheus(
     let one = |value: f64| vec![(String::new(), value)];
     metric(
         "build_info",
-        "The version of the program that wrote these metrics.",
+        "The version of gpu-bootstrap that wrote these metrics.",
         &[(format!("{{version=\"{}\"}}", TOOL.version), 1.0)],
     )?;
     metric(
         "check_success",
-        "1 if the last check ended with status 0.",
+        "1 if the last check exited with status 0.",
         &one(f64::from(u8::from(report.exit == Exit::Ok))),
     )?;
     metric(
         "check_duration_seconds",
-        "How long the last check took.",
+        "Duration of the last check.",
         &one(report.seconds),
     )?;
     #[expect(clippy::cast_precision_loss, reason = "a machine has few GPUs")]
@@ -47,11 +48,11 @@ pub fn prometheus(
     if let Some(seconds) = to_ready {
         metric(
             "time_to_ready_seconds",
-            "How long the last installation that changed something took, with its reboots, if it ended well.",
+            "Duration of the last installation that changed something, including reboots, if it succeeded.",
             &one(seconds),
         )?;
     }
-    // Names of findings and layers have no character that a label would have to escape.
+    // IDs of findings and names of layers need no escaping in labels.
     let findings: Vec<(String, f64)> = (report.findings.iter())
         .map(|finding| {
             let (id, layer) = (&finding.id, Layer::of(&finding.id).name());

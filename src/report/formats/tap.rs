@@ -9,8 +9,8 @@ use crate::{
     report::style::word,
 };
 
-/// TAP, version 13 (testanything.org), because Perl's `TAP::Parser` and so `prove` refuse 14: a line for each finding; below those
-/// that a person should read a block of YAML, whose values are written as JSON, which is YAML, too.
+/// Writes TAP (testanything.org) with a line for each finding, and a YAML block for each problem. The values in the block are
+/// JSON, which is valid YAML. The version is 13, because Perl's `TAP::Parser` rejects version 14.
 ///
 /// # Errors
 /// An error of the writer.

@@ -9,7 +9,7 @@ use crate::{
     report::document::MachineSummary,
 };
 
-/// A finding whose texts have what each format must escape.
+/// A finding with characters that the formats must escape.
 fn finding(id: &'static str, status: Verdict) -> Finding {
     Finding {
         observed: Some("7 | \"a\" <b> #1".to_owned()),
@@ -78,7 +78,7 @@ fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn each_format_escapes_what_it_must() {
+fn each_format_escapes_special_characters() {
     let broken = broken();
     assert_snapshot!("junit", text(|to| junit(to, &broken).unwrap()));
     assert_snapshot!("tap", text(|to| tap(to, &broken).unwrap()));
@@ -95,7 +95,7 @@ fn each_format_escapes_what_it_must() {
 }
 
 #[test]
-fn what_was_written_as_junit_is_read_again() {
+fn junit_document_can_be_parsed() {
     let written = text(|to| junit(to, &broken()).unwrap());
     let read = quick_junit::Report::deserialize_from_str(&written).unwrap();
     let names: Vec<&str> = (read.test_suites.iter().map(|suite| suite.name.as_str())).collect();
@@ -105,7 +105,7 @@ fn what_was_written_as_junit_is_read_again() {
 }
 
 #[test]
-fn the_status_of_a_plugin_is_that_of_the_worst_cause() {
+fn plugin_status_is_the_worst_verdict() {
     let one = |verdict, exit| report(exit, vec![finding("pci.gpu.present", verdict)]);
     for (report, of_nagios, of_npd) in [
         (one(Verdict::Pass, Exit::Ok), 0, 0),
@@ -114,7 +114,7 @@ fn the_status_of_a_plugin_is_that_of_the_worst_cause() {
         // With `--fail-on warn`.
         (one(Verdict::Warn, Exit::Drift), 1, 1),
         (one(Verdict::Fail, Exit::Drift), 2, 1),
-        // An unknown that a check gives on purpose is its answer; one that fails the audit is none.
+        // An unknown finding counts only if it changes the exit status of the audit.
         (one(Verdict::Unknown, Exit::Ok), 0, 0),
         (one(Verdict::Unknown, Exit::Drift), 3, 2),
         (broken(), 2, 1),

@@ -56,7 +56,7 @@ fn is_acute(finding: &Finding) -> bool {
     finding.status == Verdict::Warn && is_of_fault && !finding.class().is_some_and(is_minor)
 }
 
-/// The findings by their place on the page.
+/// The findings, grouped by section of the page.
 #[derive(Default)]
 struct Sorted<'r> {
     /// The machine does not work.
@@ -134,7 +134,7 @@ impl<'r> Sorted<'r> {
         self.faults.first().copied().or(risk).or(blocked)
     }
 
-    /// The next command: the remedy of the root cause.
+    /// The next command, from the remedy of the root cause.
     fn next(&self) -> Option<&'r str> {
         match self.root() {
             Some(root) => root.command.as_deref(),
@@ -466,7 +466,7 @@ fn problems(
     Ok(())
 }
 
-/// A finding on one line: the complete text is in `-v`.
+/// A finding on one line, possibly truncated. `-v` shows the complete text.
 fn one_line(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()> {
     let name = match finding.status {
         Verdict::Unknown => "unknown",

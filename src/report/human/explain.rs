@@ -9,7 +9,7 @@ use crate::{
     report::{Style, style::Ink},
 };
 
-/// A description: a title, and lines with a name each.
+/// A description with a title and named lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Topic {
     /// `finding`, `setting`, `xid` and so on.

@@ -1,4 +1,4 @@
-//! Reports for people.
+//! Human-readable reports.
 
 mod check;
 mod explain;
@@ -45,7 +45,7 @@ fn counted(parts: &[(usize, &str, Ink)], style: Style) -> String {
     }
 }
 
-/// The counts, and how to see what they count if it is not shown.
+/// The counts, and a note about `-v` if the output is incomplete.
 fn footer(to: &mut dyn Write, counts: &str, hidden: bool, style: Style) -> io::Result<()> {
     let text = if hidden && !style.verbose {
         format!("{counts} (`-v` shows all)")
@@ -63,7 +63,7 @@ fn notes(to: &mut dyn Write, notes: &[String], style: Style) -> io::Result<()> {
     Ok(())
 }
 
-/// A command on a line of its own, after the sentence that introduces it.
+/// A command on a separate line, after a sentence that introduces it.
 fn next_step(to: &mut dyn Write, why: &str, command: &str, style: Style) -> io::Result<()> {
     writeln!(to, "\n{}", style.hanging("", why))?;
     writeln!(to, "\n    {}", style.paint(Ink::Strong, command))

@@ -7,13 +7,13 @@ use crate::{
     tools::probe::{LayerStatus, ProbeDocument, label},
 };
 
-/// The width of the column of layers: the longest is `instance type`.
+/// Width of the layer column. The longest layer is `instance type`.
 const LAYERS: usize = 15;
 
-/// Writes the verdict, the layers, and what each device is or why it fails.
+/// Writes the verdict, the layers, and each device with its name or its error.
 ///
 /// # Errors
-/// When the writer fails.
+/// If the writer fails.
 pub fn probe(to: &mut dyn Write, document: &ProbeDocument, style: Style) -> io::Result<()> {
     let headline = match document.failed_layer {
         None => format!("{}: {}", style.paint(Ink::Good, "passed"), document.why),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_names_the_layer_and_the_second_what_to_do() {
+    fn failed_layer_is_followed_by_its_remedy() {
         let mut layers = LayerResults::default();
         layers.pass(ProbeLayer::Pci, "2 GPUs");
         let why = "no driver is bound to GPU 0000:18:00.0";

@@ -1,4 +1,4 @@
-//! The result of `install` and `uninstall`. What they did was told while they did it.
+//! The result of `install` and `uninstall`. Progress is reported during the run.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The width of the column of outcomes, with the gap behind it: the longest is `not-applicable`.
+/// Width of the outcome column including the gap. The longest outcome is `not-applicable`.
 const TEXT: usize = 16;
 
 /// The result of `install` or `uninstall`: the verdict and the counts, with `-v` also every step.
@@ -52,10 +52,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
     match report.exit {
         Exit::Ok if report.mode == Mode::Uninstall => match summary.changed {
             0 => (Ink::Good, "nothing to undo".to_owned()),
-            _ => (
-                Ink::Good,
-                "undone: the machine is as it was before".to_owned(),
-            ),
+            _ => (Ink::Good, "undone: all changes were reverted".to_owned()),
         },
         Exit::Ok => (Ink::Good, done(&changed, &summary)),
         Exit::RebootRequired => (
@@ -64,13 +61,13 @@ fn verdict(report: &RunReport) -> (Ink, String) {
         ),
         Exit::Partial if report.mode == Mode::Uninstall => (
             Ink::Doubt,
-            format!("undone in part: {} left", things(report.left.len())),
+            format!("partly undone: {} left", things(report.left.len())),
         ),
-        // What is wanted is there; a part of what no setting wants any more is, too.
+        // The desired state is reached, but some obsolete changes could not be reverted.
         Exit::Partial => (
             Ink::Doubt,
             format!(
-                "{}; left over: {} that no setting wants any more",
+                "{}; {} not reverted (no longer configured)",
                 done(&changed, &summary),
                 things(report.left.len())
             ),
@@ -79,7 +76,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             Ink::Doubt,
             format!("interrupted: {changed}, and the rest is not done"),
         ),
-        // The reason is with its hint, on standard error.
+        // The reason and the hint are printed on standard error.
         Exit::Blocked if summary.changed == 0 => {
             (Ink::Bad, "blocked: nothing was changed".to_owned())
         }
@@ -92,7 +89,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
             None if went_back(report) => (
                 Ink::Bad,
-                "not as wanted: the driver that failed is gone, the one before works".to_owned(),
+                "rolled back: the requested driver failed, the previous driver works".to_owned(),
             ),
             None => match report
                 .steps
@@ -106,8 +103,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
     }
 }
 
-/// Whether all that was decided is done, and yet it is not what was asked for: then the run has taken the
-/// driver back.
+/// Whether the run rolled the driver back: every step succeeded, but the exit status reports a failure.
 fn went_back(report: &RunReport) -> bool {
     let is_done = |step: &StepReport| {
         matches!(
@@ -119,7 +115,7 @@ fn went_back(report: &RunReport) -> bool {
     install && !report.steps.is_empty() && report.steps.iter().all(is_done)
 }
 
-/// The verdict on an `install` that has done all that is wanted.
+/// The verdict of an `install` that reached the desired state.
 fn done(changed: &str, summary: &Summary) -> String {
     match summary.awaiting_boot {
         0 => format!("ready: {changed}"),
@@ -130,7 +126,7 @@ fn done(changed: &str, summary: &Summary) -> String {
     }
 }
 
-/// The problems of an `install` or `uninstall` that did not end well: each failure with its causes
+/// The problems of an unsuccessful `install` or `uninstall`: each failure with its causes
 /// and its hint, and a required reboot. These are messages, not data.
 ///
 /// # Errors
@@ -144,7 +140,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         }
         writeln!(to)?;
         told.push(step);
-        // A transaction for several steps failed for all of them: it is reported once.
+        // A failed transaction fails all of its steps, but is reported once.
         let titles: Vec<String> = report
             .steps
             .iter()
@@ -176,7 +172,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
                 _ => (", with the same options", "gpu-bootstrap install"),
             };
             let text = format!(
-                "The changes that are left stay recorded. When the problem is solved{options}:"
+                "The remaining changes stay recorded. When the problem is solved{options}:"
             );
             next_step(to, &text, command, style)?;
         }
@@ -209,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_did_not_get_what_was_asked_for_says_why_first() {
+    fn unsuccessful_run_starts_with_the_reason() {
         let of = |outcomes: &[Outcome]| {
             let step = |outcome: &Outcome| StepReport {
                 id: StepId::new("a.step"),
@@ -230,7 +226,7 @@ mod tests {
         };
         assert_eq!(
             of(&[Outcome::Changed, Outcome::Satisfied]),
-            "not as wanted: the driver that failed is gone, the one before works"
+            "rolled back: the requested driver failed, the previous driver works"
         );
         assert_eq!(
             of(&[Outcome::Changed, Outcome::Blocked]),
@@ -244,12 +240,12 @@ mod tests {
     }
 
     #[test]
-    fn who_could_not_undo_everything_is_sent_back_to_the_same_command() {
+    fn partial_result_repeats_its_command() {
         for (mode, verdict, next) in rows! {
             Mode::Install,
-                "ready: nothing to change; left over: 1 thing that no setting wants any more\n",
-                "When the problem is solved, with the\nsame options:\n\n    gpu-bootstrap install\n";
-            Mode::Uninstall, "undone in part: 1 thing left\n",
+                "ready: nothing to change; 1 thing not reverted (no longer configured)\n",
+                "When the problem is solved, with the same\noptions:\n\n    gpu-bootstrap install\n";
+            Mode::Uninstall, "partly undone: 1 thing left\n",
                 "When the problem is solved:\n\n    gpu-bootstrap uninstall\n";
         } {
             let report = RunReport {

@@ -85,7 +85,7 @@ fn member_of_other_cluster_blocks() {
         membership.server = "https://10.9.9.9:6443".to_owned();
     }
     let (why, _) = decide(&elsewhere, &want).expect_blocked();
-    assert!(why.contains("the settings name 10.0.0.1:6443"), "{why}");
+    assert!(why.contains("the settings specify 10.0.0.1:6443"), "{why}");
 }
 
 #[test]

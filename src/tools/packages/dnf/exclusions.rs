@@ -43,7 +43,7 @@ pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> 
     lines_of_proxies(files, &files_of(files)?, names_proxy)
 }
 
-/// Only `includepkgs` in `[main]` is used, because that of a repository does not affect other repositories.
+/// Only `includepkgs` in `[main]` is used, because a repository's `includepkgs` does not affect other repositories.
 fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
     let mut found: Vec<Exclusion> = Vec::new();
     let (mut section, mut continues) = (String::new(), false);
