@@ -1174,9 +1174,7 @@ fn the_program_prints_its_own_files() {
         assert_eq!(text_of_form, text(path), "{form}");
         for mark in marks_of(&text_of_form) {
             assert!(
-                warnings.contains(&format!(
-                    "no value for `{mark}`: add `--"
-                )),
+                warnings.contains(&format!("no value for `{mark}`: add `--")),
                 "{form}: {warnings}"
             );
         }
@@ -1195,8 +1193,7 @@ fn a_form_for_kubectl_is_printed_only_when_it_is_complete() {
         let (status, printed, said) = user_data_of(form, &[]);
         assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
         for mark in marks {
-            let missing =
-                format!("failed to fill in the template: no value for `{mark}`");
+            let missing = format!("failed to fill in the template: no value for `{mark}`");
             assert!(said.contains(&missing), "{form}: {said}");
         }
         assert!(said.contains("hint: add `--value "), "{form}: {said}");
