@@ -183,7 +183,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
             observed: Some(told.join(", ")),
             expected: Some(format!("{name} {} or newer", lacking.first_fixed)),
             remedy: Some(format!(
-                "upgrade `{name}` and the packages of the same source to {} or newer; `toolkit.version` and holds must allow it",
+                "upgrade `{name}` and the packages of its source to {} or newer; `toolkit.version` and holds must allow it",
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
@@ -754,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn toolkit_without_security_fixes_warns_with_the_fixed_version() {
+    fn toolkit_without_security_fixes_warns() {
         let of = |version: &str| {
             let installed = vec![("nvidia-container-toolkit".to_owned(), version.to_owned())];
             secure(&matrix(), Ok(installed))
