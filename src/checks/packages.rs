@@ -744,11 +744,11 @@ mod tests {
             list,
             "deb [signed-by=/usr/share/keyrings/toolkit.gpg] https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH) /\n",
         );
-        assert!(keyless.why.contains("is not there; "), "{}", keyless.why);
+        assert!(keyless.why.contains("does not exist; "), "{}", keyless.why);
         assert!(keyless.why.contains("per distribution"), "{}", keyless.why);
         let remedy = keyless.remedy.unwrap();
         assert!(
-            remedy.contains("stable/deb") && remedy.contains("; then write the repository's key"),
+            remedy.contains("stable/deb") && remedy.contains("; then download the repository's key"),
             "{remedy}"
         );
     }
