@@ -748,7 +748,8 @@ mod tests {
         assert!(keyless.why.contains("per distribution"), "{}", keyless.why);
         let remedy = keyless.remedy.unwrap();
         assert!(
-            remedy.contains("stable/deb") && remedy.contains("; then download the repository's key"),
+            remedy.contains("stable/deb")
+                && remedy.contains("; then download the repository's key"),
             "{remedy}"
         );
     }
