@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ones_mean_that_the_gpu_fell_off_the_bus() {
+    fn all_ones_mean_gpu_fell_off_bus() {
         assert_eq!(answer(Ok(Some(vec![0xff; 64]))), ConfigurationSpace::Gone);
         assert_eq!(
             answer(Ok(Some(vec![0xde, 0x10, 0x30, 0x23, 0xff]))),

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_gpu_or_rejected_file_is_the_root_cause() {
+    fn lost_gpu_or_rejected_file_is_root_cause() {
         assert_eq!(
             because(&[
                 ("log.fell-off-bus", Fail, None),

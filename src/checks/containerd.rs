@@ -95,7 +95,8 @@ fn decide(state: &CgroupState) -> Finding {
         return with(
             Verdict::Fail,
             format!(
-                "pods do not stay up, because containerd's runtime `{default}` uses the cgroup driver {}, but `{other}` uses {}",
+                "pods do not stay up, because containerd's runtime `{default}` uses the cgroup driver {}, but `{other}` uses \
+                 {}",
                 said(systemd),
                 said(of(other))
             ),

@@ -838,7 +838,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_gpus_in_a_guest_need_no_fabric_manager() {
+    fn joined_gpus_need_no_fabric_manager() {
         let joined = (0, Some(in_fabric(FabricProgress::Completed, 0)));
         assert!(!wait(&[joined.clone(), (1, None)]));
         assert!(wait(&[

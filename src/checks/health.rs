@@ -257,7 +257,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
             format!(
-                "{} of {MOST_ROWS} rows were remapped after uncorrected errors",
+                "{} rows were remapped after uncorrected errors, the maximum is {MOST_ROWS}",
                 rows.uncorrectable
             ),
             Remedy::Replace,
@@ -285,7 +285,10 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
-            format!("{} of {MOST_PAGES} pages are retired", pages.count),
+            format!(
+                "{} pages are retired, the maximum is {MOST_PAGES}",
+                pages.count
+            ),
             Remedy::Replace,
             REPLACE,
         ),
@@ -300,7 +303,7 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
             "replace the GPU if the number grows every week",
         ),
         0 => pass("none"),
-        count => pass(format!("{count} of {MOST_PAGES}")),
+        count => pass(format!("{count}, the maximum is {MOST_PAGES}")),
     }
 }
 
@@ -779,14 +782,14 @@ mod tests {
             "gpu.recovery-action", Warn, "action 99", |gpu| { gpu.recovery_action = Some(99) };
             "mem.remap.failed", Fail, "remapping failure", |gpu| { rows(gpu).failed = true };
             "mem.remap.pending", Warn, "next reset", |gpu| { rows(gpu).pending = true };
-            "mem.remap.count", Fail, "512 of 512 rows", |gpu| { rows(gpu).uncorrectable = 512 };
+            "mem.remap.count", Fail, "512 rows", |gpu| { rows(gpu).uncorrectable = 512 };
             "mem.remap.count", Warn, "2 memory banks", |gpu| { rows(gpu).exhausted_banks = Some(2) };
             "mem.sram.threshold", Fail, "more", |gpu| { gpu.sram_threshold_exceeded = Some(true) };
             "mem.ecc.uncorr", Warn, "no recovery action", |gpu| { ecc(gpu).uncorrected = 1 };
             "mem.ecc.corr", Warn, "20000000", |gpu| { ecc(gpu).corrected = 20_000_000 };
             "mem.ecc.mode", Warn, "on now, off",
                 |gpu| { gpu.ecc_mode = Some(EccMode { current: true, pending: false }); };
-            "mem.retired", Fail, "63 of 63 pages", |gpu| pages(gpu).count = 63;
+            "mem.retired", Fail, "63 pages", |gpu| pages(gpu).count = 63;
             "mem.retired", Warn, "15 pages", |gpu| pages(gpu).count = 15;
             "mem.retired", Warn, "next reset", |gpu| { pages(gpu).pending = true };
             "gpu.inforom", Warn, "corrupted", |gpu| { gpu.inforom_valid = Some(false) };

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn reboot_is_not_suggested_for_an_old_module_on_disk() {
+    fn old_module_on_disk_suggests_no_reboot() {
         let old = |next: Option<&str>| {
             let ml = Some("/usr/lib/libnvidia-ml.so.525.85.12");
             let mut state = state(Some("520.56.06"), ml, Some("/usr/lib/libcuda.so.525.85.12"));

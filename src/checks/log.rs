@@ -845,7 +845,7 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         return failed(
             "a kernel oops in the driver",
             format!(
-                "the driver crashed in the kernel (module `{module}`), and the locks that it held are not released until a reboot"
+                "the driver crashed in the kernel (module `{module}`), and its locks are not released until a reboot"
             ),
             "reboot after draining the node, which stops all its workloads; if the crash recurs, install another driver \
              version",

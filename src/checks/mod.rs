@@ -2,8 +2,8 @@
 //!
 //! Missing data is unknown, not an error: a recorded tree may lack `os-release`, libraries, programs or device nodes.
 //!
-//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, all its findings are unknown. To keep
-//! the other findings, map an error with `error.not_asked()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
+//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, it is the result of all findings of the
+//! family. To keep the other findings, map an error with `error.not_asked()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
 
 mod bus;
 pub mod causes;

@@ -1,8 +1,8 @@
 //! The NVIDIA GPU Operator on a node with a host driver: which operands are not deployed on this node, and the reason.
 //!
-//! Sources: NVIDIA/gpu-operator v26.7.0: `controllers/state_manager.go` (labels each GPU node for each operand and keeps existing
-//! values), `assets/*/0500_daemonset.yaml` (an operand runs only on nodes with the label value `true`), `cmd/nvidia-validator`
-//! (search paths for a host driver); NVIDIA/k8s-driver-manager (sets `pre-installed`).
+//! Sources: NVIDIA/gpu-operator v26.7.0: `controllers/state_manager.go` (labels each GPU node for each operand and keeps
+//! existing values), `assets/*/0500_daemonset.yaml` (an operand runs only on nodes with the label value `true`),
+//! `cmd/nvidia-validator` (search paths for a host driver); NVIDIA/k8s-driver-manager (sets `pre-installed`).
 
 use camino::Utf8Path;
 
@@ -36,8 +36,8 @@ const SMI: [&str; 6] = [
 const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
 
 /// The remedy if host packages contain a driver in addition to the operator's.
-pub(super) const ONE_DRIVER: &str = "remove the driver packages from the host, so that no upgrade installs another version, and \
-                                     reboot; or keep them and set `driver.enabled=false` in the operator's ClusterPolicy";
+pub(super) const ONE_DRIVER: &str = "remove the driver packages from the host, so that no upgrade installs another version, \
+                                     and reboot; or keep them and set `driver.enabled=false` in the operator's ClusterPolicy";
 
 /// The state of the host that determines which operands are deployed.
 #[derive(Debug, Clone, Default)]
@@ -130,15 +130,15 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     }
     let with = |operand: &str, value: &str, why: String| Finding {
         remedy: Some(format!(
-            "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when it joins \
-             the machine, and with `cluster.join = \"managed\"`"
+            "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when it \
+             joins the machine, and with `cluster.join = \"managed\"`"
         )),
         ..say(Verdict::Warn, why)
     };
     if runs.contains(&"driver") && host.has_driver {
         let why = format!(
-            "the operator installs a second driver: its validator finds no `nvidia-smi` in `{}` or similar directories, and its \
-             driver label is `true`",
+            "the operator installs a second driver: its validator finds no `nvidia-smi` in `{}` or similar directories, and \
+             its driver label is `true`",
             "/usr/bin"
         );
         return with("driver", "pre-installed", why);

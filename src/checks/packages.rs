@@ -183,7 +183,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
             observed: Some(told.join(", ")),
             expected: Some(format!("{name} {} or newer", lacking.first_fixed)),
             remedy: Some(format!(
-                "upgrade `{name}` and the packages of the same source to {} or newer; `toolkit.version` and holds must allow it",
+                "upgrade `{name}` and the packages of its source to {} or newer; `toolkit.version` and holds must allow it",
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
@@ -744,17 +744,18 @@ mod tests {
             list,
             "deb [signed-by=/usr/share/keyrings/toolkit.gpg] https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH) /\n",
         );
-        assert!(keyless.why.contains("is not there; "), "{}", keyless.why);
+        assert!(keyless.why.contains("does not exist; "), "{}", keyless.why);
         assert!(keyless.why.contains("per distribution"), "{}", keyless.why);
         let remedy = keyless.remedy.unwrap();
         assert!(
-            remedy.contains("stable/deb") && remedy.contains("; then write the repository's key"),
+            remedy.contains("stable/deb")
+                && remedy.contains("; then download the repository's key"),
             "{remedy}"
         );
     }
 
     #[test]
-    fn toolkit_without_security_fixes_warns_with_the_fixed_version() {
+    fn toolkit_without_security_fixes_warns() {
         let of = |version: &str| {
             let installed = vec![("nvidia-container-toolkit".to_owned(), version.to_owned())];
             secure(&matrix(), Ok(installed))

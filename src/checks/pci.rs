@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn unconfigured_packages_are_the_cause_of_a_missing_driver() {
+    fn unconfigured_packages_cause_a_missing_driver() {
         // aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 18.
         let facts = facts();
         let half = DriverEvidence {
@@ -812,7 +812,7 @@ mod tests {
     }
 
     #[test]
-    fn nouveau_finding_contains_why_the_module_is_not_loaded() {
+    fn nouveau_finding_contains_the_module_error() {
         let facts = facts();
         let rejected = DriverEvidence {
             absent: Some(super::log::Diagnosis::new(
@@ -868,7 +868,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_off_the_bus_does_not_need_a_driver() {
+    fn gpu_off_the_bus_needs_no_driver() {
         let facts = facts();
         let [first, second] = [&facts.gpus[0], &facts.gpus[1]];
         let off = DriverEvidence {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_or_inactive_link_warns_and_unused_port_passes() {
+    fn lost_or_inactive_link_warns() {
         use Verdict::{Pass, Skip, Warn};
         const UP: [&str; 4] = ["4: ACTIVE", "5: LinkUp", "InfiniBand", "3"];
         const FREE: [&str; 4] = ["1: DOWN", "2: Polling", "InfiniBand", "0"];

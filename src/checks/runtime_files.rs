@@ -1,5 +1,5 @@
-//! Checks of container runtime and NVIDIA toolkit configuration files, which are parsed like the programs parse them. If programs
-//! can be run, their own validation takes precedence.
+//! Checks of container runtime and NVIDIA toolkit configuration files, which are parsed like the programs parse them. If
+//! programs can be run, their own validation takes precedence.
 
 use std::sync::LazyLock;
 
@@ -200,8 +200,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                     false => Verdict::Warn,
                 },
                 format!(
-                    "containers with a GPU do not start (`unresolvable CDI devices`), because `{path}` has `mode = \"cdi\"` but \
-                     there is no CDI specification in {}",
+                    "containers with a GPU do not start (`unresolvable CDI devices`), because `{path}` has `mode = \"cdi\"` \
+                     but there is no CDI specification in {}",
                     folders.join(" or ")
                 ),
                 "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`".to_owned(),
