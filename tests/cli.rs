@@ -359,7 +359,7 @@ fn untrusted_control_characters_reach_no_document() {
     for format in ["human", "json"] {
         let (root, document) = (at(""), at(format));
         run(&format!(
-            "check --root {root} --format {format} --output {document}"
+            "check -v --root {root} --format {format} --output {document}"
         ));
         let text = std::fs::read_to_string(&document).expect("the document");
         assert!(text.contains("debian 12"), "{text}");

@@ -654,9 +654,9 @@ fn documents_state_provider_and_agent_limits() {
         assert!(all.contains(needed), "{document}: {needed}");
     }
     for needed in [
-        "AKS Automatic allows no such pod",
-        "Autopilot allows no such pod",
-        "EKS has no Ubuntu among the types of its managed node groups",
+        "AKS Automatic does not allow privileged pods",
+        "Autopilot does not allow privileged pods",
+        "EKS managed node groups do not support Ubuntu",
     ] {
         assert!(manifest.contains(needed), "{needed}");
     }
@@ -675,11 +675,12 @@ fn node_pool_commands_have_the_required_options() {
         "--gpu-driver none",
         "gke-no-default-nvidia-gpu-device-plugin=true",
         "gpu-driver-version=disabled",
-        "RTX PRO 6000 need the GRID driver",
     ] {
         assert!(manifest.contains(needed), "{needed}");
         assert!(docs.contains(needed), "the documentation: {needed}");
     }
+    assert!(manifest.contains("RTX PRO 6000 require the GRID driver"));
+    assert!(docs.contains("RTX PRO 6000 need the GRID driver"));
     for (form, pool) in [
         ("aks", "az aks nodepool add"),
         ("gke", "gcloud container node-pools create"),

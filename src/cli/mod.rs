@@ -85,7 +85,10 @@ async fn dispatch(
     match command {
         Command::PutBack => put_back::run(host, env).await,
         Command::Check(args) => check::run(host, env, console, &args).await,
-        Command::Plan(args) => plan::run(host, env, console, &args).await,
+        Command::Plan(args) => match &args.trial.os {
+            Some(system) => trial::run(host, env, console, &args, system),
+            None => plan::run(host, env, console, &args).await,
+        },
         Command::Install(args) if args.unattended => {
             unattended::run(host, env, console, &args).await
         }

@@ -607,7 +607,11 @@ mod tests {
         host.files
             .chown(Utf8Path::new("/srv").join(&name).as_path(), 1000, 1000)
             .expect("given away");
-        assert!(why(&[], "/srv").await.contains("others than root"));
+        assert!(
+            why(&[], "/srv")
+                .await
+                .contains("writable by non-root users")
+        );
         let symbols = format!("/lib/modules/{KERNEL}/build/Module.symvers");
         fakes
             .files

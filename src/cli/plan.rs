@@ -1,4 +1,4 @@
-//! `plan`: shows the changes that `install` would make. With `--os`, plans for another machine.
+//! `plan`: shows the changes that `install` would make.
 
 use serde_json::json;
 
@@ -21,9 +21,6 @@ pub(super) async fn run(
     console: &mut Console<'_>,
     args: &args::PlanArgs,
 ) -> Result<Exit, Failure> {
-    if let Some(system) = &args.trial.os {
-        return super::trial::run(host, env, console, args, system);
-    }
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);

@@ -159,7 +159,7 @@ impl<'a> DriverInputs<'a> {
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
                 rollback: self.config.rollback.unwrap_or(true),
-                vulnerable: self.vulnerable(row),
+                vulnerable: self.vulnerable(),
                 asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
@@ -236,12 +236,10 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns the security fixes that the exact version lacks, unless the settings allow it or the source has no newer
-    /// version.
-    fn vulnerable(&self, row: &DriverRow) -> Option<String> {
+    /// Returns the security fixes that the exact version lacks, unless the settings allow it.
+    fn vulnerable(&self) -> Option<String> {
         let version = self.config.version.as_ref()?;
-        let allowed =
-            self.config.allow_vulnerable.unwrap_or(false) || row.newest.as_ref() == Some(version);
+        let allowed = self.config.allow_vulnerable.unwrap_or(false);
         let lacking = security::of_driver(self.matrix, version).filter(|_| !allowed)?;
         Some(lacking.why)
     }

@@ -329,15 +329,15 @@ mod tests {
         let spoilt: [Spoilt<'_>; 6] = rows! {
             &|files| files.take(SECRET), "missing";
             &|files| files.put_mode(SECRET, "", 0o640), "mode is 0640";
-            &|files| files.own(SECRET, 1000, 0), "`/opt/agent/token` (owner 1000";
+            &|files| files.own(SECRET, 1000, 0), "`/opt/agent/token` is writable by non-root users (owner 1000";
             // The owner could replace the file.
-            &|files| files.own("/opt/agent", 1000, 0), "`/opt/agent` (owner 1000";
+            &|files| files.own("/opt/agent", 1000, 0), "`/opt/agent` is writable by non-root users (owner 1000";
             &|files| {
                 files.take(SECRET);
                 files.put_mode("/home/ada/token", "", 0o600);
                 files.own("/home/ada", 1000, 1000);
                 files.put_link(SECRET, "/home/ada/token");
-            }, "`/home/ada` (owner 1000";
+            }, "`/home/ada` is writable by non-root users (owner 1000";
             &|files| { files.take(SECRET); files.put_folder(SECRET, 0o700); }, "not a regular file";
         };
         for (arrange, expected) in spoilt {

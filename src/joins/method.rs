@@ -363,7 +363,7 @@ mod tests {
             K3S.kubeconfig, None, &k3s, None;
             K3S.kubeconfig, Some(SERVER), &k3s, None;
             K3S.kubeconfig, Some("https://10.9.9.9:6443"), &k3s,
-                Some("it joined by https://10.9.9.9:6443");
+                Some("it joined https://10.9.9.9:6443");
             kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s");
             nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
             kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");

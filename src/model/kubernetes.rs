@@ -392,7 +392,7 @@ mod tests {
             ("a=b:Never", "the effect must be"),
             ("a b=c:NoSchedule", "not a valid key name"),
             ("Upper.case/a=b:NoSchedule", "not a lower-case DNS name"),
-            ("a=b c:NoSchedule", "no value"),
+            ("a=b c:NoSchedule", "not a valid label value"),
             ("=b:NoSchedule", "not a valid key name"),
         ] {
             let error = text.parse::<Taint>().expect_err(text).to_string();

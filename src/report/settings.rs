@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn key_follows_its_description() {
         let text = commented();
-        let expected = "\n[toolkit]\n\n# Install it.\n#enabled = true\n";
+        let expected = "\n[toolkit]\n\n# Install the toolkit.\n#enabled = true\n";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("\n#[repositories.NAME]\n"), "{text}");
     }

@@ -731,7 +731,7 @@ fn secrets_are_hidden_in_all_output() {
     for shown in [
         "no node accepted ***",
         "+token ***",
-        "record: not ***",
+        "not ***",
         "joined with ***",
     ] {
         assert!(text.contains(shown), "{shown}: {text}");

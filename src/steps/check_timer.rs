@@ -134,7 +134,7 @@ const SANDBOX: &str = "\
 # ProtectProc, ProcSubset, ProtectHostname. The capabilities and system calls for most of these changes are missing below.
 # PrivateDevices, ProtectClock and DevicePolicy hide the GPUs. PrivateNetwork and IPAddressDeny hide the metadata service and
 # the API server. With PrivateUsers or User, files of root are unreadable. MemoryDenyWriteExecute also applies to
-# Python (dnf) and the NVIDIA libraries, which may need such memory.
+# package managers in Python and the NVIDIA libraries, which may need such memory.
 NoNewPrivileges=yes
 RestrictSUIDSGID=yes
 RestrictRealtime=yes

@@ -488,8 +488,8 @@ mod tests {
 
         for (nvml, words) in rows! {
             Nvml::NotLoadable { why: "no such file".into() }, "failed to load `libnvidia-ml.so.1`: no such file";
-            Nvml::VersionMismatch, "different versions";
-            Nvml::NoDevices, "none initialised";
+            Nvml::VersionMismatch, "version mismatch";
+            Nvml::NoDevices, "initialized none";
             Nvml::Hung { after_seconds: 30 }, "after 30 s";
             Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown";
             Nvml::DriverNotLoaded, "NVML reports that no driver is loaded";

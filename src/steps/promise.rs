@@ -114,10 +114,22 @@ mod tests {
         for (provider, name, why) in [
             // A fractional GPU, a whole GPU as vGPU, an undocumented count, an unknown type.
             ("aws", "g6f.xlarge", "number of whole GPUs for g6f.xlarge"),
-            ("azure", "Standard_NV72ads_A10_v5", "for sure"),
-            ("aws", "p6e-gb200.36xlarge", "for sure"),
-            ("aws", "p6e-gb300.36xlarge", "for sure"),
-            ("aws", "p99.xlarge", "for sure"),
+            (
+                "azure",
+                "Standard_NV72ads_A10_v5",
+                "no confirmed number of whole GPUs",
+            ),
+            (
+                "aws",
+                "p6e-gb200.36xlarge",
+                "no confirmed number of whole GPUs",
+            ),
+            (
+                "aws",
+                "p6e-gb300.36xlarge",
+                "no confirmed number of whole GPUs",
+            ),
+            ("aws", "p99.xlarge", "no confirmed number of whole GPUs"),
         ] {
             let facts = machine(provider, name, 1);
             let unknown = Promise::of(&facts, &matrix()).expect_err("nothing to compare");

@@ -332,7 +332,7 @@ mod tests {
         found.priority = Some(text);
         let why = decide(&state(&found), &want).expect_satisfied();
         assert!(
-            why.contains("by `/etc/apt/sources.list.d/theirs.list`"),
+            why.contains("in `/etc/apt/sources.list.d/theirs.list`"),
             "{why}"
         );
     }

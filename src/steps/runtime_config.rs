@@ -458,7 +458,10 @@ mod tests {
         });
         let (why, hint) = decide(&state, Daemon::Docker, &docker, &want).expect_blocked();
         assert!(why.contains("/etc/docker/daemon.json") && why.contains("line 3 column 7"));
-        assert!(hint.contains("correct `/etc/docker/daemon.json`"), "{hint}");
+        assert!(
+            hint.contains("correct or move `/etc/docker/daemon.json`"),
+            "{hint}"
+        );
     }
 
     #[test]

@@ -198,7 +198,7 @@ fn out_of_support_is_a_warning() {
     assert!(
         pick.warnings
             .iter()
-            .any(|w| w.contains("no fixes any more")),
+            .any(|w| w.contains("branch 535 is end-of-life")),
         "{pick:?}"
     );
     assert!(!pick.doubtful);
@@ -206,7 +206,7 @@ fn out_of_support_is_a_warning() {
         picked(&gpus(&[K80]))
             .warnings
             .iter()
-            .any(|w| w.contains("no fixes any more"))
+            .any(|w| w.contains("branch 470 is end-of-life"))
     );
 }
 
@@ -352,7 +352,7 @@ fn kernels_per_branch() {
     for (kernel, version, why) in [
         ("6.19", "535.274.02", "535.309.01"),
         ("6.19.3", "580.65.06", "580.119.02"),
-        ("6.4", "530.41.03", "branch 530 ended without the fix"),
+        ("6.4", "530.41.03", "branch 530 ended without a fix for it"),
         ("6.4.12", "525.105.17", "525.116.03"),
         ("6.15", "550.163.01", "needs patches from Linux 6.15 on"),
         ("6.10", "470.256.02", "needs patches from Linux 6.10 on"),

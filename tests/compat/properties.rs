@@ -89,7 +89,20 @@ fn has_flavour(matrix: &Matrix, branch: Branch, flavour: Flavour) -> bool {
     })
 }
 
+/// Whether a CUDA version is in the matrix, or may be older or newer than all versions in it.
+fn exists(matrix: &Matrix, cuda: CudaVersion) -> bool {
+    let asked = (cuda.major, cuda.minor);
+    let known = || (matrix.toolkits.iter()).map(|row| (row.version.major, row.version.minor));
+    known().any(|one| one == asked)
+        || known().all(|one| one < asked)
+        || known().all(|one| one > asked)
+}
+
+/// A version that was never released works with no driver.
 fn serves(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> bool {
+    if !exists(matrix, cuda) {
+        return false;
+    }
     for major in matrix
         .cuda_majors
         .iter()

@@ -296,9 +296,9 @@ fn all_errors_are_reported_at_once() {
         .map(|part| part.to_string())
         .collect();
     for part in [
-        "`cluster.version` is needed",
-        "`cluster.token` is needed",
-        "`cluster.ca-cert-hashes` is needed",
+        "`cluster.version` is also required",
+        "`cluster.token` is also required",
+        "`cluster.ca-cert-hashes` is also required",
         "`cluster.server` cannot be \"https://a:6443\"",
         "`cluster.command` cannot be",
         "the kubelet needs containerd or CRI-O",

@@ -158,7 +158,7 @@ fn trial_accepts_only_archive_versions() {
     };
     let why = refused("535.247.01", true).unwrap_or_default();
     assert!(
-        why.contains("is not in `distribution` for debian 12: it has 535.261.03"),
+        why.contains("is not in `distribution` for debian 12, which has 535.261.03"),
         "{why}"
     );
     assert_eq!(refused("535.261.03", true), None);

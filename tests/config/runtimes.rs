@@ -29,7 +29,7 @@ fn podman_is_a_distribution_package_with_cdi() {
     let old = Machine::new("ubuntu", "22.04", "x86_64", &[H100]).set("runtime.use=podman");
     let error = old.load().expect_err("too old").to_string();
     assert!(
-        error.contains("for ubuntu 22.04 no packages of podman are known"),
+        error.contains("no packages of podman are known for ubuntu 22.04"),
         "{error}"
     );
 }

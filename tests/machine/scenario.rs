@@ -131,6 +131,7 @@ crate::scenarios::scenarios! {
     persistence_broken: "persistence-broken"
     persistence_off: "persistence-off"
     pin_conflict: "pin-conflict"
+    pin_of_another_branch: "pin-of-another-branch"
     pins: "pins"
     power_cut: "power-cut"
     power_cut_resumes: "power-cut-resumes"

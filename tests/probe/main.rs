@@ -96,7 +96,7 @@ fn mig_mode_without_mig_devices_fails() {
     let node = Node::new(&gpus(1, |_| "[gpu.mig]\nenabled = true"));
     fails(
         &node,
-        "failed at the layer CUDA: there is no device",
+        "failed at the layer CUDA: no device can run programs",
         "nvidia-smi mig -cgi",
     );
 }
@@ -110,7 +110,11 @@ fn each_initialization_error_is_reported_with_its_cause() {
             "nvidia-fabricmanager",
         ),
         (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)", "reboot"),
-        (999, "CUDA_ERROR_UNKNOWN): an internal error", "nvidia-uvm"),
+        (
+            999,
+            "CUDA_ERROR_UNKNOWN): internal driver error",
+            "nvidia-uvm",
+        ),
         (100, "CUDA_ERROR_NO_DEVICE)", "/dev/nvidia*"),
         (3, "CUDA_ERROR_NOT_INITIALIZED)", "dmesg"),
         (4, "CUDA_ERROR_DEINITIALIZED)", "again"),

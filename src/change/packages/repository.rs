@@ -532,8 +532,8 @@ mod tests {
         assert_eq!(
             contradictions(&sources),
             [
-                "`/a.list` contains https://example.org/deb / with /a.gpg",
-                "`/b.list` contains https://example.org/deb / with /b.gpg",
+                "`/a.list` specifies https://example.org/deb / with /a.gpg",
+                "`/b.list` specifies https://example.org/deb / with /b.gpg",
             ]
         );
     }

@@ -631,7 +631,10 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
         },
     };
     let error = machine.apply(&change).await.unwrap_err();
-    assert!(error.to_string().contains("is missing"), "{error}");
+    assert!(
+        error.to_string().contains("cannot be used: missing"),
+        "{error}"
+    );
     machine.fakes.files.put(keyring.as_str(), "keys");
     let (undo, _) = machine.apply_and_undo(&change).await;
     assert!(machine.fakes.http.log().is_empty());

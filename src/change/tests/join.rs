@@ -519,7 +519,7 @@ async fn pods_that_cannot_be_evicted_prevent_leaving() {
 #[tokio::test]
 async fn readable_or_invalid_token_file_is_rejected() {
     for (content, mode, part) in [
-        (TOKEN, 0o644, "others than root"),
+        (TOKEN, 0o644, "accessible to users other than root"),
         ("kubeadm join", 0o600, "not a bootstrap token"),
     ] {
         let (machine, _) = machine(|_| ok(""));

@@ -114,7 +114,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     let undo = machine.apply(&joins).await.expect("joined");
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("`/usr/local/sbin/leave` does not exist")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("`/usr/local/sbin/leave` from `cluster.leave-command` does not exist")),
         "{left:?}"
     );
     let files = &machine.fakes.files;

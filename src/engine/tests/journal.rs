@@ -210,7 +210,7 @@ async fn unrecordable_changes_are_not_made() {
     assert_eq!(error.reason(), "no-disk-space");
     assert_eq!(error.exit(), Exit::Blocked);
     let hint = error.hint().unwrap();
-    assert!(hint.contains("`/`: 0 B of "), "{hint}");
+    assert!(hint.contains("free disk space on `/` (0 B of "), "{hint}");
     assert!(rig.log().is_empty());
     assert_eq!(rig.fakes.files.text("/etc/a"), "drifted");
 }

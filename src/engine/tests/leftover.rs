@@ -184,7 +184,7 @@ async fn possible_driver_packages_stay_without_a_gpu() {
     let checked = rig.check().await;
     let note = checked.notes.join("\n");
     assert!(
-        note.contains("stays until the machine has a GPU again"),
+        note.contains("parts of it stay until the machine has a GPU again"),
         "{note}"
     );
     let report = rig.install().await.unwrap();

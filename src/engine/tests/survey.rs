@@ -205,7 +205,9 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(report.findings[7].because, Some(Id::new("d")));
     assert_eq!(
         report.findings[6].remedy.as_deref(),
-        Some("run `gpu-bootstrap install`; it would write `/b`")
+        Some(
+            "use another machine; then run `gpu-bootstrap install`, which is blocked: no disk space"
+        )
     );
     assert_eq!(report.findings[2].why, "failed to read NVML: timed out");
     assert_eq!(

@@ -155,11 +155,11 @@ impl Way for ByAgent<'_> {
             name, config: path, ..
         } = self.agent;
         if membership.kubeconfig != self.agent.kubeconfig {
-            return Some(format!("the settings name the agent of {name}"));
+            return Some(format!("the settings specify the agent of {name}"));
         }
         let (joined, server) = (config.and_then(server_of)?, self.server);
         (joined != server)
-            .then(|| format!("it joined by {joined} (`{path}`), and the settings name {server}"))
+            .then(|| format!("it joined {joined} (`{path}`), but the settings specify {server}"))
     }
 
     fn agent(&self) -> Option<&'static Agent> {

@@ -215,7 +215,7 @@ impl Way for ByKubeadm<'_> {
                 )),
                 Some(_) => None,
                 None => (server.trim_start_matches("https://") != wanted)
-                    .then(|| format!("the settings name {wanted}")),
+                    .then(|| format!("the settings specify {wanted}")),
             },
             Discovery::File { .. } => wanted.and_then(|wanted| {
                 let differs = match (&wanted.ca_pin, ca_pin) {

@@ -119,7 +119,7 @@ impl Way for ByNodeadm {
         _: Option<&kubeconfig::Cluster>,
     ) -> Option<String> {
         (membership.kubeconfig != KUBECONFIG)
-            .then(|| "the settings name EKS, whose nodeadm did not join it".to_owned())
+            .then(|| "the settings specify EKS, but nodeadm did not join it".to_owned())
     }
 
     fn configures(&self) -> Option<RuntimeKind> {

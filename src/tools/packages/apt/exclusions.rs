@@ -360,7 +360,7 @@ mod tests {
                 assert_eq!(
                     one.to_string(),
                     format!(
-                        "`/etc/apt/preferences.d/site`, line 3, says `Pin: {pin}` with priority {priority} for `{names}`"
+                        "`/etc/apt/preferences.d/site`, line 3: `Pin: {pin}` with priority {priority} for `{names}`"
                     )
                 );
             }
