@@ -616,7 +616,11 @@ mod tests {
         fakes
             .files
             .put(&symbols, "0x00000008\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n");
-        assert!(why(&[], SOURCE).await.contains("another `kfree`"));
+        assert!(
+            why(&[], SOURCE)
+                .await
+                .contains("another version of `kfree`")
+        );
     }
 
     fn asked(sources: &[&str]) -> args::TakeArgs {

@@ -276,7 +276,9 @@ pub(super) fn run(args: &[&str]) -> Ran {
         .iter()
         .filter(|path| fs::metadata(path).is_ok_and(|file| file.is_file()))
     {
-        fakes.files.put(path, fs::read(path).unwrap());
+        let absolute = std::path::absolute(path).unwrap();
+        let absolute = absolute.to_str().unwrap();
+        fakes.files.put(absolute, fs::read(path).unwrap());
     }
     let http = host.http.clone();
     let secrets = Secrets::default();

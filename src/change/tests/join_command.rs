@@ -141,7 +141,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     files.put_mode(environment, "", 0o644);
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("accessible to users other than root")),
         "{left:?}"
     );
     files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
@@ -149,7 +149,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     files.own(LEAVE, 1000, 1000);
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("accessible to users other than root")),
         "{left:?}"
     );
     files.own(LEAVE, 0, 0);

@@ -211,7 +211,7 @@ async fn steps_and_checks_are_one_list() {
     );
     assert_eq!(report.findings[2].why, "failed to read NVML: timed out");
     assert_eq!(
-        report.findings[5].expected.as_deref(),
+        report.findings[7].expected.as_deref(),
         Some("write `/later`")
     );
     assert_eq!(report.exit, Exit::Drift);
