@@ -212,9 +212,14 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
         all.join(", ")
     };
     match &of_gpus[..] {
-        [] => fail(format!(
-            "no GPUs for pods, because no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
-        )),
+        // A new node is in this state until the pod of the plugin runs.
+        [] => with(
+            Verdict::Warn,
+            format!(
+                "no GPUs for pods, because no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
+            ),
+            NO_PLUGIN,
+        ),
         all if all.iter().all(|(_, count)| *count == 0) => fail(format!(
             "no GPUs for pods, because the kubelet has no healthy GPU ({}, `{RECORD}`): the device plugin has stopped or \
              reports all GPUs as unhealthy",
@@ -480,10 +485,19 @@ fn decide(state: &ClusterState) -> Finding {
             Verdict::Pass,
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
         ),
-        (None | Some(0), _) => with(
-            Verdict::Fail,
+        // A new node is in this state until the pod of the plugin runs.
+        (None, _) => with(
+            Verdict::Warn,
             format!(
                 "no GPUs for pods: node `{name}` offers no {GPUS}, because no device plugin has registered"
+            ),
+            NO_PLUGIN,
+        ),
+        (Some(0), _) => with(
+            Verdict::Fail,
+            format!(
+                "no GPUs for pods: node `{name}` offers 0 {GPUS}, because the device plugin has stopped or reports all GPUs as \
+                 unhealthy"
             ),
             NO_PLUGIN,
         ),
@@ -717,8 +731,8 @@ mod tests {
             node(Some("80")), Some(8), Verdict::Pass, "offers 80";
             node(Some("8")), None, Verdict::Pass, "offers 8";
             node(Some("7")), Some(8), Verdict::Warn, "7 of its 8";
-            node(Some("0")), Some(8), Verdict::Fail, "no device plugin";
-            node(None), Some(8), Verdict::Fail, "no device plugin";
+            node(Some("0")), Some(8), Verdict::Fail, "has stopped";
+            node(None), Some(8), Verdict::Warn, "no device plugin";
             node(None), Some(0), Verdict::Skip, "no GPU";
             Registered::Node(Box::new(Node {
                 other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
@@ -734,9 +748,9 @@ mod tests {
         // Without a response of the cluster, the kubelet's checkpoint is used.
         for (record, status, part) in rows! {
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
-                Verdict::Fail, "no device plugin";
+                Verdict::Warn, "no device plugin";
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#,
-                Verdict::Fail, "no device plugin";
+                Verdict::Warn, "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"example.com/nic":["a"]}}}"#,
                 Verdict::Fail, "0 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}}"#, Verdict::Pass,
@@ -745,7 +759,7 @@ mod tests {
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"nvidia.com/mig-1g.10gb":["a"]}}}"#,
                 Verdict::Pass, "1 nvidia.com/mig-1g.10gb";
             // The network card plugin.
-            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Fail,
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Warn,
                 "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
                 "1 volcano.sh/vgpu-number";

@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 
+use super::words;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{cudnn, matrix::Matrix, rules},
@@ -141,7 +142,8 @@ impl Check for CudaCheck {
             .or(found.package_version.as_ref())
             .or(found.library_version.as_ref());
         let installed = subject.state.packages_like(&NAMES).await;
-        Ok(vec![decide(subject.matrix, installed, driver)])
+        let finding = decide(subject.matrix, installed, driver);
+        Ok(vec![words::skip_without_gpu(finding, subject.facts)])
     }
 }
 

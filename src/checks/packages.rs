@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
+use super::words;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{matrix::Matrix, security},
@@ -557,9 +558,10 @@ impl Check for PackagesCheck {
         if !matches!(sources.status, Verdict::Fail | Verdict::Warn) {
             sources = kept_away(subject).await?.unwrap_or(sources);
         }
+        let secure = secure(subject.matrix, subject.state.packages_like(&names).await);
         Ok(vec![
-            unconfigured.unwrap_or(consistent),
-            secure(subject.matrix, subject.state.packages_like(&names).await),
+            words::skip_without_gpu(unconfigured.unwrap_or(consistent), subject.facts),
+            words::skip_without_gpu(secure, subject.facts),
             sources,
         ])
     }

@@ -1,7 +1,8 @@
 //! Text that is used by several families.
 
 use crate::{
-    facts::{GpuFact, Os},
+    check::{Finding, Verdict},
+    facts::{Facts, GpuFact, Os},
     host::{FilesError, ReadFiles},
     tools::packages::Manager,
 };
@@ -19,6 +20,19 @@ pub(super) const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs
 
 /// The reason on a machine without a GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
+
+/// Skips a finding about packages that are unknown if the machine has no GPU, because they do not matter there.
+pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
+    let is_unread = facts.unknown.iter().any(|unknown| unknown.fact == "gpus");
+    if finding.status != Verdict::Unknown || !facts.gpus.is_empty() || is_unread {
+        return finding;
+    }
+    Finding {
+        status: Verdict::Skip,
+        why: NO_GPU.to_owned(),
+        ..finding
+    }
+}
 
 /// The package manager of a machine, also if it cannot be prepared.
 pub(super) fn manager(
