@@ -117,10 +117,14 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             .map(|one| &one.file)
             .collect();
         places.dedup();
-        // A file that only repeats the repositories of other files can be removed.
-        let surplus = places.iter().rev().find(|path| {
+        // A file that only repeats the repositories of other files can be removed, preferably one with an entry without a key.
+        let is_surplus = |path: &&&Utf8PathBuf| {
             places.len() > 1 && entries.iter().all(|one| one.file != ***path || differ(one))
-        });
+        };
+        let lacks_key = |path: &&&Utf8PathBuf| {
+            (entries.iter()).any(|one| one.file == ***path && one.signed_by.is_none())
+        };
+        let surplus = (places.iter().filter(is_surplus)).max_by_key(lacks_key);
         let names: Vec<String> = places.iter().map(|path| format!("`{path}`")).collect();
         found.push(SourceFlaw {
             impact: Impact::All,
