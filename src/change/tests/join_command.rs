@@ -149,7 +149,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     files.own(LEAVE, 1000, 1000);
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("accessible to users other than root")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("is writable by non-root users")),
         "{left:?}"
     );
     files.own(LEAVE, 0, 0);
