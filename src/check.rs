@@ -150,11 +150,32 @@ impl Finding {
             return;
         };
         self.command = match remedy.strip_prefix("run `") {
-            Some(rest) => rest.split_once('`').map(|(command, _)| command.to_owned()),
+            Some(rest) => quoted_end(rest).map(|end| rest[..end].to_owned()),
             None if remedy.starts_with("reboot") => Some(REBOOT.to_owned()),
             None => None,
         };
     }
+}
+
+/// Returns the position of the backtick that ends a command. One in single quotes belongs to the command.
+fn quoted_end(text: &str) -> Option<usize> {
+    let (mut in_quotes, mut is_escaped) = (false, false);
+    text.char_indices().find_map(|(at, c)| {
+        let was_escaped = std::mem::take(&mut is_escaped);
+        match c {
+            _ if was_escaped => None,
+            '\\' if !in_quotes => {
+                is_escaped = true;
+                None
+            }
+            '\'' => {
+                in_quotes = !in_quotes;
+                None
+            }
+            '`' if !in_quotes => Some(at),
+            _ => None,
+        }
+    })
 }
 
 /// The command that reboots a machine.
@@ -201,7 +222,7 @@ pub trait Check: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::{FailOn, Finding, Verdict};
-    use crate::model::{findings::Kind, id::Id};
+    use crate::model::{findings::Kind, id::Id, text::shell_word};
 
     #[test]
     fn kind_follows_the_row_and_the_verdict() {
@@ -246,5 +267,15 @@ mod tests {
             Some("systemctl reboot")
         );
         assert_eq!(command("replace the GPU, then run `a`"), None);
+        // The name of a file can contain shell syntax and backticks.
+        for name in ["/etc/a b", "/etc/$(id)", "/etc/a`id`b", "/etc/a'`id`;b"] {
+            let word = shell_word(name);
+            assert!(word.starts_with('\''), "{word}");
+            let remedy = format!("run `rm {word} && apt-get update`, because `x`");
+            let expected = format!("rm {word} && apt-get update");
+            assert_eq!(command(&remedy), Some(expected));
+        }
+        assert_eq!(shell_word("/etc/a'b"), r"'/etc/a'\''b'");
+        assert_eq!(shell_word("/etc/apt/a.list"), "/etc/apt/a.list");
     }
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Desired,
-    model::id::Id,
+    model::{id::Id, text::shell_word},
     runtimes::{
         Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
         containerd::{self, CONFIG},
@@ -243,6 +243,10 @@ fn out_of_sight(
     for name in files.list("/opt".into())? {
         for below in ["usr/bin", "bin"] {
             let folder = format!("/opt/{name}/{below}");
+            // The remedy writes the name into a file that a shell or systemd parses.
+            if shell_word(&folder) != folder {
+                continue;
+            }
             if !files.exists(
                 format!("{folder}/{}", toolkit::RUNTIME_NAME)
                     .as_str()

@@ -11,7 +11,7 @@ use crate::{
     config::desired::Purpose,
     facts::Os,
     host::ReadFiles,
-    model::{id::Id, pattern, version::DriverVersion},
+    model::{id::Id, pattern, text::shell_word, version::DriverVersion},
     runtimes,
     state::{DriverPart, Origin},
     step::StepError,
@@ -241,12 +241,17 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
         let SourceEntry {
             file, uri, suite, ..
         } = entry;
-        if os.id == "debian" && UBUNTU.iter().any(|part| uri.contains(part)) {
+        let is_of_ubuntu = |uri: &str| UBUNTU.iter().any(|part| uri.contains(part));
+        if os.id == "debian" && is_of_ubuntu(uri) {
+            let mut others = entries.iter().filter(|other| other.file == *file);
             return Some((
                 format!(
                     "`{file}` has Ubuntu packages (`{suite}`), which cannot be installed on this machine: {name}"
                 ),
-                format!("run `rm {file} && {refresh}`"),
+                match others.all(|other| is_of_ubuntu(&other.uri)) {
+                    true => format!("run `rm {} && {refresh}`", shell_word(file)),
+                    false => format!("remove these entries from `{file}`, then run `{refresh}`"),
+                },
             ));
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {

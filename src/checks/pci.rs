@@ -13,7 +13,9 @@ use crate::{
     dkms,
     facts::{Facts, GpuFact, Os, PciFact},
     host::ReadFiles,
-    model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress, version::Branch},
+    model::{
+        gpu::ArchitectureEvidence, id::Id, pci::PciAddress, text::shell_word, version::Branch,
+    },
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
@@ -347,8 +349,9 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         )
     } else if let Some(other) = other {
         Some(format!(
-            "run `rmmod {other}`, then install the NVIDIA driver (`gpu-bootstrap install`), which cannot use a GPU that \
-             is bound to another driver"
+            "run `rmmod {}`, then install the NVIDIA driver (`gpu-bootstrap install`), which cannot use a GPU that \
+             is bound to another driver",
+            shell_word(other)
         ))
     } else if let Some(absent) = absent {
         Some(format!(
@@ -544,7 +547,12 @@ fn headers_command(
     kernel: &str,
 ) -> Result<Option<String>, StepError> {
     let manager = words::manager(files, os)?;
-    Ok(manager.map(|one| one.backend().commands().headers.replace("KERNEL", kernel)))
+    Ok(manager.map(|one| {
+        one.backend()
+            .commands()
+            .headers
+            .replace("KERNEL", &shell_word(kernel))
+    }))
 }
 
 /// Returns a diagnosis if `cuda-drivers` is the only installed driver package. Up to branch 610 it depended on the driver, but

@@ -9,7 +9,7 @@ use camino::Utf8Path;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{FileKind, ReadFiles},
-    model::id::Id,
+    model::{id::Id, text::shell_word},
     runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
     state::has_library,
     step::StepError,
@@ -118,8 +118,9 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                          toolkit pods, which regenerate `{path}`"
                     ),
                     false => format!(
-                        "run `sed -i 's/^ *root = /#&/' {path}`, because the driver is on the host itself; then restart the \
-                         containers"
+                        "run `sed -i 's/^ *root = /#&/' {}`, because the driver is on the host itself; then restart the \
+                         containers",
+                        shell_word(path)
                     ),
                 },
             )));
@@ -146,7 +147,14 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                 format!(
                     "no GPUs in containers: `{path}` has `ldconfig = \"@{ldconfig}\"`, which does not exist"
                 ),
-                format!("run `sed -i 's|@{ldconfig}|@/sbin/ldconfig|' {path}`"),
+                // A name with other characters would be part of the `sed` script.
+                match shell_word(ldconfig) == *ldconfig {
+                    true => format!(
+                        "run `sed -i 's|@{ldconfig}|@/sbin/ldconfig|' {}`",
+                        shell_word(path)
+                    ),
+                    false => format!("set `ldconfig = \"@/sbin/ldconfig\"` in `{path}`"),
+                },
             )));
         }
     }
@@ -177,8 +185,9 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                 daemon.name()
             ),
             format!(
-                "run `sed -i 's/no-cgroups *= *true/no-cgroups = false/' {path}`, then restart the containers; rootless \
-                 containers use CDI instead"
+                "run `sed -i 's/no-cgroups *= *true/no-cgroups = false/' {}`, then restart the containers; rootless \
+                 containers use CDI instead",
+                shell_word(path)
             ),
         )));
     }
@@ -228,7 +237,11 @@ fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
             let is_open = of_folder.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
             if !is_open {
                 return Ok(Some(Finding {
-                    remedy: Some(format!("run `chmod a+rX {folder} {path}`")),
+                    remedy: Some(format!(
+                        "run `chmod a+rX {} {}`",
+                        shell_word(folder),
+                        shell_word(&path)
+                    )),
                     ..say(
                         &TOOLKIT,
                         Verdict::Warn,

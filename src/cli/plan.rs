@@ -12,6 +12,7 @@ use crate::{
     engine::{Cancel, Planned},
     exit::Exit,
     host::Host,
+    model::text::shell_word,
     report::{document, human},
 };
 
@@ -60,7 +61,7 @@ pub(super) async fn run(
 /// Returns the `install` command with the options that `plan` got, quoted for a shell.
 pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs) -> String {
     let mut words = vec!["gpu-bootstrap".to_owned(), "install".to_owned()];
-    let mut add = |option: &str, value: &str| words.extend([option.to_owned(), quoted(value)]);
+    let mut add = |option: &str, value: &str| words.extend([option.to_owned(), shell_word(value)]);
     if let Some(profile) = &target.profile {
         add("--profile", profile);
     }
@@ -78,15 +79,6 @@ pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs
         words.insert(2, "--image".to_owned());
     }
     words.join(" ")
-}
-
-/// Quotes a word for a shell if it needs quotes.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

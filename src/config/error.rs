@@ -7,7 +7,7 @@ use crate::{
     error::{Report, one_line},
     exit::Exit,
     host::FilesError,
-    model::text::nearest,
+    model::text::{nearest, shell_word},
 };
 
 /// An invalid profile or setting.
@@ -193,7 +193,8 @@ impl Report for ConfigError {
             Self::Files(_) if self.exit() == Exit::NotPermitted => Some("run it as root".into()),
             Self::Files(error) => error.hint(),
             Self::DeadLink { path, target } => Some(format!(
-                "create `{target}`, or remove the symlink: `rm {path}`"
+                "create `{target}`, or remove the symlink: `rm {}`",
+                shell_word(path)
             )),
             Self::Syntax {
                 place: Place::File { .. },

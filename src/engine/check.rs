@@ -23,6 +23,7 @@ use crate::{
     model::{
         findings::{self, Kind, Layer, Remedy},
         id::{Id, stands_for},
+        text::shell_word,
     },
     step::{Assessment, StepError},
 };
@@ -137,10 +138,11 @@ impl Session {
             _ => None,
         });
         let files = &self.inner.host.files;
+        // A file that cannot be examined exists: only a missing one is no fault.
         let is_there = |path: &Utf8PathBuf| files.exists(path).unwrap_or(true);
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
             Some((command, _)) => Finding {
-                command: Some(command.join(" ")),
+                command: Some(command.iter().map(shell_word).collect::<Vec<_>>().join(" ")),
                 ..finding
             },
             None => Finding {

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::model::text::bytes;
+use crate::model::text::{bytes, shell_word};
 
 /// With less free space in bytes, a filesystem is full for our purposes.
 const LITTLE: u64 = 4 << 20;
@@ -285,6 +285,7 @@ impl FilesError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         if let Self::Foreign { at, .. } = self {
+            let at = shell_word(at);
             return Some(format!(
                 "check the content, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));

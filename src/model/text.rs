@@ -20,6 +20,18 @@ pub fn line_end(text: &str) -> &'static str {
     }
 }
 
+/// Returns a word for a command that users copy into a shell, in quotes if it needs them. Names of files, modules and kernels
+/// come from the examined machine or tree, so they can contain shell syntax.
+#[must_use]
+pub fn shell_word(word: impl AsRef<str>) -> String {
+    let word = word.as_ref();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
 /// end. [`without_lines`] then restores each byte.
 #[must_use]

@@ -3,7 +3,10 @@
 
 use camino::Utf8Path;
 
-use crate::host::{FileKind, FilesError, ReadFiles};
+use crate::{
+    host::{FileKind, FilesError, ReadFiles},
+    model::text::shell_word,
+};
 
 /// The kernel's list of major device numbers.
 const MAJORS: &str = "/proc/devices";
@@ -121,7 +124,8 @@ fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
         remedy: format!(
-            "run `{remove} {path}`, then `nvidia-modprobe -c 0 -u`; restart the containers that use it"
+            "run `{remove} {}`, then `nvidia-modprobe -c 0 -u`; restart the containers that use it",
+            shell_word(path)
         ),
     }
 }

@@ -277,7 +277,8 @@ async fn transactions_that_are_undone_together_leave_no_record() {
     }
     let records = || (machine.fakes.files).list(format!("{STATE}/transactions").as_str().into());
     assert_eq!(records().unwrap().len(), 3);
-    machine.revert(&undo.unwrap()).await;
+    let reverted = machine.revert(&undo.unwrap()).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     assert_eq!(records().unwrap(), Vec::<String>::new());
     let installed = apt.installed.lock().unwrap();
     assert!(!installed.contains_key("docker.io") && !installed.contains_key("vim"));

@@ -19,7 +19,7 @@ use toml::{Table, Value};
 
 use super::PLUGINS;
 use crate::{
-    model::document::check_toml,
+    model::{document::check_toml, text::shell_word},
     runtimes::{BUILT_IN, ConfigFile, Version},
     tools::toolkit,
 };
@@ -288,7 +288,7 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             ),
             remedy: format!(
                 "run `sed -i '1i version = 2' {} && systemctl restart containerd`",
-                root.path
+                shell_word(root.path)
             ),
             refused: false,
         });
@@ -380,7 +380,8 @@ fn in_version(path: &Utf8Path, from: i64, to: i64) -> String {
         false => format!(" -e 's/{}/{new}/'", old.replace('.', "\\.")),
     };
     format!(
-        "run `sed -i -e 's/^version *= *{from}/version = {to}/'{rename} {path} && systemctl restart containerd`"
+        "run `sed -i -e 's/^version *= *{from}/version = {to}/'{rename} {} && systemctl restart containerd`",
+        shell_word(path)
     )
 }
 
@@ -409,8 +410,9 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
                  `plugins.\"{new}\"` instead of `{old}`"
             ),
             remedy: format!(
-                "run `sed -i 's/{}\\(.\\.containerd\\.runtimes\\.\\)/{new}\\1/' {path} && systemctl restart containerd`",
-                old.replace('.', "\\.")
+                "run `sed -i 's/{}\\(.\\.containerd\\.runtimes\\.\\)/{new}\\1/' {} && systemctl restart containerd`",
+                old.replace('.', "\\."),
+                shell_word(path)
             ),
             refused: false,
         })

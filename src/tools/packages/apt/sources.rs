@@ -6,6 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::records::records;
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
+    model::text::shell_word,
     tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
 };
 
@@ -136,7 +137,8 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             remedy: match (unsigned, surplus) {
                 (_, Some(path)) => {
                     format!(
-                        "run `rm {path} && apt-get update`: another file has the same repository"
+                        "run `rm {} && apt-get update`: another file has the same repository",
+                        shell_word(path)
                     )
                 }
                 (Some(entry), None) => {
@@ -171,7 +173,7 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
                     impact,
                     why: format!("keyring `{key}` of {written} (in `{file}`) {why}"),
                     remedy: match why {
-                        UNREADABLE => format!("run `chmod 644 {key}`"),
+                        UNREADABLE => format!("run `chmod 644 {}`", shell_word(key)),
                         _ => format!(
                             "download the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its \
                              entry from `{file}`"
