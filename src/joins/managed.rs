@@ -42,9 +42,9 @@ impl Way for Managed {
         })
     }
 
-    /// The step never requests this.
+    /// The step waits for the provider, and never requests this.
     async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), Problem> {
-        Ok(())
+        Err(Problem::bug("the provider joins this machine"))
     }
 }
 
