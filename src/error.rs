@@ -12,7 +12,7 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn hint(&self) -> Option<String>;
     /// Whether the cause is transient (a mirror that returns 503, a slow network), so that a retry
     /// may succeed.
-    fn passes(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         false
     }
     /// The individual errors if this is a list. Each is printed with its own hint.

@@ -111,7 +111,7 @@ pub enum Assessment {
         /// The remedy.
         hint: String,
         /// The longest time that this can last if it is transient. `None`: waiting does not help.
-        passes: Option<Duration>,
+        retryable: Option<Duration>,
     },
     /// The step cannot succeed according to package lists that may be outdated. `install` downloads
     /// new lists and assesses it again.
@@ -165,11 +165,11 @@ impl Assessment {
 impl StepError {
     /// The reason a query is not allowed, if that is the cause. It is not a problem of the machine.
     #[must_use]
-    pub fn not_asked(&self) -> Option<&str> {
+    pub fn not_queried(&self) -> Option<&str> {
         match self {
-            Self::Exec(ExecError::NotAsked { why, .. }) => Some(why),
-            Self::Files(error) => error.not_told(),
-            Self::State(error) => error.not_asked(),
+            Self::Exec(ExecError::NotQueried { why, .. }) => Some(why),
+            Self::Files(error) => error.not_reported(),
+            Self::State(error) => error.not_queried(),
             _ => None,
         }
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpu_bootstrap::{
-    config::desired::{ClusterWish, JoinMethod},
+    config::desired::{ClusterSpec, JoinMethod},
     error::Report as _,
     joins::nodeadm,
     state::labels,
@@ -165,7 +165,7 @@ fn settings(path: &str) -> String {
 }
 
 /// Resolves the settings on a machine.
-fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterWish>, String> {
+fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterSpec>, String> {
     let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", settings);
     let resolution = machine.load();
     let resolution = resolution.map_err(|error| format!("{error}; {:?}", error.hint()))?;
@@ -201,46 +201,46 @@ fn script() -> String {
 }
 
 /// A test directory with a directory for programs.
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::create_dir(folder.path().join("bin")).expect("a folder");
-    folder
+fn directory() -> TempDir {
+    let directory = tempfile::tempdir().expect("a folder");
+    fs::create_dir(directory.path().join("bin")).expect("a folder");
+    directory
 }
 
 /// Adds a fake program that precedes the real one in `PATH`.
-fn program(folder: &TempDir, name: &str, body: &str) {
-    let path = folder.path().join("bin").join(name);
+fn program(directory: &TempDir, name: &str, body: &str) {
+    let path = directory.path().join("bin").join(name);
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
 /// Runs a script with only these programs of the machine in `PATH`.
-fn run_with(folder: &TempDir, script: &str, programs: &[&str]) {
+fn run_with(directory: &TempDir, script: &str, programs: &[&str]) {
     for name in programs {
         program(
-            folder,
+            directory,
             name,
             &format!(r#"PATH=/usr/bin:/bin exec {name} "$@""#),
         );
     }
-    let bin = folder.path().join("bin");
+    let bin = directory.path().join("bin");
     Command::new("/bin/sh")
         .args(["-c", script])
         .env_clear()
         .env("PATH", bin)
-        .env("T", folder.path())
+        .env("T", directory.path())
         .output()
         .expect("a shell");
 }
 
-fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
-    let mut shell = shell(folder, script, syntax_alone);
+fn run(directory: &TempDir, script: &str, syntax_alone: bool) -> Output {
+    let mut shell = shell(directory, script, syntax_alone);
     shell.output().expect("a shell")
 }
 
 /// The shell of a script.
-fn shell(folder: &TempDir, script: &str, syntax_alone: bool) -> Command {
-    let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
+fn shell(directory: &TempDir, script: &str, syntax_alone: bool) -> Command {
+    let path = format!("{}/bin:/usr/bin:/bin", directory.path().display());
     let mut sh = Command::new("/bin/sh");
     if syntax_alone {
         sh.arg("-n");
@@ -249,7 +249,7 @@ fn shell(folder: &TempDir, script: &str, syntax_alone: bool) -> Command {
         .arg(script)
         .env_clear()
         .env("PATH", path)
-        .env("T", folder.path())
+        .env("T", directory.path())
         .env("KUBERNETES_SERVICE_HOST", "fd00:10::1")
         .env("KUBERNETES_SERVICE_PORT", "443");
     sh
@@ -352,47 +352,47 @@ fn user_data_without_comments_fits_on_a_screen() {
 /// Google's agent runs the script at each boot. The script does its work once per instance, and again if it was interrupted.
 #[test]
 fn startup_script_does_its_work_once_per_instance() {
-    let folder = folder();
-    let place = folder.path().display().to_string();
+    let directory = directory();
+    let place = directory.path().display().to_string();
     let script = filled(&text(STARTUP_SCRIPT))
         .replace("SHA-256", "0000")
         .replace("/sys/class/dmi/id", &place)
         .replace("/var/lib/", &format!("{place}/"))
         .replace("/etc/gpu-bootstrap", &format!("{place}/etc"))
         .replace("/usr/local/bin", &format!("{place}/bin"));
-    program(&folder, "curl", "exit 0");
-    program(&folder, "sha256sum", "exit 0");
+    program(&directory, "curl", "exit 0");
+    program(&directory, "sha256sum", "exit 0");
     program(
-        &folder,
+        &directory,
         "gpu-bootstrap.new",
         r#"echo "$*" >>"$T/calls"; exit "$(cat "$T/status")""#,
     );
-    let downloaded = folder.path().join("bin/gpu-bootstrap.new");
+    let downloaded = directory.path().join("bin/gpu-bootstrap.new");
     let again = fs::read(&downloaded).expect("the program");
     // It fails, succeeds, is not run again, and runs on a clone.
     for (instance, status, ran) in [("a", "6", 1), ("a", "0", 2), ("a", "0", 2), ("b", "0", 3)] {
-        fs::write(folder.path().join("product_uuid"), instance).expect("written");
-        fs::write(folder.path().join("status"), status).expect("written");
+        fs::write(directory.path().join("product_uuid"), instance).expect("written");
+        fs::write(directory.path().join("status"), status).expect("written");
         fs::write(&downloaded, &again).expect("written");
-        let output = run(&folder, &script, false);
+        let output = run(&directory, &script, false);
         assert_eq!(
             output.status.code(),
             status.parse().ok(),
             "{}",
             said(&output)
         );
-        let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
+        let calls = fs::read_to_string(directory.path().join("calls")).expect("calls");
         assert_eq!(calls, "install --unattended --deadline 10min\n".repeat(ran));
     }
-    let settings = folder.path().join("etc/config.d/50-user-data.toml");
+    let settings = directory.path().join("etc/config.d/50-user-data.toml");
     let written = fs::read_to_string(&settings).expect("settings");
     let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
     let written = written.replace(&format!("{place}/etc"), "/etc/gpu-bootstrap");
-    let wish = resolved(alma, &written)
+    let spec = resolved(alma, &written)
         .expect("settings")
         .expect("a cluster");
-    assert_eq!(wish.method.name(), "kubeadm");
-    for path in [settings, folder.path().join("etc/join-token")] {
+    assert_eq!(spec.method.name(), "kubeadm");
+    for path in [settings, directory.path().join("etc/join-token")] {
         let mode = path.metadata().expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{path:?}");
     }
@@ -407,23 +407,23 @@ fn downloads_are_retried_and_verified() {
         (wanted, false, true),
         ("another\n", true, false),
     ] {
-        let folder = folder();
-        let place = folder.path().join("place");
+        let directory = directory();
+        let place = directory.path().join("place");
         fs::create_dir(&place).expect("a folder");
-        program(&folder, "sleep", r#"echo "$*" >>"$T/pauses""#);
-        fs::write(folder.path().join("content"), content).expect("written");
+        program(&directory, "sleep", r#"echo "$*" >>"$T/pauses""#);
+        fs::write(directory.path().join("content"), content).expect("written");
         // The host name is resolved at the third attempt.
         let downloads = r#"echo >>"$T/attempts"
             test "$(wc -l <"$T/attempts")" -ge 3 || exit 6
             cp "$T/content" "$T/place/gpu-bootstrap.new""#;
         // An older binary in the image must not be used instead.
         fs::write(place.join("gpu-bootstrap"), "old").expect("written");
-        program(&folder, "timeout", r#"shift; exec "$@""#);
+        program(&directory, "timeout", r#"shift; exec "$@""#);
         match has_curl {
-            true => program(&folder, "curl", downloads),
-            false => program(&folder, "wget", downloads),
+            true => program(&directory, "curl", downloads),
+            false => program(&directory, "wget", downloads),
         }
-        let digest = run(&folder, r#"printf 'the program\n' | sha256sum"#, false);
+        let digest = run(&directory, r#"printf 'the program\n' | sha256sum"#, false);
         let digest = said(&digest);
         let digest = digest.split_whitespace().next().expect("a digest");
         let (script, _) = commands(USER_DATA[0]);
@@ -431,11 +431,11 @@ fn downloads_are_retried_and_verified() {
             .replace("/usr/local/bin", &place.display().to_string())
             .replace("SHA-256", digest);
         run_with(
-            &folder,
+            &directory,
             &script,
             &["sh", "wc", "cp", "sha256sum", "chmod", "mv", "rm"],
         );
-        let pauses = fs::read_to_string(folder.path().join("pauses")).expect("pauses");
+        let pauses = fs::read_to_string(directory.path().join("pauses")).expect("pauses");
         assert_eq!(pauses, "10\n10\n");
         let names: Vec<String> = (fs::read_dir(&place).expect("a folder"))
             .map(|entry| {
@@ -460,8 +460,8 @@ fn downloads_are_retried_and_verified() {
 #[test]
 fn settings_resolve_to_a_desired_state() {
     let of = |machine, path| {
-        let wish = resolved(machine, &settings(path));
-        wish.unwrap_or_else(|error| panic!("{path}: {error}"))
+        let spec = resolved(machine, &settings(path));
+        spec.unwrap_or_else(|error| panic!("{path}: {error}"))
     };
     assert_eq!(of(Machine::debian(), "bare/user-data.yaml"), None);
     let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
@@ -475,17 +475,17 @@ fn settings_resolve_to_a_desired_state() {
         (ubuntu(), "eks-ubuntu/user-data.mime", "command"),
         (ubuntu(), "aks/user-data.yaml", "command"),
     ] {
-        let wish = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
-        assert_eq!(wish.method.name(), method, "{path}");
+        let spec = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
+        assert_eq!(spec.method.name(), method, "{path}");
         // No startup taint, because it could not be removed.
-        assert_eq!(wish.access, None, "{path}");
+        assert_eq!(spec.access, None, "{path}");
     }
     let managed = object("ConfigMap")["data"]["50-daemonset.toml"].clone();
-    let wish = resolved(ubuntu(), managed.as_str().expect("settings"));
-    let wish = wish.expect("settings").expect("a cluster");
-    assert_eq!(wish.method.name(), "managed");
+    let spec = resolved(ubuntu(), managed.as_str().expect("settings"));
+    let spec = spec.expect("settings").expect("a cluster");
+    assert_eq!(spec.method.name(), "managed");
     assert_eq!(
-        wish.access.as_deref().map(camino::Utf8Path::as_str),
+        spec.access.as_deref().map(camino::Utf8Path::as_str),
         Some("/etc/gpu-bootstrap/cluster.kubeconfig")
     );
 }
@@ -501,8 +501,8 @@ fn aks_agent_file_is_json_for_the_command() {
         config["node"]["taints"][0],
         "nvidia.com/gpu=present:NoSchedule"
     );
-    let wish = resolved(ubuntu(), &settings("aks/user-data.yaml"));
-    let Some(JoinMethod::Command { command, .. }) = wish.expect("settings").map(|it| it.method)
+    let spec = resolved(ubuntu(), &settings("aks/user-data.yaml"));
+    let Some(JoinMethod::Command { command, .. }) = spec.expect("settings").map(|it| it.method)
     else {
         panic!("the join method is not a command");
     };
@@ -524,37 +524,37 @@ fn all_settings_of_the_kubeadm_file_are_required() {
 
 #[test]
 fn scripts_have_no_syntax_errors() {
-    let folder = folder();
+    let directory = directory();
     let mut scripts = vec![script(), filled(&text(STARTUP_SCRIPT))];
     for path in ["eks/user-data.mime", "eks-ubuntu/user-data.mime", KARPENTER] {
         let hook = (parts(path).into_iter()).find(|part| part.starts_with("#!/bin/sh\n"));
         scripts.push(hook.expect("a boothook"));
     }
     for script in scripts {
-        let output = run(&folder, &script, true);
+        let output = run(&directory, &script, true);
         assert!(output.status.success(), "{}", said(&output));
     }
 }
 
 #[test]
 fn eks_boothook_holds_nodeadm_back() {
-    let folder = folder();
-    program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
+    let directory = directory();
+    program(&directory, "systemctl", r#"echo "$*" >>"$T/calls""#);
     let hooks = parts("eks/user-data.mime");
     let hook = (hooks.iter())
         .find(|part| part.starts_with("#!"))
         .expect("a boothook");
-    let run_folder = folder.path().join("run").display().to_string();
-    let hook = hook.replace("/run/systemd", &format!("{run_folder}/systemd"));
-    let may_join = folder.path().join("may-join");
+    let run_directory = directory.path().join("run").display().to_string();
+    let hook = hook.replace("/run/systemd", &format!("{run_directory}/systemd"));
+    let may_join = directory.path().join("may-join");
     let hook = hook.replace(nodeadm::MAY_JOIN, &may_join.display().to_string());
-    let instance = folder.path().join("instance-id");
+    let instance = directory.path().join("instance-id");
     fs::write(&instance, "i-2\n").expect("written");
     let hook = hook.replace(nodeadm::INSTANCE_ID, &instance.display().to_string());
     // It runs at each boot.
     for instance in ["i-1", "i-2"] {
         fs::write(&may_join, format!("{instance}\n")).expect("written");
-        let output = run(&folder, &hook, false);
+        let output = run(&directory, &hook, false);
         assert!(output.status.success(), "{}", said(&output));
         assert_eq!(may_join.exists(), instance == "i-2", "{instance}");
     }
@@ -563,11 +563,11 @@ fn eks_boothook_holds_nodeadm_back() {
         nodeadm::RUN_UNIT
     );
     assert_eq!(
-        fs::read_to_string(folder.path().join(condition)).expect("a condition"),
+        fs::read_to_string(directory.path().join(condition)).expect("a condition"),
         format!("[Unit]\nConditionPathExists={}\n", may_join.display())
     );
     assert_eq!(
-        fs::read_to_string(folder.path().join("calls")).expect("calls"),
+        fs::read_to_string(directory.path().join("calls")).expect("calls"),
         "daemon-reload\ndaemon-reload\n"
     );
 }
@@ -576,18 +576,18 @@ fn eks_boothook_holds_nodeadm_back() {
 #[test]
 fn canonical_image_joins_with_its_script() {
     let path = "eks-ubuntu/user-data.mime";
-    let folder = folder();
-    let place = folder.path().display().to_string();
-    program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
+    let directory = directory();
+    let place = directory.path().display().to_string();
+    program(&directory, "systemctl", r#"echo "$*" >>"$T/calls""#);
     let parts = parts(path);
     let hook = parts.iter().find(|part| part.starts_with("#!"));
     let hook = hook
         .expect("a boothook")
         .replace("/run/systemd", &format!("{place}/run"));
-    let output = run(&folder, &hook, false);
+    let output = run(&directory, &hook, false);
     assert!(output.status.success(), "{}", said(&output));
     let drop_in = "run/system/snap.kubelet-eks.daemon.service.d/50-gpu-bootstrap.conf";
-    let condition = fs::read_to_string(folder.path().join(drop_in)).expect("a condition");
+    let condition = fs::read_to_string(directory.path().join(drop_in)).expect("a condition");
     let may_join = "/var/lib/cloud/instance/gpu-bootstrap-may-join";
     assert_eq!(
         condition,
@@ -612,21 +612,21 @@ fn canonical_image_joins_with_its_script() {
     let join = join
         .replace("/var/lib/cloud/instance", &place)
         .replace("/etc/eks/bootstrap.sh", "bootstrap");
-    let joined = folder.path().join(joined_file.file_name().expect("a name"));
+    let joined = directory.path().join(joined_file.file_name().expect("a name"));
     for (status, has_joined) in [(1, false), (0, true)] {
         let body = format!(
             "test -e {place}/gpu-bootstrap-may-join || exit 9\necho \"$*\" >\"$T/args\"; exit {status}"
         );
-        program(&folder, "bootstrap", &body);
-        let output = run(&folder, &join, false);
+        program(&directory, "bootstrap", &body);
+        let output = run(&directory, &join, false);
         assert_eq!(output.status.code(), Some(status), "{}", said(&output));
         assert_eq!(joined.exists(), has_joined);
         assert_eq!(
-            folder.path().join("gpu-bootstrap-may-join").exists(),
+            directory.path().join("gpu-bootstrap-may-join").exists(),
             has_joined
         );
     }
-    let args = fs::read_to_string(folder.path().join("args")).expect("arguments");
+    let args = fs::read_to_string(directory.path().join("args")).expect("arguments");
     assert!(
         args.contains("--register-with-taints=nvidia.com/gpu=present:NoSchedule"),
         "{args}"
@@ -809,14 +809,14 @@ fn manifest_has_the_required_permissions() {
 /// Runs the pod script on a host that is a directory. First the resume unit is running, then another run gets the lock first,
 /// and then the program exits with this status.
 fn pod_on_host(status: u8) -> (TempDir, Output) {
-    let folder = folder();
-    let script = script_on_host(&folder, &format!("exit {status}"));
-    let output = run(&folder, &script, false);
-    (folder, output)
+    let directory = directory();
+    let script = script_on_host(&directory, &format!("exit {status}"));
+    let output = run(&directory, &script, false);
+    (directory, output)
 }
 
 /// The pod script for such a host. The second run of the program executes this command.
-fn script_on_host(folder: &TempDir, second_run: &str) -> String {
+fn script_on_host(directory: &TempDir, second_run: &str) -> String {
     for (path, content) in [
         ("account/token", "a.b.c"),
         ("account/ca.crt", "authority"),
@@ -824,14 +824,14 @@ fn script_on_host(folder: &TempDir, second_run: &str) -> String {
         ("opt/gpu-bootstrap", "program"),
         ("opt/kubectl", "kubectl"),
     ] {
-        let path = folder.path().join(path);
+        let path = directory.path().join(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         fs::write(path, content).expect("a file");
     }
     // The last wait of the script lasts until the token renewal loop ends, which is immediately in this test.
-    program(folder, "sleep", "test \"$1\" != 600");
+    program(directory, "sleep", "test \"$1\" != 600");
     program(
-        folder,
+        directory,
         "nsenter",
         &format!(
             r#"while test "$1" != --; do shift; done
@@ -868,13 +868,13 @@ esac"#
         assert_eq!(script.matches(from).count(), 1, "{from}");
         script = script.replace(from, to);
     }
-    fs::create_dir(folder.path().join("host")).expect("a host");
+    fs::create_dir(directory.path().join("host")).expect("a host");
     script
 }
 
 /// The files in `/etc/gpu-bootstrap` on the host.
-fn left_on_host(folder: &TempDir) -> Vec<String> {
-    let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
+fn left_on_host(directory: &TempDir) -> Vec<String> {
+    let left = fs::read_dir(directory.path().join("host/etc/gpu-bootstrap")).expect("a folder");
     let mut left: Vec<String> = left
         .map(|entry| {
             let name = entry.expect("an entry").file_name();
@@ -888,16 +888,16 @@ fn left_on_host(folder: &TempDir) -> Vec<String> {
 #[test]
 fn pod_waits_for_other_runs_and_prepares_host() {
     // The machine reboots, and the run continues.
-    let (folder, output) = pod_on_host(8);
+    let (directory, output) = pod_on_host(8);
     assert!(output.status.success(), "{}", said(&output));
     let reset = "systemctl --quiet is-failed gpu-bootstrap.service\n\
                  systemctl reset-failed gpu-bootstrap.service\n";
     assert_eq!(
-        fs::read_to_string(folder.path().join("calls")).expect("calls"),
+        fs::read_to_string(directory.path().join("calls")).expect("calls"),
         format!("look\nlook\n{reset}run\nlook\n{reset}run\n")
     );
     let mode = |path: &str| {
-        let path = folder.path().join("host").join(path);
+        let path = directory.path().join("host").join(path);
         let metadata = fs::metadata(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         metadata.permissions().mode() & 0o777
     };
@@ -906,7 +906,7 @@ fn pod_waits_for_other_runs_and_prepares_host() {
     assert_eq!(mode("etc/gpu-bootstrap/config.d/50-daemonset.toml"), 0o600);
     assert_eq!(mode("etc/gpu-bootstrap/cluster.kubeconfig"), 0o600);
     let access = fs::read_to_string(
-        folder
+        directory
             .path()
             .join("host/etc/gpu-bootstrap/cluster.kubeconfig"),
     );
@@ -927,38 +927,38 @@ fn token_is_kept_only_if_the_run_resumes() {
         (7, 0, false),
         (8, 0, true),
     ] {
-        let (folder, output) = pod_on_host(status);
+        let (directory, output) = pod_on_host(status);
         assert_eq!(
             output.status.code(),
             Some(pod),
             "{status}: {}",
             said(&output)
         );
-        let access = left_on_host(&folder).contains(&"cluster.kubeconfig".to_owned());
+        let access = left_on_host(&directory).contains(&"cluster.kubeconfig".to_owned());
         assert_eq!(access, keeps, "{status}");
     }
 }
 
 #[test]
 fn signal_stops_the_pod_and_removes_the_token() {
-    let folder = folder();
-    let script = script_on_host(&folder, r#"touch "$T/runs"; exec /bin/sleep 30"#);
-    let mut pod = shell(&folder, &script, false).spawn().expect("a shell");
+    let directory = directory();
+    let script = script_on_host(&directory, r#"touch "$T/runs"; exec /bin/sleep 30"#);
+    let mut pod = shell(&directory, &script, false).spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !folder.path().join("runs").exists() {
+    while !directory.path().join("runs").exists() {
         assert!(
             Instant::now() < deadline,
             "the program was not started before the deadline"
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(left_on_host(&folder), ["cluster.kubeconfig", "config.d"]);
+    assert_eq!(left_on_host(&directory), ["cluster.kubeconfig", "config.d"]);
     let pid = i32::try_from(pod.id()).expect("a process id");
     kill(Pid::from_raw(pid), Signal::SIGTERM).expect("a signal");
     let status = pod.wait().expect("the end of the pod");
     assert_eq!(status.code(), Some(143));
     assert!(Instant::now() < deadline, "the pod waited for the run");
-    assert_eq!(left_on_host(&folder), ["config.d"]);
+    assert_eq!(left_on_host(&directory), ["config.d"]);
 }
 
 #[test]
@@ -989,10 +989,10 @@ fn service_account_changes_only_taints_of_its_node() {
             .expect("a namespace"),
         account["metadata"]["name"].as_str().expect("a name")
     );
-    let judged = policy["spec"]["validations"]
+    let evaluated = policy["spec"]["validations"]
         .as_array()
         .expect("expressions");
-    let all: String = (judged.iter())
+    let all: String = (evaluated.iter())
         .filter_map(|one| one["expression"].as_str())
         .collect();
     for part in [
@@ -1011,8 +1011,8 @@ fn service_account_changes_only_taints_of_its_node() {
 #[test]
 fn pod_logs_the_failures_of_a_run() {
     for status in [6, 7] {
-        let (folder, _) = pod_on_host(status);
-        let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
+        let (directory, _) = pod_on_host(status);
+        let calls = fs::read_to_string(directory.path().join("calls")).expect("calls");
         assert!(calls.ends_with("--unit=gpu-bootstrap.service\n"), "{calls}");
     }
 }
@@ -1132,8 +1132,8 @@ fn printed(form: &str, options: &[&str]) -> (String, String) {
 
 /// Runs `user-data`, and returns exit status, standard output and standard error.
 fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
-    let folder = folder();
-    let token = folder.path().join("token");
+    let directory = directory();
+    let token = directory.path().join("token");
     let hash = match form {
         "k3s" => format!("K10{}::", "0123456789abcdef".repeat(4)),
         _ => String::new(),

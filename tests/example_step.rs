@@ -8,11 +8,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use gpu_bootstrap::{
-    change::{Applier, Change, Sink, Verbs},
+    change::{Applier, Change, Sink, ApplyChanges},
     compat::matrix::Matrix,
     config::{
         desired::Desired,
-        load::{Ask, load},
+        load::{SettingsRequest, load},
     },
     facts::{Facts, Scope, gather},
     host::{
@@ -32,7 +32,7 @@ const SCOPE: Scope = Scope { executes: false };
 /// The desired state.
 struct Motd {
     /// The message of the day. `None` leaves the file unchanged.
-    wish: Option<String>,
+    spec: Option<String>,
 }
 
 /// The observed state.
@@ -49,14 +49,14 @@ fn detect(cx: &Cx<'_>) -> Result<MotdState, StepError> {
 }
 
 /// Contains all rules, and does not read the machine.
-fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
-    let Some(wish) = wish else {
+fn decide(state: &MotdState, spec: Option<&str>) -> Assessment {
+    let Some(spec) = spec else {
         return Assessment::NotApplicable {
             why: "no message is configured".into(),
         };
     };
     let why = match &state.content {
-        Some(content) if content == wish => {
+        Some(content) if content == spec => {
             return Assessment::Satisfied {
                 why: format!("`{PATH}` has the message"),
             };
@@ -66,7 +66,7 @@ fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
     };
     Assessment::Needs {
         why,
-        changes: vec![Change::write(PATH, wish)],
+        changes: vec![Change::write(PATH, spec)],
     }
 }
 
@@ -77,13 +77,13 @@ impl Step for Motd {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, self.wish.as_deref()))
+        Ok(decide(&detect(cx)?, self.spec.as_deref()))
     }
 }
 
 #[test]
 fn each_state_has_its_assessment() {
-    for (content, wish, answer) in [
+    for (content, spec, answer) in [
         (None, None, "not applicable"),
         (None, Some("hello"), "`/etc/motd` is missing"),
         (
@@ -96,13 +96,13 @@ fn each_state_has_its_assessment() {
         let state = MotdState {
             content: content.map(str::to_owned),
         };
-        let found = match decide(&state, wish) {
+        let found = match decide(&state, spec) {
             Assessment::NotApplicable { .. } => "not applicable".to_owned(),
             Assessment::Satisfied { .. } => "satisfied".to_owned(),
             Assessment::Needs { why, .. } => why,
             other => panic!("unexpected assessment: {other:?}"),
         };
-        assert_eq!(found, answer, "{content:?}, {wish:?}");
+        assert_eq!(found, answer, "{content:?}, {spec:?}");
     }
 }
 
@@ -129,10 +129,10 @@ async fn applied_changes_satisfy_the_step_and_are_undone() {
     ] {
         fakes.files.put(path, content);
     }
-    fakes.files.put_folder("/var/lib", 0o755);
+    fakes.files.put_directory("/var/lib", 0o755);
     let machine = Machine::of(host);
     let step = Motd {
-        wish: Some("hello".to_owned()),
+        spec: Some("hello".to_owned()),
     };
     let before = fakes.files.snapshot();
 
@@ -165,9 +165,9 @@ impl Machine {
     fn of(host: Host) -> Self {
         let matrix = Matrix::builtin().expect("the built-in matrix");
         let facts = Arc::new(gather(host.reader(), Some(&matrix), SCOPE));
-        let ask = Ask {
+        let ask = SettingsRequest {
             set: vec!["gpu=optional".to_owned()],
-            ..Ask::default()
+            ..SettingsRequest::default()
         };
         let desired = load(&*host.files, &*host.files, &ask, &facts, &matrix)
             .unwrap_or_else(|error| panic!("no desired state: {error}"))

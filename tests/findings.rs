@@ -102,9 +102,9 @@ const NEVER: &[(&str, Case, &str)] = &[
 fn expected() -> BTreeSet<(String, String)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut files = vec![tests.join("hosts/reports.toml")];
-    for folder in ["scenarios", "hosts/machines"] {
-        let folder = fs::read_dir(tests.join(folder)).expect("a test directory");
-        files.extend(folder.map(|entry| entry.expect("a file").path()));
+    for directory in ["scenarios", "hosts/machines"] {
+        let directory = fs::read_dir(tests.join(directory)).expect("a test directory");
+        files.extend(directory.map(|entry| entry.expect("a file").path()));
     }
     let mut found = BTreeSet::new();
     for path in files {

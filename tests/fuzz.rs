@@ -9,12 +9,12 @@ mod targets;
 /// The inputs of a target: its corpus and the journals of other tests, as in `fuzz/run.sh`.
 fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = vec![here.join("fuzz/corpus").join(name)];
+    let mut directories = vec![here.join("fuzz/corpus").join(name)];
     if name == "journal" {
-        folders.push(here.join("tests/journals"));
+        directories.push(here.join("tests/journals"));
     }
-    let texts: Vec<(String, Vec<u8>)> = (folders.into_iter())
-        .flat_map(|folder| fs::read_dir(folder).expect("the corpus of a target"))
+    let texts: Vec<(String, Vec<u8>)> = (directories.into_iter())
+        .flat_map(|directory| fs::read_dir(directory).expect("the corpus of a target"))
         .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.is_file())
         .map(|path| {

@@ -14,7 +14,7 @@ use gpu_bootstrap::{
     host::{
         Host,
         fake::{self, Fakes},
-        files::Room,
+        files::FreeSpace,
         rooted,
     },
     report::document,
@@ -30,8 +30,8 @@ mod reports;
 const GIB: u64 = 1 << 30;
 
 fn hosts() -> Vec<(String, Utf8PathBuf)> {
-    let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts");
-    let mut hosts: Vec<(String, Utf8PathBuf)> = folder
+    let directory = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts");
+    let mut hosts: Vec<(String, Utf8PathBuf)> = directory
         .read_dir_utf8()
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -46,25 +46,25 @@ fn hosts() -> Vec<(String, Utf8PathBuf)> {
 /// Loads a directory tree into an in-memory machine with constant filesystem sizes.
 fn load(root: &Utf8Path) -> Fakes {
     let (_, fakes) = fake::host();
-    let room = |total| Room {
+    let free_space = |total| FreeSpace {
         total,
         free: total / 2,
         read_only: false,
         inodes: None,
     };
-    fakes.files.mount("/", room(100 * GIB));
+    fakes.files.mount("/", free_space(100 * GIB));
     copy(root, root, &fakes);
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap();
     for path in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
         if path != "/" {
-            fakes.files.mount(path, room(50 * GIB));
+            fakes.files.mount(path, free_space(50 * GIB));
         }
     }
     fakes
 }
 
-fn copy(root: &Utf8Path, folder: &Utf8Path, to: &Fakes) {
-    for entry in folder.read_dir_utf8().unwrap() {
+fn copy(root: &Utf8Path, directory: &Utf8Path, to: &Fakes) {
+    for entry in directory.read_dir_utf8().unwrap() {
         let entry = entry.unwrap();
         let path = format!("/{}", entry.path().strip_prefix(root).unwrap());
         let kind = entry.file_type().unwrap();
@@ -72,7 +72,7 @@ fn copy(root: &Utf8Path, folder: &Utf8Path, to: &Fakes) {
             let target = entry.path().read_link_utf8().unwrap();
             to.files.put_link(&path, target.as_str());
         } else if kind.is_dir() {
-            to.files.put_folder(&path, 0o755);
+            to.files.put_directory(&path, 0o755);
             copy(root, entry.path(), to);
         } else {
             to.files.put(&path, fs::read(entry.path()).unwrap());
@@ -108,8 +108,8 @@ fn compare(name: &str, facts: &Value) {
 
 #[tokio::test]
 async fn with_root_nothing_is_executed() {
-    for (name, folder) in hosts() {
-        let fakes = load(&folder.join("root"));
+    for (name, directory) in hosts() {
+        let fakes = load(&directory.join("root"));
         let facts = gather(&fakes, false).await;
         assert_eq!(fakes.exec.lines(), Vec::<String>::new(), "{name}");
         compare(&name, &facts);
@@ -119,8 +119,8 @@ async fn with_root_nothing_is_executed() {
 /// The same with the files of a `--root` tree, where the kernel resolves symlinks.
 #[tokio::test]
 async fn tree_on_disk_has_the_same_facts() {
-    for (name, folder) in hosts() {
-        let root = folder.join("root");
+    for (name, directory) in hosts() {
+        let root = directory.join("root");
         let mut on_disk = facts_of(rooted::host(&root).unwrap(), false).await;
         let mut in_memory = gather(&load(&root), false).await;
         // Filesystem sizes depend on the disk with the tree.
@@ -136,11 +136,11 @@ async fn tree_on_disk_has_the_same_facts() {
 #[tokio::test]
 async fn rpm_is_queried_if_programs_may_run() {
     let mut queried = 0;
-    for (name, folder) in hosts() {
-        let Ok(packages) = fs::read_to_string(folder.join("rpm-qa.txt")) else {
+    for (name, directory) in hosts() {
+        let Ok(packages) = fs::read_to_string(directory.join("rpm-qa.txt")) else {
             continue;
         };
-        let fakes = load(&folder.join("root"));
+        let fakes = load(&directory.join("root"));
         fakes.exec.on("rpm", move |_, _| fake::ok(packages.clone()));
         compare(&format!("{name}.live"), &gather(&fakes, true).await);
         queried += 1;
@@ -219,11 +219,11 @@ async fn the_contract_holds_even_for_an_empty_machine() {
 
 #[tokio::test]
 async fn gpu_has_the_documented_keys() {
-    let (_, folder) = hosts()
+    let (_, directory) = hosts()
         .into_iter()
         .find(|(name, _)| name == "ubuntu-24.04-h100x8")
         .unwrap();
-    let fakes = load(&folder.join("root"));
+    let fakes = load(&directory.join("root"));
     let json = gather(&fakes, false).await;
     let gpu = &json["gpus"][0];
     for key in [
@@ -232,7 +232,7 @@ async fn gpu_has_the_documented_keys() {
         "name",
         "architecture",
         "compute-capability",
-        "module-flavour",
+        "module-flavor",
         "bound-driver",
         "vgpu",
     ] {
@@ -243,8 +243,8 @@ async fn gpu_has_the_documented_keys() {
 #[tokio::test]
 async fn the_document_has_every_fact() {
     let matrix = Matrix::builtin().unwrap();
-    for (name, folder) in hosts() {
-        let host = load(&folder.join("root")).host();
+    for (name, directory) in hosts() {
+        let host = load(&directory.join("root")).host();
         let facts = facts::gather(host.reader(), Some(&matrix), Scope { executes: false });
         let back: Facts = serde_json::from_value(facts_of(host, false).await).unwrap();
         // The `unknown` list of the document also contains entries about the state.
@@ -292,9 +292,9 @@ mod garbage {
         fn never_panics(files in prop::collection::vec(
             (prop::sample::select(PATHS), prop::collection::vec(any::<u8>(), 0..200)), 0..8,
         )) {
-            let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
+            let directory = Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
                 .join("tests/hosts/debian-12-driver-535/root");
-            let fakes = load(&folder);
+            let fakes = load(&directory);
             for (path, content) in files {
                 fakes.files.put(path, content);
             }

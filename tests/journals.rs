@@ -9,12 +9,12 @@ use gpu_bootstrap::{
     journal::{History, JournalError, Receipt, Record, fold, parse},
 };
 
-fn folder() -> std::path::PathBuf {
+fn directory() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/journals")
 }
 
 fn read(name: &str) -> History {
-    let content = fs::read(folder().join(name)).expect("a readable sample");
+    let content = fs::read(directory().join(name)).expect("a readable sample");
     parse(Utf8Path::new(name), &content).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -23,13 +23,13 @@ fn receipt(name: &str) -> Receipt {
 }
 
 /// `intent step` of each applied change, newest first. `?` marks an intent without an end record.
-fn standing(receipt: &Receipt) -> Vec<String> {
+fn applied(receipt: &Receipt) -> Vec<String> {
     receipt
-        .standing
+        .applied
         .iter()
-        .map(|standing| {
-            let open = if standing.open { "?" } else { "" };
-            format!("{} {}{open}", standing.intent, standing.steps[0])
+        .map(|applied| {
+            let open = if applied.open { "?" } else { "" };
+            format!("{} {}{open}", applied.intent, applied.steps[0])
         })
         .collect()
 }
@@ -37,7 +37,7 @@ fn standing(receipt: &Receipt) -> Vec<String> {
 #[test]
 fn every_sample_is_read() {
     let mut count = 0;
-    for entry in fs::read_dir(folder()).unwrap() {
+    for entry in fs::read_dir(directory()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name.ends_with(".jsonl") {
             assert!(!read(&name).lines.is_empty(), "{name}");
@@ -61,7 +61,7 @@ fn a_complete_run() {
     let receipt = receipt("complete.jsonl");
     // Changes without a lasting effect are not in the list of applied changes.
     assert_eq!(
-        standing(&receipt),
+        applied(&receipt),
         ["7 driver.persistence", "3 packages.hold", "1 driver.module"]
     );
     assert_eq!(receipt.runs[0].ended.as_ref().unwrap().exit, 0);
@@ -89,30 +89,30 @@ fn joined_machine_has_a_leave_method() {
         .collect();
     let [
         Leave::Kubeadm {
-            created_folders, ..
+            created_directories, ..
         },
         Leave::Command { command, .. },
     ] = &ways[..]
     else {
         panic!("{ways:?}");
     };
-    assert_eq!(created_folders.len(), 3);
+    assert_eq!(created_directories.len(), 3);
     assert_eq!(command[..], ["/usr/local/sbin/leave", "--now"]);
-    assert_eq!(standing(&fold(&history.lines)), ["8 cluster.join"]);
+    assert_eq!(applied(&fold(&history.lines)), ["8 cluster.join"]);
 }
 
 #[test]
 fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");
-    assert_eq!(standing(&receipt), ["3 driver.packages", "1 kernel.deny"]);
-    assert_eq!(receipt.standing[0].steps.len(), 2);
+    assert_eq!(applied(&receipt), ["3 driver.packages", "1 kernel.deny"]);
+    assert_eq!(receipt.applied[0].steps.len(), 2);
     assert!(receipt.request.unwrap().image);
 }
 
 #[test]
 fn an_interrupted_run() {
     let receipt = receipt("cut-off.jsonl");
-    assert_eq!(standing(&receipt)[0], "7 driver.persistence?");
+    assert_eq!(applied(&receipt)[0], "7 driver.persistence?");
     assert!(receipt.runs[0].ended.is_none());
 }
 
@@ -122,7 +122,7 @@ fn truncated_last_line_is_not_a_record() {
     let torn = history.torn.unwrap();
     assert_eq!((torn.line, history.lines.len()), (5, 4));
     assert_eq!(
-        standing(&fold(&history.lines)),
+        applied(&fold(&history.lines)),
         ["3 packages.hold?", "1 driver.module"]
     );
 }
@@ -136,8 +136,8 @@ fn last_line_without_line_feed_is_a_record() {
 #[test]
 fn failure_and_interruption_are_recorded() {
     let receipt = receipt("failed-then-interrupted.jsonl");
-    assert_eq!(receipt.standing[0].intent, 5);
-    assert!(receipt.standing.iter().all(|standing| !standing.open));
+    assert_eq!(receipt.applied[0].intent, 5);
+    assert!(receipt.applied.iter().all(|applied| !applied.open));
     assert_eq!(receipt.runs.len(), 3);
 }
 
@@ -153,7 +153,7 @@ fn an_awaited_reboot() {
 #[test]
 fn changes_left_by_uninstall_remain_applied() {
     let receipt = receipt("uninstalled-in-part.jsonl");
-    assert_eq!(standing(&receipt), ["1 driver.module"]);
+    assert_eq!(applied(&receipt), ["1 driver.module"]);
     assert_eq!(receipt.runs[1].mode, "uninstall");
 }
 
@@ -161,14 +161,14 @@ fn changes_left_by_uninstall_remain_applied() {
 fn reduced_change_remains_applied_for_the_other_steps() {
     let receipt = receipt("withdrawn-in-part.jsonl");
     assert_eq!(
-        standing(&receipt),
+        applied(&receipt),
         ["3 runtime.docker-nvidia", "1 driver.packages"]
     );
-    assert_eq!(receipt.standing[1].steps.len(), 1);
+    assert_eq!(receipt.applied[1].steps.len(), 1);
     let Undo::Packages {
         effects: Some(rest),
         ..
-    } = &receipt.standing[1].undo
+    } = &receipt.applied[1].undo
     else {
         panic!("packages");
     };
@@ -185,7 +185,7 @@ fn last_recorded_policy_is_used() {
 
 #[test]
 fn garbage_is_rejected_with_line_and_remedy() {
-    let good = fs::read_to_string(folder().join("complete.jsonl")).unwrap();
+    let good = fs::read_to_string(directory().join("complete.jsonl")).unwrap();
     let path = Utf8Path::new("/var/lib/gpu-bootstrap/journal.jsonl");
     let lines: Vec<&str> = good.lines().collect();
     let refused = |text: String| parse(path, text.as_bytes()).unwrap_err();
@@ -248,25 +248,25 @@ fn open_package_work_excuses_only_its_own_boot() {
 
 #[test]
 fn failed_driver_rolls_back_to_the_validated_one() {
-    let receipt = receipt("going-back.jsonl");
-    let back = receipt.going_back.expect("a rollback");
+    let receipt = receipt("rollback-started.jsonl");
+    let back = receipt.rollback_started.expect("a rollback");
     assert_eq!(
         (back.from.as_str(), back.to.as_str()),
         ("of branch 595", "580.178.04")
     );
-    let proven = receipt.proven.expect("a validated driver");
+    let validated = receipt.validated.expect("a validated driver");
     assert!(
-        (proven.driver.iter()).any(|package| package.name == "libcuda1"
+        (validated.driver.iter()).any(|package| package.name == "libcuda1"
             && package.version.as_deref() == Some("580.178.04-1"))
     );
-    assert!(proven.settings.contains(&"driver.branch=580".to_owned()));
+    assert!(validated.settings.contains(&"driver.branch=580".to_owned()));
     // Boots for the failed driver count only in the sum.
     assert_eq!((receipt.reboots, receipt.reboots_in_all), (1, 2));
 }
 
 #[test]
 fn finished_rollback_is_recorded() {
-    let receipt = receipt("went-back.jsonl");
-    assert_eq!(receipt.going_back, None);
-    assert!(receipt.proven.is_some());
+    let receipt = receipt("rollback-finished.jsonl");
+    assert_eq!(receipt.rollback_started, None);
+    assert!(receipt.validated.is_some());
 }

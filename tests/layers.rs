@@ -77,18 +77,18 @@ fn imports_go_down_only() {
 #[test]
 fn modules_in_a_directory_have_no_cycles() {
     let mut wrong = Vec::new();
-    for room in PRODUCT.all() {
+    for free_space in PRODUCT.all() {
         // The top-level modules are checked by layer.
-        if room.path.is_empty() {
+        if free_space.path.is_empty() {
             continue;
         }
         let mut uses = Uses::new();
-        for child in &room.children {
+        for child in &free_space.children {
             for module in child.all() {
                 for (path, line) in module.paths() {
-                    let other = path.strip_prefix(&room.path[..]).and_then(<[_]>::first);
+                    let other = path.strip_prefix(&free_space.path[..]).and_then(<[_]>::first);
                     let other = other
-                        .and_then(|other| room.children.iter().find(|one| one.name() == other));
+                        .and_then(|other| free_space.children.iter().find(|one| one.name() == other));
                     if let Some(other) = other.filter(|other| other.path != child.path) {
                         let of_child = uses.entry(child.name()).or_default();
                         of_child

@@ -65,19 +65,19 @@ fn pages() -> Vec<(String, String)> {
 
 #[test]
 fn manual_pages_are_current() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man");
     let pages = pages();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::create_dir_all(&folder).unwrap();
+        fs::create_dir_all(&directory).unwrap();
         for (name, page) in &pages {
-            fs::write(folder.join(name), page).unwrap();
+            fs::write(directory.join(name), page).unwrap();
         }
     }
     for (name, page) in &pages {
-        let kept = fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let kept = fs::read_to_string(directory.join(name)).unwrap_or_default();
         assert!(kept == *page, "docs/man/{name} is stale; run `make update`");
     }
-    let files = fs::read_dir(&folder).unwrap().count();
+    let files = fs::read_dir(&directory).unwrap().count();
     assert_eq!(files, pages.len(), "docs/man has pages without a command");
 }
 

@@ -17,9 +17,9 @@ const FIRST: ComputeCapability = ComputeCapability { major: 5, minor: 0 };
 
 /// The assemblers. More than one version is needed to support all architectures.
 fn programs() -> Vec<PathBuf> {
-    let folder = std::env::var("PTXAS_PROGRAMS").expect("`PTXAS_PROGRAMS` is set by `make ptx`");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let programs = fs::read_dir(&folder).expect("a directory of programs");
+    let directory = std::env::var("PTXAS_PROGRAMS").expect("`PTXAS_PROGRAMS` is set by `make ptx`");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+    let programs = fs::read_dir(&directory).expect("a directory of programs");
     let programs: Vec<_> = programs
         .map(|entry| entry.expect("readable").path())
         .collect();
@@ -34,11 +34,11 @@ fn assemble(
     capability: ComputeCapability,
 ) -> Option<Result<(), String>> {
     let ComputeCapability { major, minor } = capability;
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary folder");
     let output = Command::new(program)
         .arg(format!("--gpu-name=sm_{major}{minor}"))
         .arg("--output-file")
-        .arg(folder.path().join("kernel.cubin"))
+        .arg(directory.path().join("kernel.cubin"))
         .arg(ptx)
         .output()
         .expect("ptxas starts");

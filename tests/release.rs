@@ -32,8 +32,8 @@ fn c_library_versions_are_compared_as_numbers() {
 /// The checksums and signature of an archive, with or without a release key.
 #[test]
 fn checksums_are_signed_if_a_key_is_given() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| directory.path().join(name);
     std::fs::write(at("gpu-bootstrap-1-linux-x86_64.tar.gz"), "archive").expect("a file");
     let run = |program: &str, args: &[&str], input: Option<&str>| {
         let input = match input {
@@ -46,7 +46,7 @@ fn checksums_are_signed_if_a_key_is_given() {
                 "RELEASE_KEY",
                 if args.contains(&"signed") { "key" } else { "" },
             )
-            .current_dir(folder.path())
+            .current_dir(directory.path())
             .stdin(input)
             .output()
             .expect("a program")

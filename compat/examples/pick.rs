@@ -5,7 +5,7 @@ use std::{env, error::Error};
 
 use gpu_compat::{
     Matrix,
-    pick::{Wish, pick},
+    pick::{Constraints, pick},
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -17,9 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("name a GPU: a product, a PCI id, or an instance type".into());
     };
     let matrix = Matrix::builtin()?;
-    for meaning in matrix.meanings(name)? {
-        let wish = Wish {
-            gpus: meaning.gpu.into_iter().collect(),
+    for name_match in matrix.name_matches(name)? {
+        let constraints = Constraints {
+            gpus: name_match.gpu.into_iter().collect(),
             kernel: rest.first().map(|text| text.parse()).transpose()?,
             cuda: rest
                 .get(1)
@@ -27,11 +27,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .transpose()?
                 .into_iter()
                 .collect(),
-            ..Wish::default()
+            ..Constraints::default()
         };
-        match pick(&matrix, &wish) {
-            Ok(pick) => println!("{}: {pick:?}", meaning.label),
-            Err(none) => println!("{}: {none}", meaning.label),
+        match pick(&matrix, &constraints) {
+            Ok(pick) => println!("{}: {pick:?}", name_match.label),
+            Err(none) => println!("{}: {none}", name_match.label),
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::SupportedFlavours;
+use crate::identity::SupportedFlavors;
 use crate::matrix::{BranchKind, Support};
 use crate::version::{Branch, CudaVersion, DriverVersion};
 
@@ -36,13 +36,13 @@ pub struct Answer {
     /// The supported drivers.
     pub driver: DriverAnswer,
     /// `open`, `proprietary` or `either`; `null` without a GPU.
-    pub module_flavour: Option<SupportedFlavours>,
+    pub module_flavor: Option<SupportedFlavors>,
     /// Sources of the decisive entries.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
     /// The result of each GPU that the name matches, if the results differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub meanings: Vec<MeaningAnswer>,
+    pub name_matches: Vec<NameMatchAnswer>,
     /// The branches that support the GPU, newest first, if the query contains only a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub branches: Vec<BranchAnswer>,
@@ -87,13 +87,13 @@ pub struct BranchAnswer {
     /// The newest CUDA version that it supports by minor-version compatibility; `null` if there is none.
     pub cuda_limited_max: Option<CudaVersion>,
     /// `open`, `proprietary` or `either`.
-    pub module_flavour: SupportedFlavours,
+    pub module_flavor: SupportedFlavors,
 }
 
 /// The result for some of the GPUs that a name matches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct MeaningAnswer {
+pub struct NameMatchAnswer {
     /// The GPUs or instance types with this result.
     pub gpus: Vec<String>,
     /// The verdict.
@@ -103,5 +103,5 @@ pub struct MeaningAnswer {
     /// The supported drivers.
     pub driver: DriverAnswer,
     /// `open`, `proprietary` or `either`.
-    pub module_flavour: Option<SupportedFlavours>,
+    pub module_flavor: Option<SupportedFlavors>,
 }

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Board;
-use crate::identity::{Flavour, SupportedFlavours};
+use crate::identity::{Flavor, SupportedFlavors};
 use crate::matrix::{BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support};
 use crate::rules::{self, Needs};
-use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
+use crate::rule_result::{self, Evaluation, Candidate, Rule, RuleResult};
 use crate::version::{Branch, CudaVersion, DriverVersion};
-use crate::wish::Wish;
+use crate::constraints::Constraints;
 
 /// The selected driver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Pick {
     /// The version that was evaluated: the same, or the newest version of the branch in the matrix.
     pub recommended: DriverVersion,
     /// Its kernel modules.
-    pub flavour: Flavour,
+    pub flavor: Flavor,
     /// The flavor is assumed because a GPU has no entry. It must be verified after the module is loaded.
     pub assumed: bool,
     /// An entry of the matrix is missing, or there is evidence against the driver. The warnings contain the reason.
@@ -42,59 +42,59 @@ pub struct Pick {
 }
 
 /// A candidate and its rule results.
-pub(super) struct Judged {
-    pub(super) offer: Offer,
-    pub(super) rulings: Vec<Ruling>,
+pub(super) struct Evaluated {
+    pub(super) offer: Candidate,
+    pub(super) rule_results: Vec<RuleResult>,
 }
 
 /// The reason for a failed selection.
 pub(super) enum Failed {
     /// There was no candidate.
-    Early { reason: Ruling, unknown: bool },
+    Early { reason: RuleResult, unknown: bool },
     /// The rules reject every candidate.
-    Judged(Vec<Judged>),
+    Evaluated(Vec<Evaluated>),
 }
 
 /// Selects a driver without relaxing the constraints.
-pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
-    let needs = wish.needs(matrix);
-    if let Some(reason) = other_driver(matrix, wish) {
+pub(super) fn attempt(matrix: &Matrix, constraints: &Constraints) -> Result<Pick, Failed> {
+    let needs = constraints.needs(matrix);
+    if let Some(reason) = other_driver(matrix, constraints) {
         return Err(Failed::Early {
             reason,
             unknown: false,
         });
     }
-    let versions = offers(matrix, wish)?;
-    let flavours = wish
-        .flavour
-        .map_or(vec![Flavour::Open, Flavour::Proprietary], |f| vec![f]);
-    let judged: Vec<Judged> = versions
+    let versions = offers(matrix, constraints)?;
+    let flavors = constraints
+        .flavor
+        .map_or(vec![Flavor::Open, Flavor::Proprietary], |f| vec![f]);
+    let evaluated: Vec<Evaluated> = versions
         .iter()
         .flat_map(|version| {
-            flavours.iter().map(|flavour| Offer {
+            flavors.iter().map(|flavor| Candidate {
                 version: version.clone(),
-                flavour: *flavour,
+                flavor: *flavor,
             })
         })
-        .map(|offer| Judged {
-            rulings: rules::judge(matrix, &needs, &offer),
+        .map(|offer| Evaluated {
+            rule_results: rules::evaluate(matrix, &needs, &offer),
             offer,
         })
         .collect();
     let newer = needs.boards.iter().any(|board| board.assumed_newer);
-    let best = judged
+    let best = evaluated
         .iter()
-        .filter(|judged| rules::passes(&judged.rulings))
-        .min_by_key(|judged| preference(matrix, &needs, judged, newer));
+        .filter(|evaluated| rules::passes(&evaluated.rule_results))
+        .min_by_key(|evaluated| preference(matrix, &needs, evaluated, newer));
     match best {
-        Some(best) => Ok(picked(matrix, wish, &needs, best)),
-        None => Err(Failed::Judged(judged)),
+        Some(best) => Ok(picked(matrix, constraints, &needs, best)),
+        None => Err(Failed::Evaluated(evaluated)),
     }
 }
 
 /// Returns the reason if the instance type does not use the data center driver.
-pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
-    let (provider, name) = wish.instance.as_ref()?;
+pub(super) fn other_driver(matrix: &Matrix, constraints: &Constraints) -> Option<RuleResult> {
+    let (provider, name) = constraints.instance.as_ref()?;
     let row = matrix.instance_type(provider, name)?;
     let text = match row.driver {
         InstanceDriver::DataCenter => return None,
@@ -105,34 +105,34 @@ pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
         ),
         InstanceDriver::None => format!("instance type {name} of {provider} has {}", row.gpu),
     };
-    Some(ruling::say(
+    Some(rule_result::say(
         Rule::Vgpu,
-        Judgement::Refuse,
+        Evaluation::Refuse,
         text,
         &row.citations,
     ))
 }
 
 /// Returns the versions to evaluate.
-fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
+fn offers(matrix: &Matrix, constraints: &Constraints) -> Result<Vec<DriverVersion>, Failed> {
     let none: [&str; 0] = [];
     let early = |rule, text, unknown| Failed::Early {
-        reason: ruling::say(rule, Judgement::Refuse, text, &none),
+        reason: rule_result::say(rule, Evaluation::Refuse, text, &none),
         unknown,
     };
-    if let (Some(branch), Some(version)) = (wish.branch, &wish.version)
+    if let (Some(branch), Some(version)) = (constraints.branch, &constraints.version)
         && version.branch() != branch
     {
         let text = format!(
             "driver {version} was requested, but does not belong to the requested branch {branch}"
         );
-        return Err(early(Rule::Wish, text, false));
+        return Err(early(Rule::Constraints, text, false));
     }
     let wanted = |version: &DriverVersion| {
-        wish.branch.is_none_or(|branch| version.branch() == branch)
-            && wish.version.as_ref().is_none_or(|wished| version == wished)
+        constraints.branch.is_none_or(|branch| version.branch() == branch)
+            && constraints.version.as_ref().is_none_or(|requested| version == requested)
     };
-    if let Some(candidates) = &wish.candidates {
+    if let Some(candidates) = &constraints.candidates {
         let fitting: BTreeSet<_> = candidates
             .iter()
             .filter(|version| wanted(version))
@@ -147,18 +147,18 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
         } else {
             offered
         };
-        let wished = match (&wish.version, wish.branch) {
+        let requested = match (&constraints.version, constraints.branch) {
             (Some(version), _) => format!("driver {version} was requested"),
             (None, Some(branch)) => format!("branch {branch} was requested"),
             (None, None) => "a driver is needed".to_owned(),
         };
         return Err(early(
             Rule::Offered,
-            format!("{wished}; the repository has {has}"),
+            format!("{requested}; the repository has {has}"),
             false,
         ));
     }
-    if let Some(version) = &wish.version {
+    if let Some(version) = &constraints.version {
         return Ok(vec![version.clone()]);
     }
     let newest: Vec<DriverVersion> = matrix
@@ -167,7 +167,7 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
         .map(|row| row.newest_version.clone())
         .filter(|version| wanted(version))
         .collect();
-    match wish.branch {
+    match constraints.branch {
         Some(branch) if newest.is_empty() => {
             let text = format!(
                 "branch {branch} was requested but is not in the matrix, so no version is known"
@@ -185,7 +185,7 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
 fn preference(
     matrix: &Matrix,
     needs: &Needs<'_>,
-    judged: &Judged,
+    evaluated: &Evaluated,
     newer: bool,
 ) -> (
     bool,
@@ -197,25 +197,25 @@ fn preference(
     bool,
 ) {
     let count = |wanted| {
-        judged
-            .rulings
+        evaluated
+            .rule_results
             .iter()
-            .filter(|r| r.judgement == wanted)
+            .filter(|r| r.evaluation == wanted)
             .count()
     };
-    let branch = judged.offer.version.branch();
+    let branch = evaluated.offer.version.branch();
     let mut advised = (needs.boards.iter())
         .filter_map(|board| board.row?.advised_driver.as_ref())
         .map(DriverVersion::branch);
     let is_older = advised.any(|advised| branch < advised);
     (
-        count(Judgement::Against) > 0,
+        count(Evaluation::Against) > 0,
         is_older,
         rank(matrix, matrix.branch(branch), newer),
         Reverse(branch),
-        count(Judgement::Against),
-        Reverse(judged.offer.version.clone()),
-        judged.offer.flavour != preferred_flavour(matrix, needs, branch),
+        count(Evaluation::Against),
+        Reverse(evaluated.offer.version.clone()),
+        evaluated.offer.flavor != preferred_flavor(matrix, needs, branch),
     )
 }
 
@@ -237,39 +237,39 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
 
 /// Returns the flavor to use if the boards support both: the one required by the instance type, or NVIDIA's default for the
 /// branch.
-pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
+pub(super) fn preferred_flavor(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavor {
     let boards = &needs.boards;
     if boards
         .iter()
-        .any(|board| board.modules == SupportedFlavours::Proprietary)
+        .any(|board| board.modules == SupportedFlavors::Proprietary)
     {
-        return Flavour::Proprietary;
+        return Flavor::Proprietary;
     }
     let open_wanted = boards
         .iter()
-        .any(|board| board.modules == SupportedFlavours::Open || board.assumed_newer);
-    let (open, proprietary) = rules::branch_flavours(matrix, branch);
-    if let Some(row) = needs.flavour {
-        match row.flavour {
-            Flavour::Proprietary if proprietary && !open_wanted => return Flavour::Proprietary,
-            Flavour::Open if open != OpenModules::None => return Flavour::Open,
+        .any(|board| board.modules == SupportedFlavors::Open || board.assumed_newer);
+    let (open, proprietary) = rules::branch_flavors(matrix, branch);
+    if let Some(row) = needs.flavor {
+        match row.flavor {
+            Flavor::Proprietary if proprietary && !open_wanted => return Flavor::Proprietary,
+            Flavor::Open if open != OpenModules::None => return Flavor::Open,
             _ => {}
         }
     }
     match open {
-        OpenModules::None => Flavour::Proprietary,
-        OpenModules::Available if !open_wanted => Flavour::Proprietary,
-        _ => Flavour::Open,
+        OpenModules::None => Flavor::Proprietary,
+        OpenModules::Available if !open_wanted => Flavor::Proprietary,
+        _ => Flavor::Open,
     }
 }
 
-fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick {
-    let Offer { version, flavour } = &best.offer;
+fn picked(matrix: &Matrix, constraints: &Constraints, needs: &Needs<'_>, best: &Evaluated) -> Pick {
+    let Candidate { version, flavor } = &best.offer;
     let branch = version.branch();
-    let (fabric, fabric_note) = fabric(wish, needs);
-    let mut reasons = vec![why_branch(matrix, wish, version)];
+    let (fabric, fabric_note) = fabric(constraints, needs);
+    let mut reasons = vec![why_branch(matrix, constraints, version)];
     reasons.extend(needs.boards.iter().map(|board| why_board(board)));
-    reasons.push(why_flavour(matrix, wish, needs, branch, *flavour));
+    reasons.push(why_flavor(matrix, constraints, needs, branch, *flavor));
     reasons.extend(
         needs
             .cuda
@@ -277,16 +277,16 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
             .filter_map(|cuda| why_cuda(matrix, *cuda, version)),
     );
     let cudnn =
-        |ruling: &&Ruling| ruling.rule == Rule::Cudnn && ruling.judgement == Judgement::Note;
-    let cudnn = best.rulings.iter().filter(cudnn);
-    reasons.extend(cudnn.map(|ruling| ruling.text.clone()));
+        |rule_result: &&RuleResult| rule_result.rule == Rule::Cudnn && rule_result.evaluation == Evaluation::Note;
+    let cudnn = best.rule_results.iter().filter(cudnn);
+    reasons.extend(cudnn.map(|rule_result| rule_result.text.clone()));
     reasons.extend(fabric_note);
-    let mut warnings: Vec<&Ruling> = best
-        .rulings
+    let mut warnings: Vec<&RuleResult> = best
+        .rule_results
         .iter()
-        .filter(|ruling| ruling.judgement > Judgement::Note)
+        .filter(|rule_result| rule_result.evaluation > Evaluation::Note)
         .collect();
-    warnings.sort_by_key(|ruling| Reverse(ruling.judgement));
+    warnings.sort_by_key(|rule_result| Reverse(rule_result.evaluation));
     let mut citations = BTreeSet::new();
     citations.extend(
         matrix
@@ -301,9 +301,9 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
             .flat_map(|b| b.citations.iter().map(|s| (*s).to_owned())),
     );
     citations.extend(
-        best.rulings
+        best.rule_results
             .iter()
-            .flat_map(|ruling| ruling.citations.iter().cloned()),
+            .flat_map(|rule_result| rule_result.citations.iter().cloned()),
     );
     for cuda in &needs.cuda {
         citations
@@ -311,24 +311,24 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
     }
     Pick {
         branch,
-        version: (wish.version.is_some() || wish.candidates.is_some()).then(|| version.clone()),
+        version: (constraints.version.is_some() || constraints.candidates.is_some()).then(|| version.clone()),
         recommended: version.clone(),
-        flavour: *flavour,
+        flavor: *flavor,
         assumed: needs.boards.iter().any(Board::is_assumed),
         doubtful: warnings
             .iter()
-            .any(|ruling| ruling.judgement >= Judgement::Unknown),
+            .any(|rule_result| rule_result.evaluation >= Evaluation::Unknown),
         fabric,
         reasons,
         warnings: warnings
             .into_iter()
-            .map(|ruling| ruling.text.clone())
+            .map(|rule_result| rule_result.text.clone())
             .collect(),
         citations: citations.into_iter().collect(),
     }
 }
 
-fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
+fn why_branch(matrix: &Matrix, constraints: &Constraints, version: &DriverVersion) -> String {
     let branch = version.branch();
     let what = matrix.branch(branch).map_or_else(
         || format!("branch {branch}, which is not in the matrix"),
@@ -341,11 +341,11 @@ fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
             format!("branch {branch} ({}{until})", row.kind.title())
         },
     );
-    if wish.version.is_some() {
+    if constraints.version.is_some() {
         format!("driver {version} of {what} was requested")
-    } else if wish.branch.is_some() {
+    } else if constraints.branch.is_some() {
         format!("{what} was requested")
-    } else if wish.candidates.is_some() {
+    } else if constraints.candidates.is_some() {
         format!("driver {version} of {what} is the best driver in the repository")
     } else {
         format!(
@@ -371,45 +371,45 @@ fn why_board(board: &Board<'_>) -> String {
     )
 }
 
-fn why_flavour(
+fn why_flavor(
     matrix: &Matrix,
-    wish: &Wish,
+    constraints: &Constraints,
     needs: &Needs<'_>,
     branch: Branch,
-    flavour: Flavour,
+    flavor: Flavor,
 ) -> String {
     let bound = needs.boards.iter().find(|board| {
         matches!(
-            (board.modules, flavour),
-            (SupportedFlavours::Open, Flavour::Open)
-                | (SupportedFlavours::Proprietary, Flavour::Proprietary)
+            (board.modules, flavor),
+            (SupportedFlavors::Open, Flavor::Open)
+                | (SupportedFlavors::Proprietary, Flavor::Proprietary)
         )
     });
     if let Some(board) = bound {
         return format!(
-            "{flavour} kernel modules: {} supports no other flavor",
+            "{flavor} kernel modules: {} supports no other flavor",
             board.label
         );
     }
-    if wish.flavour == Some(flavour) {
-        return format!("{flavour} kernel modules were requested");
+    if constraints.flavor == Some(flavor) {
+        return format!("{flavor} kernel modules were requested");
     }
     if let Some(board) = needs.boards.iter().find(|board| board.assumed_newer) {
         return format!(
-            "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
+            "{flavor} kernel modules: assumed for {}, verified after the module is loaded",
             board.label
         );
     }
-    if let Some(row) = needs.flavour.filter(|row| row.flavour == flavour) {
-        return format!("{flavour} kernel modules: {}", row.why);
+    if let Some(row) = needs.flavor.filter(|row| row.flavor == flavor) {
+        return format!("{flavor} kernel modules: {}", row.why);
     }
-    let why = match (rules::branch_flavours(matrix, branch), flavour) {
+    let why = match (rules::branch_flavors(matrix, branch), flavor) {
         ((OpenModules::None | OpenModules::Only, _), _) => "has no other flavor",
-        ((OpenModules::Default, _), Flavour::Open)
-        | ((OpenModules::Available, _), Flavour::Proprietary) => "uses them by default",
+        ((OpenModules::Default, _), Flavor::Open)
+        | ((OpenModules::Available, _), Flavor::Proprietary) => "uses them by default",
         _ => "supports all GPUs with them",
     };
-    format!("{flavour} kernel modules: branch {branch} {why}")
+    format!("{flavor} kernel modules: branch {branch} {why}")
 }
 
 fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Option<String> {
@@ -425,7 +425,7 @@ fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Opti
 }
 
 /// Returns the fabric service that the GPUs need. A slice of a board has no visible NVSwitch and needs none.
-fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
+fn fabric(constraints: &Constraints, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     let most = needs.boards.iter().max_by_key(|board| board.fabric());
     let Some(board) = most.filter(|board| board.fabric() != Fabric::None) else {
         return (Fabric::None, None);
@@ -435,11 +435,11 @@ fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
         Fabric::None => ("nothing", Some(true)),
         Fabric::Fm => (
             "the fabric manager of exactly the driver version",
-            wish.nvswitch,
+            constraints.nvswitch,
         ),
         Fabric::FmNvlsm => (
             "the fabric manager and the NVLink subnet manager",
-            wish.nvlink_management,
+            constraints.nvlink_management,
         ),
         Fabric::Imex => ("IMEX on the node", Some(true)),
     };

@@ -2,7 +2,7 @@
 
 use crate::capability::ComputeCapability;
 use crate::identity::{
-    Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavours,
+    Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavors,
 };
 use crate::matrix::{
     ArchitectureRow, BranchRow, CapabilityRow, ChipRange, Fabric, Gpu, InstanceType, Matrix, Vgpu,
@@ -27,7 +27,7 @@ pub struct Board<'m> {
     /// Its compute capability, if known.
     pub capability: Option<ComputeCapability>,
     /// The supported module flavors.
-    pub modules: SupportedFlavours,
+    pub modules: SupportedFlavors,
     /// The vGPU profile, if the GPU is a slice from a hypervisor.
     pub vgpu: Option<&'m VgpuProfile>,
     /// Keys of the sources.
@@ -275,7 +275,7 @@ impl Matrix {
                 && gpu.pci_id >= rule.open_from,
             capabilities: Vec::new(),
             capability: None,
-            modules: SupportedFlavours::Either,
+            modules: SupportedFlavors::Either,
             vgpu: None,
             citations: rule.citations.iter().map(String::as_str).collect(),
         }
@@ -362,7 +362,7 @@ mod tests {
             (board.evidence, board.assumed_newer, board.modules)
         };
         let (either, by_chip) = (
-            SupportedFlavours::Either,
+            SupportedFlavors::Either,
             Some(ArchitectureEvidence::ChipName),
         );
         assert_eq!(board("10de:ffff", None), (None, true, either));
@@ -370,11 +370,11 @@ mod tests {
         assert_eq!(board("1002:ffff", None), (None, false, either));
         assert_eq!(
             board("10de:1d81", Some("GV100 [TITAN V]")),
-            (by_chip, false, SupportedFlavours::Proprietary)
+            (by_chip, false, SupportedFlavors::Proprietary)
         );
         assert_eq!(
             board("10de:2bff", Some("GB202")),
-            (by_chip, false, SupportedFlavours::Open)
+            (by_chip, false, SupportedFlavors::Open)
         );
         assert_eq!(
             board("10de:2330", Some("GV100")),

@@ -1,10 +1,10 @@
 //! The branches that support a GPU, with their CUDA versions.
 
 use crate::answer::BranchAnswer;
-use crate::identity::{Flavour, SupportedFlavours};
+use crate::identity::{Flavor, SupportedFlavors};
 use crate::matrix::{BranchRow, Matrix};
 use crate::rules::{self, Needs};
-use crate::ruling::{Judgement, Offer};
+use crate::rule_result::{Evaluation, Candidate};
 use crate::version::CudaVersion;
 
 /// Returns the branches whose newest version supports all boards for certain, newest first.
@@ -18,17 +18,17 @@ pub(super) fn driving(matrix: &Matrix, needs: &Needs<'_>) -> Vec<BranchAnswer> {
 
 fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchAnswer> {
     let version = &row.newest_version;
-    let drives = |flavour| {
+    let drives = |flavor| {
         let version = version.clone();
-        let rulings = rules::judge(matrix, needs, &Offer { version, flavour });
-        rulings
+        let rule_results = rules::evaluate(matrix, needs, &Candidate { version, flavor });
+        rule_results
             .iter()
-            .all(|ruling| ruling.judgement < Judgement::Unknown)
+            .all(|rule_result| rule_result.evaluation < Evaluation::Unknown)
     };
-    let module_flavour = match (drives(Flavour::Open), drives(Flavour::Proprietary)) {
-        (true, true) => SupportedFlavours::Either,
-        (true, false) => SupportedFlavours::Open,
-        (false, true) => SupportedFlavours::Proprietary,
+    let module_flavor = match (drives(Flavor::Open), drives(Flavor::Proprietary)) {
+        (true, true) => SupportedFlavors::Either,
+        (true, false) => SupportedFlavors::Open,
+        (false, true) => SupportedFlavors::Proprietary,
         (false, false) => return None,
     };
     // If several capabilities are possible, only limits that all of them share are known.
@@ -58,6 +58,6 @@ fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchA
         cuda_min: whole.iter().min().copied(),
         cuda_max: whole.iter().max().copied(),
         cuda_limited_max: limited.into_iter().filter(runs).max(),
-        module_flavour,
+        module_flavor,
     })
 }

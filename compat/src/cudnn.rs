@@ -3,7 +3,7 @@
 
 use crate::board::Board;
 use crate::matrix::{Confidence, Cudnn, Matrix};
-use crate::ruling::{Judgement, Rule, Ruling, say};
+use crate::rule_result::{Evaluation, Rule, RuleResult, say};
 use crate::version::{CudaVersion, CudnnVersion, DriverVersion};
 
 /// Returns the entries of a version, or of the nearest older version with the same major number.
@@ -38,41 +38,41 @@ pub fn min_driver<'m>(
 
 /// Adds the rule results for a version. `driver` is `None` if it is too old for the CUDA version, because another rule reports
 /// that.
-pub(super) fn judge(
+pub(super) fn evaluate(
     matrix: &Matrix,
     asked: CudnnVersion,
     cuda: &[CudaVersion],
     boards: &[Board<'_>],
     driver: Option<&DriverVersion>,
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) {
     let none: [&str; 0] = [];
     let all = rows(matrix, asked);
     let Some(own) = all.first().map(|row| row.version) else {
         let text = format!("the requirements of cuDNN {asked} are unknown");
-        said.push(say(Rule::Cudnn, Judgement::Unknown, text, &none));
+        said.push(say(Rule::Cudnn, Evaluation::Unknown, text, &none));
         return;
     };
     if own != asked {
         let newer = |row: &Cudnn| row.version.major == asked.major && row.version > asked;
-        let judgement = match matrix.cudnn.iter().any(newer) {
-            true => Judgement::Caution,
-            false => Judgement::Unknown,
+        let evaluation = match matrix.cudnn.iter().any(newer) {
+            true => Evaluation::Caution,
+            false => Evaluation::Unknown,
         };
         let text = format!("cuDNN {asked} is not in the matrix: the data of {own} is used");
-        said.push(say(Rule::Cudnn, judgement, text, &none));
+        said.push(say(Rule::Cudnn, evaluation, text, &none));
     }
     // Only verified data of exactly this version rejects a driver.
     let refuse = |row: &Cudnn| match row.confidence == Confidence::Verified && own == asked {
-        true => Judgement::Refuse,
-        false => Judgement::Against,
+        true => Evaluation::Refuse,
+        false => Evaluation::Against,
     };
     // The requested version may support GPUs that are newer than the older version.
     let newer = match own == asked {
-        true => Judgement::Against,
-        false => Judgement::Unknown,
+        true => Evaluation::Against,
+        false => Evaluation::Unknown,
     };
-    let judged: Vec<(&Cudnn, Vec<Ruling>)> = rows_for(matrix, asked, cuda)
+    let evaluated: Vec<(&Cudnn, Vec<RuleResult>)> = rows_for(matrix, asked, cuda)
         .map(|row| {
             (
                 row,
@@ -80,8 +80,8 @@ pub(super) fn judge(
             )
         })
         .collect();
-    let worst = |rulings: &[Ruling]| rulings.iter().map(|ruling| ruling.judgement).max();
-    let Some(best) = judged.iter().map(|(_, rulings)| worst(rulings)).min() else {
+    let worst = |rule_results: &[RuleResult]| rule_results.iter().map(|rule_result| rule_result.evaluation).max();
+    let Some(best) = evaluated.iter().map(|(_, rule_results)| worst(rule_results)).min() else {
         let majors: Vec<String> = all.iter().map(|row| row.cuda_major.to_string()).collect();
         let wanted: Vec<String> = cuda.iter().map(ToString::to_string).collect();
         let text = format!(
@@ -89,24 +89,24 @@ pub(super) fn judge(
             majors.join(" and "),
             wanted.join(" and ")
         );
-        let judgement = all.iter().map(|row| refuse(row)).max();
-        let judgement = judgement.unwrap_or(Judgement::Against);
-        said.push(say(Rule::Cudnn, judgement, text, &all[0].citations));
+        let evaluation = all.iter().map(|row| refuse(row)).max();
+        let evaluation = evaluation.unwrap_or(Evaluation::Against);
+        said.push(say(Rule::Cudnn, evaluation, text, &all[0].citations));
         return;
     };
-    for (row, rulings) in judged {
-        let serves = worst(&rulings) == best;
-        if serves && best < Some(Judgement::Refuse) {
+    for (row, rule_results) in evaluated {
+        let serves = worst(&rule_results) == best;
+        if serves && best < Some(Evaluation::Refuse) {
             let text = needs(row, driver);
-            said.push(say(Rule::Cudnn, Judgement::Note, text, &row.citations));
+            said.push(say(Rule::Cudnn, Evaluation::Note, text, &row.citations));
         }
         // If the packages for another CUDA version work, problems of these are only notes.
-        said.extend(rulings.into_iter().map(|ruling| Ruling {
-            judgement: match serves {
-                true => ruling.judgement,
-                false => Judgement::Note,
+        said.extend(rule_results.into_iter().map(|rule_result| RuleResult {
+            evaluation: match serves {
+                true => rule_result.evaluation,
+                false => Evaluation::Note,
             },
-            ..ruling
+            ..rule_result
         }));
     }
 }
@@ -143,14 +143,14 @@ fn range(row: &Cudnn) -> String {
 /// that is newer than the packages.
 fn against(
     row: &Cudnn,
-    (refuse, newer): (Judgement, Judgement),
+    (refuse, newer): (Evaluation, Evaluation),
     cuda: &[CudaVersion],
     boards: &[Board<'_>],
     driver: Option<&DriverVersion>,
-) -> Vec<Ruling> {
+) -> Vec<RuleResult> {
     let what = packages(row);
     let mut found = Vec::new();
-    let mut add = |judgement, text| found.push(say(Rule::Cudnn, judgement, text, &row.citations));
+    let mut add = |evaluation, text| found.push(say(Rule::Cudnn, evaluation, text, &row.citations));
     if let Some(driver) = driver.filter(|driver| **driver < row.min_driver) {
         let text = format!(
             "{what} needs driver {} or newer; {driver} is older",
@@ -162,15 +162,15 @@ fn against(
     for cuda in cuda.iter().filter(|cuda| cuda.major == row.cuda_major) {
         let wanted = cuda.minor_version();
         if wanted < row.cuda_min {
-            add(Judgement::Against, format!("{range}; {cuda} is older"));
+            add(Evaluation::Against, format!("{range}; {cuda} is older"));
         } else if wanted > row.cuda_max {
-            add(Judgement::Caution, format!("{range}; {cuda} is newer"));
+            add(Evaluation::Caution, format!("{range}; {cuda} is newer"));
         }
     }
     // A newer version does not support GPUs that were removed.
     let ended = match row.confidence {
-        Confidence::Verified => Judgement::Refuse,
-        Confidence::Partial | Confidence::Unverified => Judgement::Against,
+        Confidence::Verified => Evaluation::Refuse,
+        Confidence::Partial | Confidence::Unverified => Evaluation::Against,
     };
     for board in boards {
         let Some(own) = board.capability else {

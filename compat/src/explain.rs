@@ -2,19 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use crate::attempt::{Failed, Judged, Pick, attempt};
+use crate::attempt::{Failed, Evaluated, Pick, attempt};
 use crate::board::Board;
-use crate::identity::SupportedFlavours;
+use crate::identity::SupportedFlavors;
 use crate::matrix::Matrix;
-use crate::ruling::{self, Judgement, Rule, Ruling};
-use crate::wish::Wish;
+use crate::rule_result::{self, Evaluation, Rule, RuleResult};
+use crate::constraints::Constraints;
 
 /// The error if no driver fits.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
 pub struct NoDriver {
     /// The rule results that reject, with the compared values.
-    pub reasons: Vec<Ruling>,
+    pub reasons: Vec<RuleResult>,
     /// `true` if the only reason is a missing entry.
     pub unknown: bool,
     /// The drivers that would work, as text.
@@ -24,27 +24,27 @@ pub struct NoDriver {
 }
 
 /// Explains a failed selection.
-pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver {
+pub(super) fn explain(matrix: &Matrix, constraints: &Constraints, failed: Failed) -> NoDriver {
     let (reasons, unknown) = match failed {
         Failed::Early { reason, unknown } => (vec![reason], unknown),
-        Failed::Judged(judged) => {
-            let mut reasons = pairs(matrix, wish);
+        Failed::Evaluated(evaluated) => {
+            let mut reasons = pairs(matrix, constraints);
             // If two GPUs exclude each other, the other rule results only follow from that.
             let others = if reasons.is_empty() {
-                decisive(&judged)
+                decisive(&evaluated)
             } else {
                 Vec::new()
             };
-            for ruling in others {
-                if !reasons.iter().any(|known| known.text == ruling.text) {
-                    reasons.push(ruling);
+            for rule_result in others {
+                if !reasons.iter().any(|known| known.text == rule_result.text) {
+                    reasons.push(rule_result);
                 }
             }
             let unknown = reasons.iter().all(|reason| reason.rule == Rule::UnknownGpu);
             (reasons, unknown)
         }
     };
-    let (nearest, nearest_pick) = nearest(matrix, wish, &reasons);
+    let (nearest, nearest_pick) = nearest(matrix, constraints, &reasons);
     NoDriver {
         reasons,
         unknown,
@@ -54,35 +54,35 @@ pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver 
 }
 
 /// Returns the rejections of the closest candidate: the one with the fewest rejections and the newest version.
-fn decisive(judged: &[Judged]) -> Vec<Ruling> {
-    let refusals = |judged: &Judged| -> Vec<Ruling> {
-        let refused = judged
-            .rulings
+fn decisive(evaluated: &[Evaluated]) -> Vec<RuleResult> {
+    let refusals = |evaluated: &Evaluated| -> Vec<RuleResult> {
+        let refused = evaluated
+            .rule_results
             .iter()
-            .filter(|r| r.judgement == Judgement::Refuse);
+            .filter(|r| r.evaluation == Evaluation::Refuse);
         refused.cloned().collect()
     };
-    let closest = judged.iter().min_by_key(|judged| {
+    let closest = evaluated.iter().min_by_key(|evaluated| {
         (
-            refusals(judged).len(),
-            std::cmp::Reverse(&judged.offer.version),
+            refusals(evaluated).len(),
+            std::cmp::Reverse(&evaluated.offer.version),
         )
     });
     closest.map(refusals).unwrap_or_default()
 }
 
 /// Returns the pairs of GPUs that no branch and flavor supports together, although a driver supports each of them.
-fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
-    let all = wish.needs(matrix).boards;
+fn pairs(matrix: &Matrix, constraints: &Constraints) -> Vec<RuleResult> {
+    let all = constraints.needs(matrix).boards;
     let only = |gpus: Vec<&Board<'_>>| {
         let labels: Vec<&str> = gpus.iter().map(|board| board.label.as_str()).collect();
-        let of_these = wish
+        let of_these = constraints
             .gpus
             .iter()
             .filter(|g| labels.contains(&matrix.board(g).label.as_str()));
-        let alone = Wish {
+        let alone = Constraints {
             gpus: of_these.cloned().collect(),
-            ..Wish::default()
+            ..Constraints::default()
         };
         attempt(matrix, &alone).is_ok()
     };
@@ -102,7 +102,7 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
                     describe(first),
                     describe(second)
                 );
-                found.push(ruling::say(Rule::Pair, Judgement::Refuse, text, &citations));
+                found.push(rule_result::say(Rule::Pair, Evaluation::Refuse, text, &citations));
             }
         }
     }
@@ -111,9 +111,9 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
 
 fn describe(board: &Board<'_>) -> String {
     let modules = match board.modules {
-        SupportedFlavours::Open => "open modules only",
-        SupportedFlavours::Proprietary => "proprietary modules only",
-        SupportedFlavours::Either => "either modules",
+        SupportedFlavors::Open => "open modules only",
+        SupportedFlavors::Proprietary => "proprietary modules only",
+        SupportedFlavors::Either => "either modules",
     };
     let min = board
         .min_driver()
@@ -125,29 +125,29 @@ fn describe(board: &Board<'_>) -> String {
 }
 
 /// A relaxation of the constraints: its description, and the change.
-type Concession<'a> = (&'static str, &'a dyn Fn(&mut Wish));
+type Relaxation<'a> = (&'static str, &'a dyn Fn(&mut Constraints));
 
 /// Relaxes the constraints step by step until a driver fits.
-fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
+fn nearest(matrix: &Matrix, constraints: &Constraints, reasons: &[RuleResult]) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
         let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);
     }
     // Each step relaxes one more constraint. "on another kernel" restores CUDA and cuDNN.
-    let mut relaxed = wish.clone();
-    let steps: [Concession<'_>; 8] = [
+    let mut relaxed = constraints.clone();
+    let steps: [Relaxation<'_>; 8] = [
         ("with another version of the branch", &|one| {
             one.version = None;
         }),
         ("with another branch", &|one| one.branch = None),
-        ("with the other kernel modules", &|one| one.flavour = None),
+        ("with the other kernel modules", &|one| one.flavor = None),
         ("from another repository", &|one| one.candidates = None),
         ("with another version of cuDNN", &|one| one.cudnn = None),
         ("without the requested CUDA versions", &|one| {
             one.cuda.clear();
         }),
         ("on another kernel", &|one| {
-            (one.cuda, one.cudnn) = (wish.cuda.clone(), wish.cudnn);
+            (one.cuda, one.cudnn) = (constraints.cuda.clone(), constraints.cudnn);
             (one.kernel, one.next_kernel) = (None, None);
         }),
         (
@@ -164,7 +164,7 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
         if let Ok(pick) = attempt(matrix, &relaxed) {
             let text = format!(
                 "{how}: driver {} (branch {}), {} kernel modules",
-                pick.recommended, pick.branch, pick.flavour
+                pick.recommended, pick.branch, pick.flavor
             );
             return (vec![text], Some(Box::new(pick)));
         }

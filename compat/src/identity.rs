@@ -145,14 +145,14 @@ impl fmt::Display for ArchitectureEvidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Flavour {
+pub enum Flavor {
     /// The open kernel modules: Turing and newer, the only ones for Blackwell and newer.
     Open,
     /// The proprietary kernel modules: the only ones before Turing.
     Proprietary,
 }
 
-impl fmt::Display for Flavour {
+impl fmt::Display for Flavor {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.pad(match self {
             Self::Open => "open",
@@ -164,7 +164,7 @@ impl fmt::Display for Flavour {
 /// The kernel module flavors that a GPU or an architecture supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SupportedFlavours {
+pub enum SupportedFlavors {
     /// Only open.
     Open,
     /// Only proprietary.
@@ -173,13 +173,13 @@ pub enum SupportedFlavours {
     Either,
 }
 
-impl SupportedFlavours {
+impl SupportedFlavors {
     /// Returns `true` if a flavor is supported.
     #[must_use]
-    pub fn include(self, flavour: Flavour) -> bool {
+    pub fn include(self, flavor: Flavor) -> bool {
         match self {
-            Self::Open => flavour == Flavour::Open,
-            Self::Proprietary => flavour == Flavour::Proprietary,
+            Self::Open => flavor == Flavor::Open,
+            Self::Proprietary => flavor == Flavor::Proprietary,
             Self::Either => true,
         }
     }
@@ -208,10 +208,10 @@ mod tests {
 
     #[test]
     fn supported_flavors_include_a_flavor() {
-        assert!(SupportedFlavours::Either.include(Flavour::Open));
-        assert!(SupportedFlavours::Open.include(Flavour::Open));
-        assert!(!SupportedFlavours::Open.include(Flavour::Proprietary));
-        assert!(!SupportedFlavours::Proprietary.include(Flavour::Open));
+        assert!(SupportedFlavors::Either.include(Flavor::Open));
+        assert!(SupportedFlavors::Open.include(Flavor::Open));
+        assert!(!SupportedFlavors::Open.include(Flavor::Proprietary));
+        assert!(!SupportedFlavors::Proprietary.include(Flavor::Open));
     }
 
     proptest::proptest! {

@@ -6,19 +6,19 @@
 use std::cmp::Reverse;
 
 use crate::matrix::{Confidence, KernelFix, KernelReport, Matrix, Shows};
-use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
+use crate::rule_result::{Evaluation, Candidate, Rule, RuleResult, say};
 use crate::version::{DriverVersion, KernelVersion};
 
 /// Adds the kernel rule results for a candidate.
-pub(super) fn judge(
+pub(super) fn evaluate(
     matrix: &Matrix,
     kernel: &KernelVersion,
     arch: Option<&str>,
-    offer: &Offer,
-    said: &mut Vec<Ruling>,
+    offer: &Candidate,
+    said: &mut Vec<RuleResult>,
 ) {
     let before = said.len();
-    let untold = fixes(matrix, kernel, arch, offer, said);
+    let not_reported = fixes(matrix, kernel, arch, offer, said);
     let limit = limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
     said.extend(reports(&matrix.kernel_reports, kernel, offer));
@@ -26,15 +26,15 @@ pub(super) fn judge(
         outlived(matrix, kernel, &offer.version, said);
     }
     // A missing entry is only reported if no other entry decides.
-    let against = |ruling: &Ruling| ruling.judgement >= Judgement::Against;
+    let against = |rule_result: &RuleResult| rule_result.evaluation >= Evaluation::Against;
     if limit != Some(true) && !said[before..].iter().any(against) {
-        said.extend(untold);
+        said.extend(not_reported);
     }
 }
 
 /// Returns a report about failures at run time on this kernel, which also applies to loaded modules.
 #[must_use]
-pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer) -> Option<Ruling> {
+pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Candidate) -> Option<RuleResult> {
     let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
     reports(rows, kernel, offer).next()
 }
@@ -45,11 +45,11 @@ pub fn strongest(
     matrix: &Matrix,
     kernel: &KernelVersion,
     arch: Option<&str>,
-    offer: &Offer,
-) -> Option<Ruling> {
+    offer: &Candidate,
+) -> Option<RuleResult> {
     let mut said = Vec::new();
-    judge(matrix, kernel, arch, offer, &mut said);
-    said.into_iter().max_by_key(|ruling| ruling.judgement)
+    evaluate(matrix, kernel, arch, offer, &mut said);
+    said.into_iter().max_by_key(|rule_result| rule_result.evaluation)
 }
 
 /// Returns whether entries show that a driver builds on the mainline version of a kernel. A mainline kernel that is not newer
@@ -109,11 +109,11 @@ fn newest_fixed(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> 
 }
 
 /// A verified entry rejects a mainline kernel. Otherwise an entry is evidence against the driver.
-fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
+fn against(kernel: &KernelVersion, confidence: Confidence) -> Evaluation {
     if kernel.is_mainline() && confidence == Confidence::Verified {
-        Judgement::Refuse
+        Evaluation::Refuse
     } else {
-        Judgement::Against
+        Evaluation::Against
     }
 }
 
@@ -141,14 +141,14 @@ fn fixes(
     matrix: &Matrix,
     kernel: &KernelVersion,
     arch: Option<&str>,
-    offer: &Offer,
-    said: &mut Vec<Ruling>,
-) -> Option<Ruling> {
+    offer: &Candidate,
+    said: &mut Vec<RuleResult>,
+) -> Option<RuleResult> {
     let version = &offer.version;
     let branch = version.branch();
     // Of several entries with the same result, only the newest is reported.
-    let mut older: Option<Ruling> = None;
-    let mut untold: Option<Ruling> = None;
+    let mut older: Option<RuleResult> = None;
+    let mut not_reported: Option<RuleResult> = None;
     let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
     rows.sort_by_key(|row| &row.kernel);
     let concerned = rows.into_iter().filter(|row| {
@@ -157,7 +157,7 @@ fn fixes(
                 .arch
                 .as_deref()
                 .is_none_or(|wanted| arch == Some(wanted))
-            && row.flavour.is_none_or(|wanted| wanted == offer.flavour)
+            && row.flavor.is_none_or(|wanted| wanted == offer.flavor)
     });
     for row in concerned {
         let since = format!(
@@ -166,7 +166,7 @@ fn fixes(
             proviso(kernel)
         );
         let mut add =
-            |judgement, text| said.push(say(Rule::Kernel, judgement, text, &row.citations));
+            |evaluation, text| said.push(say(Rule::Kernel, evaluation, text, &row.citations));
         let of_branch = |versions: &[DriverVersion]| {
             versions
                 .iter()
@@ -175,15 +175,15 @@ fn fixes(
         };
         match of_branch(&row.first_fixed) {
             Some(first) if *version < first => {
-                let judgement = against(kernel, row.confidence);
+                let evaluation = against(kernel, row.confidence);
                 if older
                     .as_ref()
-                    .is_none_or(|known| known.judgement <= judgement)
+                    .is_none_or(|known| known.evaluation <= evaluation)
                 {
                     let text = format!(
                         "{since}; branch {branch} supports it from {first} on, and {version} is older"
                     );
-                    older = Some(say(Rule::Kernel, judgement, text, &row.citations));
+                    older = Some(say(Rule::Kernel, evaluation, text, &row.citations));
                 }
             }
             Some(_) => {
@@ -191,7 +191,7 @@ fn fixes(
                     let text = format!(
                         "{since}; branch {branch} has all known fixes from {complete} on, and {version} is older"
                     );
-                    add(Judgement::Against, text);
+                    add(Evaluation::Against, text);
                 }
             }
             None if row.never_fixed.contains(&branch) => add(
@@ -204,13 +204,13 @@ fn fixes(
                 if newest.is_some_and(|newest| branch < newest) {
                     let text =
                         format!("{since}; it is unknown whether branch {branch} has the fix");
-                    untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.citations));
+                    not_reported = Some(say(Rule::Kernel, Evaluation::Unknown, text, &row.citations));
                 }
             }
         }
     }
     said.extend(older);
-    untold
+    not_reported
 }
 
 /// Adds the newest supported kernel of a version. Returns whether an entry shows that exactly this version builds, or `None`
@@ -219,7 +219,7 @@ fn limits(
     matrix: &Matrix,
     kernel: &KernelVersion,
     version: &DriverVersion,
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) -> Option<bool> {
     // The limit also applies to older versions of the branch.
     let row = matrix
@@ -231,13 +231,13 @@ fn limits(
     if kernel.series() <= row.newest_kernel.series() {
         return Some(*version == row.driver);
     }
-    let (judgement, what) = match &row.first_broken {
+    let (evaluation, what) = match &row.first_broken {
         Some(broken) if kernel.series() >= broken.series() => (
             against(kernel, row.confidence),
             format!("needs patches from Linux {broken} on"),
         ),
         _ => (
-            Judgement::Unknown,
+            Evaluation::Unknown,
             "is not known to build on newer ones".to_owned(),
         ),
     };
@@ -248,7 +248,7 @@ fn limits(
         row.newest_kernel,
         proviso(kernel)
     );
-    said.push(say(Rule::Kernel, judgement, text, &row.citations));
+    said.push(say(Rule::Kernel, evaluation, text, &row.citations));
     Some(false)
 }
 
@@ -258,7 +258,7 @@ fn outlived(
     matrix: &Matrix,
     kernel: &KernelVersion,
     version: &DriverVersion,
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) {
     let branch = version.branch();
     let last_release = |branch| {
@@ -286,15 +286,15 @@ fn outlived(
     );
     // It is an assumption that a branch without an entry ended early.
     let confidence = own.map_or(Confidence::Unverified, |_| row.confidence);
-    let judgement = against(kernel, confidence);
-    said.push(say(Rule::Kernel, judgement, text, &row.citations));
+    let evaluation = against(kernel, confidence);
+    said.push(say(Rule::Kernel, evaluation, text, &row.citations));
 }
 
 fn oldest(
     matrix: &Matrix,
     kernel: &KernelVersion,
     version: &DriverVersion,
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) {
     for row in &matrix.kernel_oldest {
         let within = row
@@ -323,7 +323,7 @@ fn oldest(
 pub fn shown_by_errors<'m>(
     matrix: &'m Matrix,
     kernel: &KernelVersion,
-    offer: &Offer,
+    offer: &Candidate,
 ) -> Vec<(&'m Shows, String)> {
     (matrix.kernel_reports.iter())
         .filter_map(|row| Some((row.shows.as_ref()?, reported(row, kernel, offer)?)))
@@ -333,16 +333,16 @@ pub fn shown_by_errors<'m>(
 fn reports<'m>(
     rows: impl IntoIterator<Item = &'m KernelReport>,
     kernel: &KernelVersion,
-    offer: &Offer,
-) -> impl Iterator<Item = Ruling> {
+    offer: &Candidate,
+) -> impl Iterator<Item = RuleResult> {
     rows.into_iter().filter_map(move |row| {
         let text = reported(row, kernel, offer)?;
-        Some(say(Rule::Kernel, Judgement::Against, text, &row.citations))
+        Some(say(Rule::Kernel, Evaluation::Against, text, &row.citations))
     })
 }
 
 /// Returns the report of an entry if it is about this candidate and kernel.
-fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option<String> {
+fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Candidate) -> Option<String> {
     let version = &offer.version;
     let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
     // Two numbers are a series; anything longer is the beginning of a release.
@@ -356,7 +356,7 @@ fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option
     } && (row.ending.as_deref()).is_none_or(|ending| kernel.as_str().ends_with(ending));
     let within = (row.first_driver.as_ref()).is_none_or(|first| version >= first)
         && *version <= row.last_driver
-        && (row.modules).is_none_or(|modules| modules.include(offer.flavour));
+        && (row.modules).is_none_or(|modules| modules.include(offer.flavor));
     let later = match row.or_later {
         true => format!(" (of {} and later)", named.trim_end_matches('-')),
         false => String::new(),
@@ -394,16 +394,16 @@ fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelReport, Matrix, Offer, at_work, counts_on, reports, shown_by_errors};
-    use crate::identity::Flavour;
+    use super::{KernelReport, Matrix, Candidate, at_work, counts_on, reports, shown_by_errors};
+    use crate::identity::Flavor;
 
     #[test]
     fn page_faults_with_64_kib_pages_are_reported() {
         let matrix = Matrix::builtin().expect("a matrix");
         let told = |kernel: &str, version: &str| {
-            let offer = Offer {
+            let offer = Candidate {
                 version: version.parse().expect("a version"),
-                flavour: Flavour::Open,
+                flavor: Flavor::Open,
             };
             at_work(&matrix, &kernel.parse().expect("a kernel"), &offer).is_some()
         };
@@ -416,9 +416,9 @@ mod tests {
     fn reports_apply_to_their_series_or_release() {
         let mut matrix = Matrix::builtin().expect("a matrix");
         let row = matrix.kernel_reports[0].clone();
-        let offer = Offer {
+        let offer = Candidate {
             version: row.last_driver.clone(),
-            flavour: Flavour::Open,
+            flavor: Flavor::Open,
         };
         for (named, ending, kernel, concerned) in [
             (Some("6.1"), None, "6.1.0-44-amd64", true),
@@ -453,9 +453,9 @@ mod tests {
             "580.159.03", "6.8.0-1030-nvidia-64k", false;
             "595.84", "6.8.0-1030-nvidia", false;
         } {
-            let offer = Offer {
+            let offer = Candidate {
                 version: version.parse().expect("a version"),
-                flavour: Flavour::Open,
+                flavor: Flavor::Open,
             };
             let shown = shown_by_errors(&matrix, &kernel.parse().expect("a kernel"), &offer);
             assert_eq!(shown.len(), usize::from(known), "{version} {kernel}");

@@ -11,7 +11,7 @@ use crate::version::KernelVersion;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Consent {
+pub enum KernelPolicy {
     /// Only installed kernels are used.
     No,
     /// A newer kernel of the same series and flavor, such as 6.8 and `aws`.
@@ -21,7 +21,7 @@ pub enum Consent {
     Any,
 }
 
-impl fmt::Display for Consent {
+impl fmt::Display for KernelPolicy {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(match self {
             Self::No => "no",
@@ -70,7 +70,7 @@ impl Kernels {
 
 /// An install method for the driver module.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Way {
+pub struct KernelMethod {
     /// The module is compiled on the machine. Otherwise it is packaged for the kernel.
     pub compiled: bool,
     /// All its packages are installed, for every kernel that needs a module.
@@ -89,11 +89,11 @@ pub struct KernelQuestion {
     /// The kernels of the machine.
     pub kernels: Kernels,
     /// Which kernels may be installed.
-    pub consent: Consent,
+    pub policy: KernelPolicy,
     /// The kernels that can be installed.
     pub images: BTreeSet<KernelVersion>,
     /// The install methods, preferred first.
-    pub ways: Vec<Way>,
+    pub methods: Vec<KernelMethod>,
 }
 
 /// The decision. `way` is an index into [`KernelQuestion::ways`].
@@ -104,19 +104,19 @@ pub enum KernelAnswer {
     /// The kernels of the machine can get a module.
     Here {
         /// How.
-        way: usize,
+        method: usize,
     },
     /// Only the kernel of the next boot can get a module.
     Boot {
         /// How.
-        way: usize,
+        method: usize,
         /// That kernel.
         kernel: KernelVersion,
     },
     /// A kernel that is not installed yet can get a module.
     Install {
         /// How.
-        way: usize,
+        method: usize,
         /// That kernel.
         kernel: KernelVersion,
         /// Its series differs from the kernel of the machine.
@@ -132,7 +132,7 @@ pub struct Refused {
     /// The kernels that need a module and cannot get one with the preferred method.
     pub without: Vec<KernelVersion>,
     /// The most restrictive policy that would allow a kernel, and that kernel.
-    pub with: Option<(Consent, KernelVersion)>,
+    pub with: Option<(KernelPolicy, KernelVersion)>,
     /// The reasons of methods that would otherwise work.
     pub closed: Vec<String>,
 }
@@ -163,24 +163,24 @@ impl KernelQuestion {
             return KernelAnswer::Unknown;
         }
         // Keep a complete method, even if a preferred one becomes possible later.
-        let complete = |way: &Way| way.complete;
-        if let Some(way) = self.ways.iter().position(complete) {
-            return KernelAnswer::Here { way };
+        let complete = |method: &KernelMethod| method.complete;
+        if let Some(method) = self.methods.iter().position(complete) {
+            return KernelAnswer::Here { method };
         }
-        self.found(self.consent, false)
+        self.found(self.policy, false)
             .unwrap_or_else(|| KernelAnswer::Refused(self.refused()))
     }
 
-    fn found(&self, consent: Consent, also_closed: bool) -> Option<KernelAnswer> {
+    fn found(&self, policy: KernelPolicy, also_closed: bool) -> Option<KernelAnswer> {
         let open = || {
-            let begun = (self.ways.iter().enumerate()).filter(|(_, way)| way.begun);
-            let others = (self.ways.iter().enumerate()).filter(|(_, way)| !way.begun);
-            (begun.chain(others)).filter(move |(_, way)| also_closed || way.closed.is_none())
+            let begun = (self.methods.iter().enumerate()).filter(|(_, method)| method.begun);
+            let others = (self.methods.iter().enumerate()).filter(|(_, method)| !method.begun);
+            (begun.chain(others)).filter(move |(_, method)| also_closed || method.closed.is_none())
         };
-        let without_another_series = open().find_map(|(at, way)| {
+        let without_another_series = open().find_map(|(at, method)| {
             let installed =
-                || (consent >= Consent::SameSeries).then(|| self.installed(at, way, false))?;
-            self.here(at, way).or_else(installed)
+                || (policy >= KernelPolicy::SameSeries).then(|| self.installed(at, method, false))?;
+            self.here(at, method).or_else(installed)
         });
         // If the kernel of the next boot is unknown, a reboot may not help.
         let is_guess = |answer: &KernelAnswer| {
@@ -188,58 +188,58 @@ impl KernelQuestion {
         };
         let without_another_series = match without_another_series {
             Some(guess) if is_guess(&guess) => open()
-                .filter_map(|(at, way)| self.here(at, way))
+                .filter_map(|(at, method)| self.here(at, method))
                 .find(|answer| !is_guess(answer))
                 .or(Some(guess)),
             answer => answer,
         };
         let another_series = || {
-            (consent == Consent::Any)
-                .then(|| open().find_map(|(at, way)| self.installed(at, way, true)))?
+            (policy == KernelPolicy::Any)
+                .then(|| open().find_map(|(at, method)| self.installed(at, method, true)))?
         };
         without_another_series.or_else(another_series)
     }
 
-    fn here(&self, at: usize, way: &Way) -> Option<KernelAnswer> {
+    fn here(&self, at: usize, method: &KernelMethod) -> Option<KernelAnswer> {
         let needed = self.kernels.needed();
-        if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
-            return Some(KernelAnswer::Here { way: at });
+        if needed.iter().all(|kernel| method.kernels.contains(kernel)) {
+            return Some(KernelAnswer::Here { method: at });
         }
         // A boot loader usually starts the newest kernel.
         let unknown = self.kernels.next.is_none();
         let running = self.kernels.running.as_ref();
         let newest = (self.kernels.installed.iter())
             .filter(|kernel| unknown && running.is_some_and(|running| *kernel > running))
-            .filter(|kernel| running.and_then(|one| one.flavour()) == kernel.flavour())
+            .filter(|kernel| running.and_then(|one| one.flavor()) == kernel.flavor())
             .max();
-        let next = (newest.or(needed.last())).filter(|next| way.kernels.contains(next))?;
+        let next = (newest.or(needed.last())).filter(|next| method.kernels.contains(next))?;
         Some(KernelAnswer::Boot {
-            way: at,
+            method: at,
             kernel: next.clone(),
         })
     }
 
     /// Returns the newest kernel of the same flavor that can be installed, has a module, and is newer than all installed kernels,
     /// so that the boot loader starts it.
-    fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<KernelAnswer> {
+    fn installed(&self, at: usize, method: &KernelMethod, other_series: bool) -> Option<KernelAnswer> {
         let base = self.kernels.base()?;
         let is_passed_over =
-            |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
+            |there: &KernelVersion| there.flavor() == base.flavor() && *there > base;
         if self.kernels.next.is_some() && self.kernels.installed.iter().any(is_passed_over) {
             // This boot loader does not start the newest kernel, so it would not start a new one either.
             return None;
         }
         let newer = |kernel: &&KernelVersion| {
             (self.kernels.installed.iter().chain([&base]))
-                .all(|there| there.flavour() != base.flavour() || *kernel > there)
+                .all(|there| there.flavor() != base.flavor() || *kernel > there)
         };
-        let kernel = (way.kernels.intersection(&self.images))
-            .filter(|kernel| kernel.flavour() == base.flavour())
+        let kernel = (method.kernels.intersection(&self.images))
+            .filter(|kernel| kernel.flavor() == base.flavor())
             .filter(|kernel| (kernel.series() == base.series()) != other_series)
             .filter(newer)
             .max()?;
         Some(KernelAnswer::Install {
-            way: at,
+            method: at,
             kernel: kernel.clone(),
             other_series,
         })
@@ -248,21 +248,21 @@ impl KernelQuestion {
     fn refused(&self) -> Refused {
         let needed = self.kernels.needed();
         let has = |kernel: &KernelVersion| {
-            (self.ways.first()).is_some_and(|way| way.kernels.contains(kernel))
+            (self.methods.first()).is_some_and(|method| method.kernels.contains(kernel))
         };
-        let with = [Consent::SameSeries, Consent::Any]
+        let with = [KernelPolicy::SameSeries, KernelPolicy::Any]
             .into_iter()
-            .filter(|consent| *consent > self.consent)
-            .find_map(|consent| match self.found(consent, false)? {
-                KernelAnswer::Install { kernel, .. } => Some((consent, kernel)),
+            .filter(|policy| *policy > self.policy)
+            .find_map(|policy| match self.found(policy, false)? {
+                KernelAnswer::Install { kernel, .. } => Some((policy, kernel)),
                 _ => None,
             });
-        let closed = match self.found(self.consent, true) {
+        let closed = match self.found(self.policy, true) {
             Some(
-                KernelAnswer::Here { way }
-                | KernelAnswer::Boot { way, .. }
-                | KernelAnswer::Install { way, .. },
-            ) => self.ways[way].closed.iter().cloned().collect(),
+                KernelAnswer::Here { method }
+                | KernelAnswer::Boot { method, .. }
+                | KernelAnswer::Install { method, .. },
+            ) => self.methods[method].closed.iter().cloned().collect(),
             _ => Vec::new(),
         };
         Refused {
@@ -285,11 +285,11 @@ mod tests {
         text.parse().expect("a kernel")
     }
 
-    fn way(compiled: bool, list: &[&str]) -> Way {
-        Way {
+    fn method(compiled: bool, list: &[&str]) -> KernelMethod {
+        KernelMethod {
             compiled,
             kernels: kernels(list),
-            ..Way::default()
+            ..KernelMethod::default()
         }
     }
 
@@ -304,36 +304,36 @@ mod tests {
                 installed: both.to_vec(),
                 image: false,
             },
-            consent: Consent::SameSeries,
+            policy: KernelPolicy::SameSeries,
             images: kernels(packaged)
                 .union(&kernels(headers))
                 .cloned()
                 .collect(),
-            ways: vec![way(false, packaged), way(true, headers)],
+            methods: vec![method(false, packaged), method(true, headers)],
         }
     }
 
     const PACKAGED: usize = 0;
     const COMPILED: usize = 1;
 
-    fn boot(kernel: &str, way: usize) -> KernelAnswer {
+    fn boot(kernel: &str, method: usize) -> KernelAnswer {
         let kernel = version(kernel);
-        KernelAnswer::Boot { way, kernel }
+        KernelAnswer::Boot { method, kernel }
     }
 
-    fn install(kernel: &str, way: usize) -> KernelAnswer {
+    fn install(kernel: &str, method: usize) -> KernelAnswer {
         KernelAnswer::Install {
-            way,
+            method,
             kernel: version(kernel),
             other_series: false,
         }
     }
 
     /// The policy that would allow a kernel, and that kernel.
-    fn missing(question: &KernelQuestion) -> Option<(Consent, String)> {
+    fn missing(question: &KernelQuestion) -> Option<(KernelPolicy, String)> {
         match question.answer() {
             KernelAnswer::Refused(Refused { with, .. }) => {
-                with.map(|(consent, kernel)| (consent, kernel.to_string()))
+                with.map(|(policy, kernel)| (policy, kernel.to_string()))
             }
             other => panic!("{other:?}"),
         }
@@ -357,11 +357,11 @@ mod tests {
         };
         assert_eq!(
             answer(LAST, LAST, &[LAST, NEW, ROLLING], &[LAST]),
-            KernelAnswer::Here { way: PACKAGED }
+            KernelAnswer::Here { method: PACKAGED }
         );
         assert_eq!(
             answer(OLD, NEW, &[OLD, NEW], &[]),
-            KernelAnswer::Here { way: PACKAGED }
+            KernelAnswer::Here { method: PACKAGED }
         );
         assert_eq!(answer(OLD, NEW, &[NEW], &[OLD, NEW]), boot(NEW, PACKAGED));
         assert_eq!(
@@ -370,26 +370,26 @@ mod tests {
         );
         assert_eq!(
             answer(OLD, OLD, &[ROLLING], &[OLD, ROLLING]),
-            KernelAnswer::Here { way: COMPILED }
+            KernelAnswer::Here { method: COMPILED }
         );
         assert_eq!(answer(OLD, NEW, &[ROLLING], &[NEW]), boot(NEW, COMPILED));
         assert_eq!(answer(OLD, OLD, &[ROLLING], &[NEW]), install(NEW, COMPILED));
         // The kernel is newer than all modules.
         assert_eq!(
             answer(NEW, NEW, &[LAST], &[NEW]),
-            KernelAnswer::Here { way: COMPILED }
+            KernelAnswer::Here { method: COMPILED }
         );
         assert_eq!(missing(&question(NEW, NEW, &with(&[LAST]), &[])), None);
         assert_eq!(
             missing(&question(OLD, OLD, &with(&[ROLLING]), &[])),
-            Some((Consent::Any, ROLLING.to_owned()))
+            Some((KernelPolicy::Any, ROLLING.to_owned()))
         );
     }
 
     #[test]
     fn another_kernel_needs_a_reboot_except_in_images() {
         for (answer, reboots) in [
-            (KernelAnswer::Here { way: COMPILED }, 0),
+            (KernelAnswer::Here { method: COMPILED }, 0),
             (boot(NEW, PACKAGED), 1),
             (install(NEW, PACKAGED), 1),
         ] {
@@ -411,7 +411,7 @@ mod tests {
         let mut asked = question(OLD, NEW, &[NEW], &[OLD, NEW]);
         assert_eq!(asked.answer(), boot(NEW, PACKAGED));
         asked.kernels.next = None;
-        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
+        assert_eq!(asked.answer(), KernelAnswer::Here { method: COMPILED });
     }
 
     #[test]
@@ -420,31 +420,31 @@ mod tests {
         let headers = [new, "6.12.57+deb13-cloud-amd64", "6.17.8+deb13-amd64"];
         let mut asked = question(old, old, &[], &headers);
         assert_eq!(asked.answer(), install(new, COMPILED));
-        asked.consent = Consent::No;
-        assert_eq!(missing(&asked), Some((Consent::SameSeries, new.to_owned())));
+        asked.policy = KernelPolicy::No;
+        assert_eq!(missing(&asked), Some((KernelPolicy::SameSeries, new.to_owned())));
     }
 
     #[test]
     fn the_policy_limits_new_kernels() {
         let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
-        asked.consent = Consent::No;
-        assert_eq!(missing(&asked), Some((Consent::SameSeries, NEW.to_owned())));
+        asked.policy = KernelPolicy::No;
+        assert_eq!(missing(&asked), Some((KernelPolicy::SameSeries, NEW.to_owned())));
         let mut another = question(OLD, OLD, &[ROLLING, "6.17.0-1004-aws"], &[]);
-        assert_eq!(missing(&another), Some((Consent::Any, ROLLING.to_owned())));
-        another.consent = Consent::Any;
+        assert_eq!(missing(&another), Some((KernelPolicy::Any, ROLLING.to_owned())));
+        another.policy = KernelPolicy::Any;
         let other_series = true;
         let kernel = version(ROLLING);
-        let way = PACKAGED;
+        let method = PACKAGED;
         assert_eq!(
             another.answer(),
             KernelAnswer::Install {
-                way,
+                method,
                 kernel,
                 other_series
             }
         );
         // A kernel of the same series is preferred, even if the policy allows any kernel.
-        asked.consent = Consent::Any;
+        asked.policy = KernelPolicy::Any;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));
     }
 
@@ -468,8 +468,8 @@ mod tests {
     #[test]
     fn an_impossible_method_is_skipped_and_reported() {
         let mut asked = question(OLD, OLD, &[], &[OLD]);
-        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
-        asked.ways[1].closed = Some("Secure Boot is on".to_owned());
+        assert_eq!(asked.answer(), KernelAnswer::Here { method: COMPILED });
+        asked.methods[1].closed = Some("Secure Boot is on".to_owned());
         let KernelAnswer::Refused(refused) = asked.answer() else {
             panic!("the method is impossible");
         };
@@ -480,12 +480,12 @@ mod tests {
     #[test]
     fn a_complete_method_is_kept() {
         let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
-        asked.ways[1].complete = true;
-        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
+        asked.methods[1].complete = true;
+        assert_eq!(asked.answer(), KernelAnswer::Here { method: COMPILED });
         // A later kernel gets its module with the same method.
         let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
-        later.ways[1].begun = true;
-        assert_eq!(later.answer(), KernelAnswer::Here { way: COMPILED });
+        later.methods[1].begun = true;
+        assert_eq!(later.answer(), KernelAnswer::Here { method: COMPILED });
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! let h100 = matrix.meanings("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
 //! let wish = Wish { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Wish::default() };
 //! let pick = pick(&matrix, &wish)?;
-//! println!("{} with {} modules", pick.branch, pick.flavour);
+//! println!("{} with {} modules", pick.branch, pick.flavor);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -34,7 +34,7 @@ pub mod kernel;
 pub mod kernels;
 pub mod load;
 pub mod matrix;
-mod meanings;
+mod name_match;
 pub mod names;
 mod options;
 pub mod pattern;
@@ -43,10 +43,10 @@ pub mod pick;
 pub mod question;
 mod released;
 pub mod rules;
-pub mod ruling;
+pub mod rule_result;
 pub mod security;
 pub mod text;
 pub mod version;
-mod wish;
+mod constraints;
 
 pub use matrix::Matrix;

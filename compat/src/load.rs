@@ -18,25 +18,25 @@ pub struct MatrixError {
     /// The file name from the caller.
     pub file: String,
     /// The errors in file order. Never empty.
-    pub problems: Vec<MatrixFlaw>,
+    pub problems: Vec<MatrixIssue>,
 }
 
 /// An error in a matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MatrixFlaw {
+pub struct MatrixIssue {
     /// The line, counted from 1.
     pub line: usize,
     /// The message.
     pub what: String,
 }
 
-impl fmt::Display for MatrixFlaw {
+impl fmt::Display for MatrixIssue {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "line {}: {}", self.line, self.what)
     }
 }
 
-fn list(problems: &[MatrixFlaw]) -> String {
+fn list(problems: &[MatrixIssue]) -> String {
     let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
     texts.join("; ")
 }
@@ -53,7 +53,7 @@ impl Matrix {
                 text.and_then(|text| toml::from_str(text).map_err(|error| error.to_string()));
             read.map_err(|what| MatrixError {
                 file: "compat/cuda-driver-matrix.toml".to_owned(),
-                problems: vec![MatrixFlaw { line: 1, what }],
+                problems: vec![MatrixIssue { line: 1, what }],
             })
         });
         ONCE.clone()
@@ -74,7 +74,7 @@ impl Matrix {
                 let what = format!("`schema` is {}, but must be {SCHEMA}", matrix.schema);
                 let at = text.find("\nschema").map_or(0, |at| at + 1);
                 let line = line(text, at);
-                problems.push(MatrixFlaw { line, what });
+                problems.push(MatrixIssue { line, what });
             }
             if problems.is_empty() {
                 return Ok(matrix);
@@ -95,13 +95,13 @@ fn line(text: &str, byte: usize) -> usize {
 }
 
 /// Returns the error of the TOML parser, with the nearest key or value if it is unknown.
-fn unreadable(text: &str, error: &toml::de::Error) -> MatrixFlaw {
+fn unreadable(text: &str, error: &toml::de::Error) -> MatrixIssue {
     let message = error.message();
     let mut words = message.split('`').skip(1).step_by(2);
     let unknown = words.next().filter(|_| message.starts_with("unknown "));
     let near = unknown.and_then(|unknown| nearest(unknown, words));
     let lines: Vec<&str> = message.lines().collect();
-    MatrixFlaw {
+    MatrixIssue {
         line: line(text, error.span().map_or(0, |span| span.start)),
         what: lines.join(" ") + &perhaps(near),
     }
@@ -152,13 +152,13 @@ const REFERENCES: [(&str, &str, &str, &str); 11] = [
 ];
 
 /// Returns each duplicate entry, and each reference to a missing entry.
-fn contradictions(text: &str) -> Vec<MatrixFlaw> {
+fn contradictions(text: &str) -> Vec<MatrixIssue> {
     let (root, _) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
     let mut found = Vec::new();
     let mut bad = |at: usize, what: String| {
         let line = line(text, at);
-        found.push(MatrixFlaw { line, what });
+        found.push(MatrixIssue { line, what });
     };
     for (table, keys) in IDENTITIES {
         let mut seen = BTreeSet::new();
@@ -236,7 +236,7 @@ mod tests {
     const BUILTIN: &str = include_str!("../cuda-driver-matrix.toml");
 
     /// Changes one text of the built-in matrix, and returns the first error.
-    fn broken(from: &str, to: &str) -> MatrixFlaw {
+    fn broken(from: &str, to: &str) -> MatrixIssue {
         assert!(BUILTIN.contains(from), "{from}");
         let text = BUILTIN.replacen(from, to, 1);
         let error = Matrix::parse(&text, "m.toml").unwrap_err();

@@ -4,10 +4,10 @@ use serde::Deserialize;
 
 pub use crate::chips::{ChipRange, Series};
 pub use crate::evidence::Confidence;
-pub use crate::options::{InstanceFlavour, ModuleOption};
+pub use crate::options::{InstanceFlavor, ModuleOption};
 
 use crate::evidence::row;
-use crate::identity::{Architecture, Flavour, SupportedFlavours};
+use crate::identity::{Architecture, Flavor, SupportedFlavors};
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 use crate::{capability::ComputeCapability, pci::PciId};
 
@@ -99,8 +99,8 @@ pub struct Matrix {
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
     /// Kernel module flavors that instance types require.
-    #[serde(rename = "instance-flavour", default)]
-    pub instance_flavours: Vec<InstanceFlavour>,
+    #[serde(rename = "instance-flavor", default)]
+    pub instance_flavors: Vec<InstanceFlavor>,
 }
 
 /// A source of entries.
@@ -142,7 +142,7 @@ row! {
         /// The prefixes of its chip names in `pci.ids`.
         chip_prefixes: Vec<String>,
         /// The default module flavors of its boards.
-        modules: SupportedFlavours,
+        modules: SupportedFlavors,
         /// The last branch that supports it. `None` if it is still supported.
         last_branch: Option<Branch>,
     }
@@ -335,7 +335,7 @@ row! {
         /// The fabric of the full board. A slice without a visible NVSwitch needs none.
         fabric: Fabric,
         /// The supported module flavors.
-        modules: SupportedFlavours,
+        modules: SupportedFlavors,
         /// The first version of each branch that supports it, oldest first.
         #[serde(default)]
         min_drivers: Vec<DriverVersion>,
@@ -443,7 +443,7 @@ row! {
         /// Only for this architecture, as printed by `uname -m`.
         arch: Option<String>,
         /// Only for these modules.
-        flavour: Option<Flavour>,
+        flavor: Option<Flavor>,
     }
 }
 
@@ -486,7 +486,7 @@ row! {
         /// Up to this version.
         last_driver: DriverVersion,
         /// The kernel modules of the report. `None` for both.
-        modules: Option<SupportedFlavours>,
+        modules: Option<SupportedFlavors>,
         /// The modules build, and the failure occurs at run time.
         #[serde(default)]
         builds: bool,

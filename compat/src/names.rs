@@ -7,7 +7,7 @@ use crate::pci::{NVIDIA, PciId};
 
 /// A match of a name.
 #[derive(Debug, Clone)]
-pub struct Meaning<'m> {
+pub struct NameMatch<'m> {
     /// A label such as `H100 PCIe (10de:2331)` or `p5.48xlarge (8 × H100)`.
     pub label: String,
     /// The GPU. `None` for an instance type without an NVIDIA GPU.
@@ -46,9 +46,9 @@ impl Matrix {
     ///
     /// # Errors
     /// If the name has no match.
-    pub fn meanings(&self, name: &str) -> Result<Vec<Meaning<'_>>, UnknownName> {
+    pub fn name_matches(&self, name: &str) -> Result<Vec<NameMatch<'_>>, UnknownName> {
         if let Ok(id) = name.trim().parse::<PciId>() {
-            return Ok(vec![self.meaning(GpuIdentity {
+            return Ok(vec![self.name_match(GpuIdentity {
                 pci_id: id,
                 subsystem_id: None,
                 chip_name: None,
@@ -72,8 +72,8 @@ impl Matrix {
             })
     }
 
-    fn meaning(&self, gpu: GpuIdentity) -> Meaning<'_> {
-        Meaning {
+    fn name_match(&self, gpu: GpuIdentity) -> NameMatch<'_> {
+        NameMatch {
             label: self.board(&gpu).label,
             gpu: Some(gpu),
             instance: None,
@@ -83,7 +83,7 @@ impl Matrix {
     }
 
     /// The boards of a name such as `HGX H100` or `DGX A100`: those that are built with NVSwitches.
-    fn baseboard(&self, name: &str) -> Vec<Meaning<'_>> {
+    fn baseboard(&self, name: &str) -> Vec<NameMatch<'_>> {
         let mut words = words(name);
         let before = words.len();
         words.retain(|word| !matches!(word.as_str(), "hgx" | "dgx"));
@@ -96,40 +96,40 @@ impl Matrix {
         }
         let found = self.products(&words.join(" ")).into_iter();
         found
-            .filter(|meaning| self.has_switches(meaning))
-            .map(|meaning| times(BASEBOARD, meaning, Some(true)))
+            .filter(|name_match| self.has_switches(name_match))
+            .map(|name_match| times(BASEBOARD, name_match, Some(true)))
             .collect()
     }
 
     /// The boards of a name with a number, such as `8xH100`. Eight boards of a kind that exists with NVSwitches are
     /// understood as a baseboard.
-    fn several(&self, name: &str) -> Vec<Meaning<'_>> {
+    fn several(&self, name: &str) -> Vec<NameMatch<'_>> {
         let Some((count, rest)) = counted(name) else {
             return Vec::new();
         };
-        let found = match self.meanings(rest) {
+        let found = match self.name_matches(rest) {
             Ok(found) if found.iter().all(|one| one.instance.is_none()) => found,
             _ => return Vec::new(),
         };
         let (with, without): (Vec<_>, Vec<_>) =
-            (found.into_iter()).partition(|meaning| self.has_switches(meaning));
+            (found.into_iter()).partition(|name_match| self.has_switches(name_match));
         match (count >= BASEBOARD, with.is_empty()) {
             (true, false) => (with.into_iter())
-                .map(|meaning| times(count, meaning, Some(true)))
+                .map(|name_match| times(count, name_match, Some(true)))
                 .collect(),
             // Four boards may be part of a baseboard with switches or not.
-            _ => (with.into_iter().map(|meaning| times(count, meaning, None)))
-                .chain((without.into_iter()).map(|meaning| times(count, meaning, Some(false))))
+            _ => (with.into_iter().map(|name_match| times(count, name_match, None)))
+                .chain((without.into_iter()).map(|name_match| times(count, name_match, Some(false))))
                 .collect(),
         }
     }
 
-    fn has_switches(&self, meaning: &Meaning<'_>) -> bool {
-        let board = meaning.gpu.as_ref().map(|gpu| self.board(gpu));
+    fn has_switches(&self, name_match: &NameMatch<'_>) -> bool {
+        let board = name_match.gpu.as_ref().map(|gpu| self.board(gpu));
         board.is_some_and(|board| matches!(board.fabric(), Fabric::Fm | Fabric::FmNvlsm))
     }
 
-    fn products(&self, name: &str) -> Vec<Meaning<'_>> {
+    fn products(&self, name: &str) -> Vec<NameMatch<'_>> {
         let asked = words(name);
         let split = split_words(&asked);
         if asked.is_empty() {
@@ -161,7 +161,7 @@ impl Matrix {
         let rows = rows.into_iter().find(|rows| !rows.is_empty());
         let rows = rows.unwrap_or_default().into_iter();
         rows.map(|row| {
-            self.meaning(GpuIdentity {
+            self.name_match(GpuIdentity {
                 pci_id: row.pci_id,
                 subsystem_id: row.subsystem_id,
                 chip_name: None,
@@ -171,15 +171,15 @@ impl Matrix {
     }
 
     /// A product without an entry, by its series. It has the name of the query, and no ID.
-    fn of_series(&self, name: &str) -> Vec<Meaning<'_>> {
+    fn of_series(&self, name: &str) -> Vec<NameMatch<'_>> {
         let words = split_words(&words(name));
         let row = self.series.iter().find(|row| is_of(row, &words));
-        let meaning = row.map(|row| self.meaning(without_id(&row.chip, name.trim())));
-        meaning.into_iter().collect()
+        let name_match = row.map(|row| self.name_match(without_id(&row.chip, name.trim())));
+        name_match.into_iter().collect()
     }
 
     /// A chip of each compute capability of an architecture.
-    fn of_architecture(&self, name: &str) -> Vec<Meaning<'_>> {
+    fn of_architecture(&self, name: &str) -> Vec<NameMatch<'_>> {
         let asked = name.trim().to_lowercase();
         let blocks = self
             .chip_ranges
@@ -197,25 +197,25 @@ impl Matrix {
             seen.push(block.compute_capability);
             let title = self.architecture(&block.architecture);
             let title = title.map_or(asked.as_str(), |row| row.title.as_str());
-            found.push(self.meaning(without_id(chip, &format!("{title} {chip}"))));
+            found.push(self.name_match(without_id(chip, &format!("{title} {chip}"))));
         }
         found
     }
 
-    fn instances(&self, fits: impl Fn(&InstanceType) -> bool) -> Vec<Meaning<'_>> {
+    fn instances(&self, fits: impl Fn(&InstanceType) -> bool) -> Vec<NameMatch<'_>> {
         let rows = self.instance_types.iter().filter(|row| fits(row));
         rows.flat_map(|row| self.of_instance(row)).collect()
     }
 
     /// The GPUs of an instance type. Several IDs of its entry are alternatives.
-    fn of_instance<'m>(&'m self, row: &'m InstanceType) -> Vec<Meaning<'m>> {
+    fn of_instance<'m>(&'m self, row: &'m InstanceType) -> Vec<NameMatch<'m>> {
         let many = match (row.gpu_fraction, row.gpus) {
             (Some(part), _) => format!("{part} of {}", row.gpu),
             (None, 1) => row.gpu.clone(),
             (None, count) => format!("{count} × {}", row.gpu),
         };
         let label = format!("{} ({many})", row.name);
-        let meaning = |gpu| Meaning {
+        let name_match = |gpu| NameMatch {
             label: label.clone(),
             gpu,
             instance: Some(row),
@@ -223,14 +223,14 @@ impl Matrix {
             switches: Some(row.fabric != Fabric::None),
         };
         if row.gpu_ids.is_empty() {
-            return vec![meaning(None)];
+            return vec![name_match(None)];
         }
         let gpus = row.gpu_ids.iter().map(|id| GpuIdentity {
             pci_id: *id,
             subsystem_id: None,
             chip_name: None,
         });
-        gpus.map(|gpu| meaning(Some(gpu))).collect()
+        gpus.map(|gpu| name_match(Some(gpu))).collect()
     }
 
     /// The GPU names within a longer name: `H100` in `BM.GPU.H100.8`.
@@ -271,12 +271,12 @@ impl Matrix {
 const BASEBOARD: u32 = 8;
 
 /// A number of the same boards.
-fn times(count: u32, meaning: Meaning<'_>, switches: Option<bool>) -> Meaning<'_> {
-    Meaning {
-        label: format!("{count} × {}", meaning.label),
+fn times(count: u32, name_match: NameMatch<'_>, switches: Option<bool>) -> NameMatch<'_> {
+    NameMatch {
+        label: format!("{count} × {}", name_match.label),
         gpus: Some(count),
         switches,
-        ..meaning
+        ..name_match
     }
 }
 
@@ -395,8 +395,8 @@ mod tests {
 
     fn named(name: &str) -> Vec<String> {
         let matrix = matrix();
-        let found = matrix.meanings(name).unwrap_or_default();
-        found.into_iter().map(|meaning| meaning.label).collect()
+        let found = matrix.name_matches(name).unwrap_or_default();
+        found.into_iter().map(|name_match| name_match.label).collect()
     }
 
     #[test]
@@ -482,7 +482,7 @@ mod tests {
             ("CMP 40HX", "turing", "7.5"),
             ("P102-100", "pascal", "6.1"),
         ] {
-            let found = matrix.meanings(name).unwrap();
+            let found = matrix.name_matches(name).unwrap();
             assert_eq!(found.len(), 1, "{name}");
             let gpu = found[0].gpu.as_ref().unwrap();
             let board = matrix.board(gpu);
@@ -500,12 +500,12 @@ mod tests {
             ("GTX 675M", "fermi"),
             ("GTX 675MX", "kepler"),
         ] {
-            let found = matrix.meanings(name).unwrap();
+            let found = matrix.name_matches(name).unwrap();
             let board = matrix.board(found[0].gpu.as_ref().unwrap());
             let own = board.architecture.map(|row| row.name.as_str());
             assert_eq!(own, Some(architecture), "{name}");
         }
-        let found = matrix.meanings("GTX 580").unwrap();
+        let found = matrix.name_matches("GTX 580").unwrap();
         let board = matrix.board(found[0].gpu.as_ref().unwrap());
         assert_eq!(
             board.architecture.map(|row| row.name.as_str()),
@@ -531,7 +531,7 @@ mod tests {
             "dgx-a100", "A100 SXM4 80GB (10de:20b2)", 8, Some(true);
             "DGX B200", "B200 (10de:2901)", 8, Some(true);
         } {
-            let found = matrix.meanings(name).unwrap();
+            let found = matrix.name_matches(name).unwrap();
             let label = format!("{count} × {some}");
             let one = found.iter().find(|one| one.label == label);
             let one = one.unwrap_or_else(|| panic!("{name}: {:?}", named(name)));
@@ -542,32 +542,32 @@ mod tests {
         }
         assert_eq!(named("DGX Spark"), ["GB10 (10de:2e12)"]);
         for name in ["HGX L40S", "8x", "99xH100", "8xp5.48xlarge"] {
-            assert!(matrix.meanings(name).is_err(), "{name}");
+            assert!(matrix.name_matches(name).is_err(), "{name}");
         }
     }
 
     #[test]
     fn unknown_names_get_the_nearest_names() {
         let matrix = matrix();
-        let unknown = matrix.meanings("L40X").unwrap_err();
+        let unknown = matrix.name_matches("L40X").unwrap_err();
         assert!(
             unknown.nearest.iter().any(|name| name.starts_with("L40")),
             "{unknown}"
         );
         for (name, gpu) in [("gpu_8x_h100_sxm5", "H100"), ("gpu_1x_gh200", "GH200")] {
-            let unknown = matrix.meanings(name).unwrap_err();
+            let unknown = matrix.name_matches(name).unwrap_err();
             assert_eq!(unknown.nearest, [gpu], "{unknown}");
-            assert!(matrix.meanings(gpu).is_ok());
+            assert!(matrix.name_matches(gpu).is_ok());
         }
         for name in ["", "NVIDIA", "Voodoo", "H300X", "Tesla M2090"] {
-            assert!(matrix.meanings(name).is_err(), "{name}");
+            assert!(matrix.name_matches(name).is_err(), "{name}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn any_name_is_looked_up_without_panic(name in "(RTX|H100| |-|_|.)*") {
-            let _ = matrix().meanings(&name);
+            let _ = matrix().name_matches(&name);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Kernel module options and flavors that boards or instance types require.
 
 use crate::evidence::row;
-use crate::identity::{Flavour, GpuIdentity};
+use crate::identity::{Flavor, GpuIdentity};
 use crate::pattern;
 use crate::pci::PciId;
 use crate::version::Branch;
@@ -23,7 +23,7 @@ row! {
         #[serde(default)]
         gpu_ids: Vec<PciId>,
         /// The flavor of the modules.
-        flavour: Option<Flavour>,
+        flavor: Option<Flavor>,
         /// The first branch with the option.
         from_branch: Option<Branch>,
         /// The effect, as text.
@@ -33,18 +33,18 @@ row! {
 
 row! {
     /// The preferred module flavor on some instance types. It is selected if the branch has it.
-    InstanceFlavour {
+    InstanceFlavor {
         /// `aws`, `gcp`, `azure`.
         provider: String,
         /// Instance types, as shell patterns.
         instance_types: Vec<String>,
-        flavour: Flavour,
+        flavor: Flavor,
         /// The reason, as the end of a sentence.
         why: String,
     }
 }
 
-impl InstanceFlavour {
+impl InstanceFlavor {
     /// Returns `true` if it applies to an instance type of a provider.
     pub fn is_for(&self, (provider, name): &(String, String)) -> bool {
         self.provider == *provider
@@ -59,7 +59,7 @@ impl ModuleOption {
         gpus: &[GpuIdentity],
         instance: Option<&(String, String)>,
         branch: Branch,
-        flavour: Flavour,
+        flavor: Flavor,
     ) -> bool {
         let of_instance = self.instance_types.is_empty()
             || instance.is_some_and(|(provider, name)| {
@@ -70,7 +70,7 @@ impl ModuleOption {
             self.gpu_ids.is_empty() || gpus.iter().any(|gpu| self.gpu_ids.contains(&gpu.pci_id));
         of_instance
             && of_board
-            && self.flavour.is_none_or(|one| one == flavour)
+            && self.flavor.is_none_or(|one| one == flavor)
             && self.from_branch.is_none_or(|first| branch >= first)
     }
 }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn options_apply_to_boards_and_instance_types() {
         let matrix = Matrix::builtin().unwrap();
-        let of = |id: &str, instance: Option<&str>, branch: u32, flavour: Flavour| {
+        let of = |id: &str, instance: Option<&str>, branch: u32, flavor: Flavor| {
             let gpus = [GpuIdentity {
                 pci_id: id.parse().unwrap(),
                 subsystem_id: None,
@@ -91,14 +91,14 @@ mod tests {
             }];
             let instance = instance.map(|name| ("aws".to_owned(), name.to_owned()));
             let found: Vec<String> = (matrix.module_options.iter())
-                .filter(|row| row.is_for(&gpus, instance.as_ref(), Branch(branch), flavour))
+                .filter(|row| row.is_for(&gpus, instance.as_ref(), Branch(branch), flavor))
                 .map(|row| format!("{}={}", row.option, row.value))
                 .collect();
             found.join(" ")
         };
         let gsp = "NVreg_EnableGpuFirmware=0";
-        let (open, proprietary) = (Flavour::Open, Flavour::Proprietary);
-        for (id, instance, branch, flavour, options) in rows! {
+        let (open, proprietary) = (Flavor::Open, Flavor::Proprietary);
+        for (id, instance, branch, flavor, options) in rows! {
             "10de:1eb8", Some("g4dn.xlarge"), 580, proprietary, gsp;
             "10de:2237", Some("g5.48xlarge"), 580, proprietary, gsp;
             // The open modules require the GSP.
@@ -113,7 +113,7 @@ mod tests {
             "10de:2330", Some("p5.48xlarge"), 580, open, "";
         } {
             assert_eq!(
-                of(id, instance, branch, flavour),
+                of(id, instance, branch, flavor),
                 options,
                 "{id} {instance:?} {branch}"
             );

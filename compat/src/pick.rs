@@ -2,7 +2,7 @@
 
 pub use crate::attempt::Pick;
 pub use crate::explain::NoDriver;
-pub use crate::wish::Wish;
+pub use crate::constraints::Constraints;
 
 use crate::attempt::attempt;
 use crate::explain::explain;
@@ -20,6 +20,6 @@ use crate::matrix::Matrix;
 ///
 /// # Errors
 /// If every candidate is rejected. The error contains the reasons and the nearest constraints that work.
-pub fn pick(matrix: &Matrix, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
-    attempt(matrix, wish).map_err(|failed| Box::new(explain(matrix, wish, failed)))
+pub fn pick(matrix: &Matrix, constraints: &Constraints) -> Result<Pick, Box<NoDriver>> {
+    attempt(matrix, constraints).map_err(|failed| Box::new(explain(matrix, constraints, failed)))
 }

@@ -3,21 +3,21 @@
 
 use std::collections::BTreeSet;
 
-pub use crate::answer::{Answer, BranchAnswer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
+pub use crate::answer::{Answer, BranchAnswer, Compatibility, DriverAnswer, NameMatchAnswer, SCHEMA};
 pub use crate::asked::DriverOrBranch;
 
 use crate::attempt;
 use crate::board::Board;
 use crate::branches;
 use crate::cudnn;
-use crate::identity::{Flavour, GpuIdentity, SupportedFlavours};
+use crate::identity::{Flavor, GpuIdentity, SupportedFlavors};
 use crate::kernel;
 use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix, Support};
-use crate::meanings;
-use crate::names::Meaning;
-use crate::pick::{Wish, pick};
+use crate::name_match;
+use crate::names::NameMatch;
+use crate::pick::{Constraints, pick};
 use crate::rules;
-use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
+use crate::rule_result::{self, Evaluation, Candidate, Rule, RuleResult};
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// A query. At least one field must be set.
@@ -72,16 +72,16 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuest
         }
         return Ok(of_one(matrix, question, None));
     };
-    Ok(match matrix.meanings(name) {
+    Ok(match matrix.name_matches(name) {
         Err(unknown) => unknown_gpu(matrix, question, &unknown.to_string()),
         Ok(found) => {
             let several = found.len() > 1;
-            let answers = found.into_iter().map(|meaning| {
+            let answers = found.into_iter().map(|name_match| {
                 let called = several.then_some(name.as_str());
-                let answer = of_one(matrix, question, Some((&meaning, called)));
-                (meaning.label, answer)
+                let answer = of_one(matrix, question, Some((&name_match, called)));
+                (name_match.label, answer)
             });
-            meanings::together(name, answers.collect())
+            name_match::together(name, answers.collect())
         }
     })
 }
@@ -107,13 +107,13 @@ fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
 fn of_one(
     matrix: &Matrix,
     question: &Question,
-    meant: Option<(&Meaning<'_>, Option<&str>)>,
+    meant: Option<(&NameMatch<'_>, Option<&str>)>,
 ) -> Answer {
-    let instance = meant.and_then(|(meaning, _)| meaning.instance);
-    let gpu = meant.and_then(|(meaning, _)| meaning.gpu.clone());
+    let instance = meant.and_then(|(name_match, _)| name_match.instance);
+    let gpu = meant.and_then(|(name_match, _)| name_match.gpu.clone());
     let machine = question.machine.as_ref();
-    let switches = meant.and_then(|(meaning, _)| meaning.switches);
-    let wish = Wish {
+    let switches = meant.and_then(|(name_match, _)| name_match.switches);
+    let constraints = Constraints {
         gpus: (gpu.into_iter())
             .chain(machine.into_iter().flat_map(|machine| machine.gpus.clone()))
             .collect(),
@@ -130,22 +130,22 @@ fn of_one(
         cudnn: question.cudnn,
         arch: instance.map(|row| row.arch.clone()),
         instance: instance.map(|row| (row.provider.clone(), row.name.clone())),
-        ..Wish::default()
+        ..Constraints::default()
     };
-    let needs = wish.needs(matrix);
+    let needs = constraints.needs(matrix);
     let names_a_gpu_alone = question.driver.is_none()
         && question.cuda.is_none()
         && question.cudnn.is_none()
         && question.kernel.is_none()
-        && attempt::other_driver(matrix, &wish).is_none();
+        && attempt::other_driver(matrix, &constraints).is_none();
     let Reasons {
         verdict,
         mut why,
         mut citations,
         recommended,
     } = match &question.driver {
-        Some(driver) => about_driver(matrix, &wish, &needs, driver),
-        None => about_pick(matrix, &wish, &needs),
+        Some(driver) => about_driver(matrix, &constraints, &needs, driver),
+        None => about_pick(matrix, &constraints, &needs),
     };
     for board in &needs.boards {
         citations.extend(board.citations.iter().map(|key| (*key).to_owned()));
@@ -168,7 +168,7 @@ fn of_one(
             max_branch: needs.boards.iter().filter_map(Board::last_branch).min(),
             recommended,
         },
-        module_flavour: needs
+        module_flavor: needs
             .boards
             .iter()
             .filter(|board| board.architecture.is_some())
@@ -176,7 +176,7 @@ fn of_one(
             .reduce(|one, other| shared(one?, other?))
             .flatten(),
         citations: cite(matrix, &citations),
-        meanings: Vec::new(),
+        name_matches: Vec::new(),
         branches: if names_a_gpu_alone {
             branches::driving(matrix, &needs)
         } else {
@@ -186,9 +186,9 @@ fn of_one(
 }
 
 /// Returns the module flavors that both GPUs of a machine support.
-fn shared(one: SupportedFlavours, other: SupportedFlavours) -> Option<SupportedFlavours> {
+fn shared(one: SupportedFlavors, other: SupportedFlavors) -> Option<SupportedFlavors> {
     match (one, other) {
-        (SupportedFlavours::Either, same) | (same, SupportedFlavours::Either) => Some(same),
+        (SupportedFlavors::Either, same) | (same, SupportedFlavors::Either) => Some(same),
         (one, other) => (one == other).then_some(one),
     }
 }
@@ -204,41 +204,41 @@ struct Reasons {
 /// Evaluates the driver of the query.
 fn about_driver(
     matrix: &Matrix,
-    wish: &Wish,
+    constraints: &Constraints,
     needs: &rules::Needs<'_>,
     driver: &DriverOrBranch,
 ) -> Reasons {
-    let mut judged = judge(matrix, needs, driver);
-    if let Some(refusal) = attempt::other_driver(matrix, wish) {
-        judged.verdict = Compatibility::Incompatible;
-        judged.rulings.insert(0, refusal);
+    let mut evaluated = evaluate(matrix, needs, driver);
+    if let Some(refusal) = attempt::other_driver(matrix, constraints) {
+        evaluated.verdict = Compatibility::Incompatible;
+        evaluated.rule_results.insert(0, refusal);
     }
-    let cited = judged
-        .rulings
+    let cited = evaluated
+        .rule_results
         .iter()
         .flat_map(|r| r.citations.iter().cloned());
     let citations = cited.collect();
     let mut why: Vec<String> = Vec::new();
-    for ruling in &judged.rulings {
-        if !why.contains(&ruling.text) {
-            why.push(ruling.text.clone());
+    for rule_result in &evaluated.rule_results {
+        if !why.contains(&rule_result.text) {
+            why.push(rule_result.text.clone());
         }
     }
-    if judged.verdict == Compatibility::Compatible && why.is_empty() {
-        why.push(judged.fits);
+    if evaluated.verdict == Compatibility::Compatible && why.is_empty() {
+        why.push(evaluated.fits);
     }
     Reasons {
-        verdict: judged.verdict,
+        verdict: evaluated.verdict,
         why,
         citations,
-        recommended: pick(matrix, wish).ok().map(|pick| pick.recommended),
+        recommended: pick(matrix, constraints).ok().map(|pick| pick.recommended),
     }
 }
 
 /// Selects a driver for the query.
-fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons {
+fn about_pick(matrix: &Matrix, constraints: &Constraints, needs: &rules::Needs<'_>) -> Reasons {
     let without_code = !rules::without_code(matrix, needs).is_empty();
-    match pick(matrix, wish) {
+    match pick(matrix, constraints) {
         Ok(pick) => Reasons {
             verdict: if without_code {
                 Compatibility::Incompatible
@@ -251,7 +251,7 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
             why: match pick.doubtful || without_code {
                 true => pick.warnings.into_iter().chain(pick.reasons).collect(),
                 false => (pick.reasons.into_iter())
-                    .chain(waiting(matrix, wish, pick.branch))
+                    .chain(waiting(matrix, constraints, pick.branch))
                     .chain(pick.warnings)
                     .collect(),
             },
@@ -278,16 +278,16 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
 }
 
 /// Explains why a newer long-term branch that supports the GPUs is not recommended yet.
-fn waiting(matrix: &Matrix, wish: &Wish, picked: Branch) -> Option<String> {
+fn waiting(matrix: &Matrix, constraints: &Constraints, picked: Branch) -> Option<String> {
     let mut rows = matrix.branches.iter().rev();
     let (row, from) = rows.find_map(|row| {
         let from = row.default_from.filter(|from| matrix.as_of < *from)?;
         let newer = row.branch > picked && row.support == Support::Supported;
         newer.then_some((row, from))
     })?;
-    let other = Wish {
+    let other = Constraints {
         branch: Some(row.branch),
-        ..wish.clone()
+        ..constraints.clone()
     };
     pick(matrix, &other).ok()?;
     let until = (row.end_of_life.as_ref())
@@ -318,84 +318,84 @@ fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
 /// The result of the rules for the driver of the query.
 struct DriverVerdict {
     verdict: Compatibility,
-    rulings: Vec<Ruling>,
+    rule_results: Vec<RuleResult>,
     fits: String,
 }
 
-fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> DriverVerdict {
+fn evaluate(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> DriverVerdict {
     let branch = match driver {
-        DriverOrBranch::Version(version) => return judge_version(matrix, needs, version),
+        DriverOrBranch::Version(version) => return evaluate_version(matrix, needs, version),
         DriverOrBranch::Branch(branch) => *branch,
     };
     if let Some(row) = matrix.branch(branch) {
-        return judge_version(matrix, needs, &row.newest_version);
+        return evaluate_version(matrix, needs, &row.newest_version);
     }
     // No version of the branch is known. A result that is equal for the first and the last possible version applies to all.
     let [first, last] = DriverVersion::bounds(branch);
-    let first = judge_version(matrix, needs, &first);
-    let mut last = judge_version(matrix, needs, &last);
+    let first = evaluate_version(matrix, needs, &first);
+    let mut last = evaluate_version(matrix, needs, &last);
     if first.verdict != last.verdict {
         let none: [&str; 0] = [];
         let text =
             format!("the result depends on the version of branch {branch}: specify a version");
-        let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
-        last.rulings = first.rulings;
-        last.rulings.insert(0, ruling);
+        let rule_result = rule_result::say(Rule::UnknownBranch, Evaluation::Unknown, text, &none);
+        last.rule_results = first.rule_results;
+        last.rule_results.insert(0, rule_result);
         last.verdict = Compatibility::Unknown;
     }
     last
 }
 
-fn judge_version(
+fn evaluate_version(
     matrix: &Matrix,
     needs: &rules::Needs<'_>,
     version: &DriverVersion,
 ) -> DriverVerdict {
     // The query contains no flavor, so the better one counts, or the default of the branch if both are equal.
-    let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
+    let preferred = attempt::preferred_flavor(matrix, needs, version.branch());
     let other = match preferred {
-        Flavour::Open => Flavour::Proprietary,
-        Flavour::Proprietary => Flavour::Open,
+        Flavor::Open => Flavor::Proprietary,
+        Flavor::Proprietary => Flavor::Open,
     };
-    let of = |flavour| {
-        rules::judge(
+    let of = |flavor| {
+        rules::evaluate(
             matrix,
             needs,
-            &Offer {
+            &Candidate {
                 version: version.clone(),
-                flavour,
+                flavor,
             },
         )
     };
-    let weight = |rulings: &[Ruling]| {
-        let refused = rulings
+    let weight = |rule_results: &[RuleResult]| {
+        let refused = rule_results
             .iter()
-            .filter(|r| r.judgement == Judgement::Refuse)
+            .filter(|r| r.evaluation == Evaluation::Refuse)
             .count();
         (
             refused,
-            rulings
+            rule_results
                 .iter()
-                .filter(|r| r.judgement >= Judgement::Unknown)
+                .filter(|r| r.evaluation >= Evaluation::Unknown)
                 .count(),
         )
     };
     let (first, second) = (of(preferred), of(other));
     // Keep a report about the default modules if there is no report about the other modules.
-    let reported = |rulings: &[Ruling]| {
-        let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
-        (rulings.iter().filter(kernel))
-            .filter(|ruling| ruling.judgement >= Judgement::Unknown)
-            .map(|ruling| ruling.text.clone())
+    let reported = |rule_results: &[RuleResult]| {
+        let kernel = |rule_result: &&RuleResult| rule_result.rule == Rule::Kernel;
+        (rule_results.iter().filter(kernel))
+            .filter(|rule_result| rule_result.evaluation >= Evaluation::Unknown)
+            .map(|rule_result| rule_result.text.clone())
             .collect::<Vec<_>>()
     };
-    let fits = |rulings: &[Ruling]| {
-        let flavour = |rule| matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour);
-        !(rulings.iter())
-            .any(|ruling| flavour(ruling.rule) && ruling.judgement == Judgement::Refuse)
+    let fits = |rule_results: &[RuleResult]| {
+        let flavor = |rule| matches!(rule, Rule::BoardFlavor | Rule::BranchFlavor);
+        !(rule_results.iter())
+            .any(|rule_result| flavor(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse)
     };
     let (mut worse, mut named) = (Vec::new(), preferred);
-    let (flavour, mut rulings) = if weight(&second) < weight(&first) {
+    let (flavor, mut rule_results) = if weight(&second) < weight(&first) {
         if fits(&first) {
             (worse, named) = (reported(&first), preferred);
         }
@@ -406,27 +406,27 @@ fn judge_version(
         }
         (preferred, first)
     };
-    worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
+    worse.retain(|text| !rule_results.iter().any(|rule_result| rule_result.text == *text));
     for text in worse {
         let none: [&str; 0] = [];
         // The default modules determine the result. The other modules are only a note.
-        let judgement = match named == preferred {
-            true => Judgement::Unknown,
-            false => Judgement::Note,
+        let evaluation = match named == preferred {
+            true => Evaluation::Unknown,
+            false => Evaluation::Note,
         };
         let text = format!("with the {named} kernel modules: {text}");
-        rulings.push(ruling::say(Rule::Kernel, judgement, text, &none));
+        rule_results.push(rule_result::say(Rule::Kernel, evaluation, text, &none));
     }
-    rulings.extend(no_data(matrix, needs, version, &rulings));
+    rule_results.extend(no_data(matrix, needs, version, &rule_results));
 
-    let refused: Vec<&Ruling> = rulings
+    let refused: Vec<&RuleResult> = rule_results
         .iter()
-        .filter(|r| r.judgement == Judgement::Refuse)
+        .filter(|r| r.evaluation == Evaluation::Refuse)
         .collect();
-    let unsure = rulings.iter().any(|r| r.judgement >= Judgement::Unknown);
-    let without_code = rulings
+    let unsure = rule_results.iter().any(|r| r.evaluation >= Evaluation::Unknown);
+    let without_code = rule_results
         .iter()
-        .any(|r| r.rule == Rule::CudaArchitecture && r.judgement >= Judgement::Against);
+        .any(|r| r.rule == Rule::CudaArchitecture && r.evaluation >= Evaluation::Against);
     let nothing_known = needs
         .boards
         .iter()
@@ -441,19 +441,19 @@ fn judge_version(
         }
     } else if refused
         .iter()
-        .all(|ruling| ruling.rule == Rule::ForwardCompat)
+        .all(|rule_result| rule_result.rule == Rule::ForwardCompat)
     {
         Compatibility::NeedsForwardCompat
-    } else if nothing_known && refused.iter().all(|ruling| ruling.rule == Rule::UnknownGpu) {
+    } else if nothing_known && refused.iter().all(|rule_result| rule_result.rule == Rule::UnknownGpu) {
         Compatibility::Unknown
     } else {
         Compatibility::Incompatible
     };
-    rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
-    let fits = format!("driver {version} with {flavour} kernel modules: no rule rejects it");
+    rule_results.sort_by_key(|rule_result| std::cmp::Reverse(rule_result.evaluation));
+    let fits = format!("driver {version} with {flavor} kernel modules: no rule rejects it");
     DriverVerdict {
         verdict,
-        rulings,
+        rule_results,
         fits,
     }
 }
@@ -464,10 +464,10 @@ fn no_data(
     matrix: &Matrix,
     needs: &rules::Needs<'_>,
     version: &DriverVersion,
-    rulings: &[Ruling],
-) -> Option<Ruling> {
+    rule_results: &[RuleResult],
+) -> Option<RuleResult> {
     let none: [&str; 0] = [];
-    if rulings.iter().any(|ruling| ruling.rule == Rule::Kernel) {
+    if rule_results.iter().any(|rule_result| rule_result.rule == Rule::Kernel) {
         return None;
     }
     let is_unknown = |kernel: &&KernelVersion| !kernel::is_covered(matrix, kernel, version);
@@ -476,7 +476,7 @@ fn no_data(
             "no data about driver {version} on kernel {kernel}: only a build, or a package for this kernel, shows \
              whether it works"
         );
-        return Some(ruling::say(Rule::Kernel, Judgement::Unknown, text, &none));
+        return Some(rule_result::say(Rule::Kernel, Evaluation::Unknown, text, &none));
     }
     let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
     let (major, minor) = kernel.series();
@@ -484,7 +484,7 @@ fn no_data(
         "driver {version} builds on Linux {major}.{minor}; the vendor kernel {kernel} may contain backports that \
          break the build"
     );
-    Some(ruling::say(Rule::Kernel, Judgement::Note, text, &none))
+    Some(rule_result::say(Rule::Kernel, Evaluation::Note, text, &none))
 }
 
 /// Returns the oldest driver that supports the GPU, the CUDA version and cuDNN.

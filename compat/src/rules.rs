@@ -4,10 +4,10 @@
 
 use crate::board::Board;
 use crate::cudnn;
-use crate::identity::{Architecture, Flavour, SupportedFlavours};
+use crate::identity::{Architecture, Flavor, SupportedFlavors};
 use crate::kernel;
-use crate::matrix::{BranchRow, InstanceFlavour, Matrix, OpenModules, Support, Toolkit};
-use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
+use crate::matrix::{BranchRow, InstanceFlavor, Matrix, OpenModules, Support, Toolkit};
+use crate::rule_result::{Evaluation, Candidate, Rule, RuleResult, say};
 use crate::security;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
@@ -25,29 +25,29 @@ pub struct Needs<'m> {
     /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
     /// The module flavor that the instance type requires.
-    pub flavour: Option<&'m InstanceFlavour>,
+    pub flavor: Option<&'m InstanceFlavor>,
 }
 
 /// Returns all rule results for a candidate.
-pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
+pub fn evaluate(matrix: &Matrix, needs: &Needs<'_>, offer: &Candidate) -> Vec<RuleResult> {
     let mut said = Vec::new();
     branch(matrix, offer, &mut said);
     if let Some(lacking) = security::of_driver(matrix, &offer.version) {
         said.push(say(
             Rule::Security,
-            Judgement::Caution,
+            Evaluation::Caution,
             lacking.why,
             &lacking.citations,
         ));
     }
     for board in &needs.boards {
         board_driver(matrix, board, offer, &mut said);
-        board_flavour(board, offer.flavour, &mut said);
+        board_flavor(board, offer.flavor, &mut said);
     }
     let none: [&str; 0] = [];
     for cuda in &needs.cuda {
         if let Some(text) = matrix.unreleased_cuda(*cuda) {
-            said.push(say(Rule::CudaDriver, Judgement::Refuse, text, &none));
+            said.push(say(Rule::CudaDriver, Evaluation::Refuse, text, &none));
             continue;
         }
         cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
@@ -56,21 +56,21 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     if let Some(asked) = needs.cudnn {
         let of_driver = |rule| matches!(rule, Rule::CudaDriver | Rule::ForwardCompat);
         let is_told = (said.iter())
-            .any(|ruling| of_driver(ruling.rule) && ruling.judgement == Judgement::Refuse);
+            .any(|rule_result| of_driver(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse);
         let driver = Some(&offer.version).filter(|_| !is_told);
-        cudnn::judge(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
+        cudnn::evaluate(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
     }
     for release in &needs.kernels {
-        kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
+        kernel::evaluate(matrix, release, needs.arch.as_deref(), offer, &mut said);
     }
     said
 }
 
 /// Returns `true` if no rule rejects the candidate.
-pub fn passes(rulings: &[Ruling]) -> bool {
-    rulings
+pub fn passes(rule_results: &[RuleResult]) -> bool {
+    rule_results
         .iter()
-        .all(|ruling| ruling.judgement != Judgement::Refuse)
+        .all(|rule_result| rule_result.evaluation != Evaluation::Refuse)
 }
 
 /// Returns the toolkits of a CUDA version: one toolkit if the version has an update number, otherwise all of the minor version.
@@ -99,7 +99,7 @@ pub fn cuda_minimum(
 }
 
 /// Returns the module flavors of a branch. A branch without an entry is assumed to be like its neighbor.
-pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
+pub fn branch_flavors(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     if let Some(row) = matrix.branch(branch) {
         return (row.open, row.proprietary);
     }
@@ -152,7 +152,7 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
     }
 }
 
-fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
+fn branch(matrix: &Matrix, offer: &Candidate, said: &mut Vec<RuleResult>) {
     let branch = offer.version.branch();
     let none: [&str; 0] = [];
     if let Some(text) = matrix.unreleased_branch(branch) {
@@ -160,7 +160,7 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         let citations: Vec<String> = citations.collect();
         said.push(say(
             Rule::UnknownBranch,
-            Judgement::Refuse,
+            Evaluation::Refuse,
             text,
             &citations,
         ));
@@ -170,40 +170,40 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         // The entries of its neighbors limit an old branch. The requirements of a branch after all others are unknown.
         let (older, newer) = neighbours(matrix, branch);
         let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
-        let (judgement, bounds, citations) = match newer {
+        let (evaluation, bounds, citations) = match newer {
             Some(_) => {
                 let names: Vec<String> = rows.iter().map(|row| row.branch.to_string()).collect();
                 let bounds = format!("; the rules of branches {} are used", names.join(" and "));
                 let cited = rows.iter().flat_map(|row| row.citations.clone());
-                (Judgement::Caution, bounds, cited.collect())
+                (Evaluation::Caution, bounds, cited.collect())
             }
-            None => (Judgement::Unknown, String::new(), Vec::new()),
+            None => (Evaluation::Unknown, String::new(), Vec::new()),
         };
         let text = format!("branch {branch} is not in the matrix{bounds}");
-        said.push(say(Rule::UnknownBranch, judgement, text, &citations));
-        let missing = match branch_flavours(matrix, branch) {
-            (OpenModules::None, _) => offer.flavour == Flavour::Open,
-            (_, false) => offer.flavour == Flavour::Proprietary,
+        said.push(say(Rule::UnknownBranch, evaluation, text, &citations));
+        let missing = match branch_flavors(matrix, branch) {
+            (OpenModules::None, _) => offer.flavor == Flavor::Open,
+            (_, false) => offer.flavor == Flavor::Proprietary,
             _ => false,
         };
         if missing {
             let text = format!(
                 "branches next to {branch} have no {} modules",
-                offer.flavour
+                offer.flavor
             );
-            said.push(say(Rule::BranchFlavour, Judgement::Against, text, &none));
+            said.push(say(Rule::BranchFlavor, Evaluation::Against, text, &none));
         }
         return;
     };
-    let missing = match offer.flavour {
-        Flavour::Open => row.open == OpenModules::None,
-        Flavour::Proprietary => !row.proprietary,
+    let missing = match offer.flavor {
+        Flavor::Open => row.open == OpenModules::None,
+        Flavor::Proprietary => !row.proprietary,
     };
     if missing {
-        let text = format!("branch {branch} has no {} kernel modules", offer.flavour);
+        let text = format!("branch {branch} has no {} kernel modules", offer.flavor);
         said.push(say(
-            Rule::BranchFlavour,
-            Judgement::Refuse,
+            Rule::BranchFlavor,
+            Evaluation::Refuse,
             text,
             &row.citations,
         ));
@@ -214,26 +214,26 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         Support::Ended => {
             let when = end.map_or(String::new(), |end| format!(" ({end})"));
             let text = format!("branch {branch} is end-of-life{when}");
-            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
+            said.push(say(Rule::Support, Evaluation::Caution, text, &row.citations));
         }
         Support::Unknown => {
             let text = format!("the support status of branch {branch} is unknown");
-            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
+            said.push(say(Rule::Support, Evaluation::Caution, text, &row.citations));
         }
     }
 }
 
-fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Vec<Ruling>) {
+fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Candidate, said: &mut Vec<RuleResult>) {
     let (version, label) = (&offer.version, &board.label);
     let branch = version.branch();
-    let mut add = |rule, judgement, text| said.push(say(rule, judgement, text, &board.citations));
+    let mut add = |rule, evaluation, text| said.push(say(rule, evaluation, text, &board.citations));
 
     if let Some(profile) = board.vgpu {
         let text = format!(
             "{label} is a vGPU: profile {} requires the licensed GRID guest driver of the hypervisor's vGPU release",
             profile.name
         );
-        add(Rule::Vgpu, Judgement::Refuse, text);
+        add(Rule::Vgpu, Evaluation::Refuse, text);
     }
     // If the last branch excludes it, the first driver does not matter.
     let outlived = board.last_branch().is_some_and(|last| branch > last);
@@ -241,25 +241,25 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         _ if board.row.is_some() || outlived => {}
         (Some(row), _) => {
             // A newer branch supports the boards of the architecture from its first version on.
-            let (judgement, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
+            let (evaluation, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
                 let but = format!("; branch {branch} is newer than {}", row.title);
-                (Judgement::Caution, but)
+                (Evaluation::Caution, but)
             } else {
-                (Judgement::Unknown, String::new())
+                (Evaluation::Unknown, String::new())
             };
             let text = format!("{label} is not in the matrix, so its first driver is unknown{but}");
-            add(Rule::UnknownGpu, judgement, text);
+            add(Rule::UnknownGpu, evaluation, text);
         }
         (None, true) => {
             let text = format!("{label} is not in the matrix, so its first driver is unknown");
-            add(Rule::UnknownGpu, Judgement::Unknown, text);
+            add(Rule::UnknownGpu, Evaluation::Unknown, text);
         }
         (None, false) => {
             let text = format!(
                 "{label} is not in the matrix, and is older than the first GPU that supports the open modules; its chip name \
                  in `pci.ids` would determine the architecture"
             );
-            add(Rule::UnknownGpu, Judgement::Refuse, text);
+            add(Rule::UnknownGpu, Evaluation::Refuse, text);
         }
     }
     if let Some(last) = board.last_branch()
@@ -267,7 +267,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
     {
         let title = board.architecture.map_or("", |row| row.title.as_str());
         let text = format!("{label} is {title}, whose last branch is {last}; {branch} is newer");
-        add(Rule::LastBranch, Judgement::Refuse, text);
+        add(Rule::LastBranch, Evaluation::Refuse, text);
     }
 
     let listed = board.row.map_or(&[][..], |row| &row.min_drivers);
@@ -275,7 +275,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
     let lowest = board.min_driver();
     if let Some(first) = in_branch.or(lowest).filter(|first| version < *first) {
         let text = format!("{label} needs driver {first} or newer; {version} is older");
-        add(Rule::MinDriver, Judgement::Refuse, text);
+        add(Rule::MinDriver, Evaluation::Refuse, text);
         return;
     }
     if lowest.is_none()
@@ -286,19 +286,19 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
             "{label} is {}; branch {branch} ends with {newest}",
             architecture.title
         );
-        add(Rule::NewestArchitecture, Judgement::Refuse, text);
+        add(Rule::NewestArchitecture, Evaluation::Refuse, text);
         return;
     }
     let Some(row) = board.row else { return };
     if row.not_named_in.contains(&branch) {
         let text = format!("no version of branch {branch} is known to support {label}");
-        add(Rule::Listed, Judgement::Against, text);
+        add(Rule::Listed, Evaluation::Against, text);
     }
     if let Some(since) = row.named_since.as_ref().filter(|since| version < *since) {
         let text = format!(
             "{since} is the first driver that is known to support {label}; {version} is older"
         );
-        add(Rule::Listed, Judgement::Against, text);
+        add(Rule::Listed, Evaluation::Against, text);
     }
     if let Some(advised) = row
         .advised_driver
@@ -306,25 +306,25 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         .filter(|advised| version < *advised)
     {
         let text = format!("{advised} or newer is recommended for {label}; {version} is older");
-        add(Rule::AdvisedDriver, Judgement::Caution, text);
+        add(Rule::AdvisedDriver, Evaluation::Caution, text);
     }
 }
 
-fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
+fn board_flavor(board: &Board<'_>, flavor: Flavor, said: &mut Vec<RuleResult>) {
     let label = &board.label;
-    let text = match (board.modules, flavour) {
-        (SupportedFlavours::Proprietary, Flavour::Open) => {
+    let text = match (board.modules, flavor) {
+        (SupportedFlavors::Proprietary, Flavor::Open) => {
             format!("{label} has no GSP and supports only the proprietary kernel modules")
         }
-        (SupportedFlavours::Open, Flavour::Proprietary) => {
+        (SupportedFlavors::Open, Flavor::Proprietary) => {
             format!("{label} supports only the open kernel modules")
         }
-        (SupportedFlavours::Either, Flavour::Proprietary) if board.assumed_newer => {
+        (SupportedFlavors::Either, Flavor::Proprietary) if board.assumed_newer => {
             let text =
                 format!("{label} is not in the matrix; newer GPUs support only the open modules");
             said.push(say(
-                Rule::BoardFlavour,
-                Judgement::Against,
+                Rule::BoardFlavor,
+                Evaluation::Against,
                 text,
                 &board.citations,
             ));
@@ -333,8 +333,8 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
         _ => return,
     };
     said.push(say(
-        Rule::BoardFlavour,
-        Judgement::Refuse,
+        Rule::BoardFlavor,
+        Evaluation::Refuse,
         text,
         &board.citations,
     ));
@@ -343,9 +343,9 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
 fn cuda_driver(
     matrix: &Matrix,
     cuda: CudaVersion,
-    offer: &Offer,
+    offer: &Candidate,
     boards: &[Board<'_>],
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) {
     let version = &offer.version;
     let (needed, full) = cuda_minimum(matrix, cuda);
@@ -369,7 +369,7 @@ fn cuda_driver(
             None => (Rule::CudaDriver, String::new()),
         };
         let text = format!("CUDA {cuda} needs driver {needed} or newer; {version} is older{hint}");
-        said.push(say(rule, Judgement::Refuse, text, &citations));
+        said.push(say(rule, Evaluation::Refuse, text, &citations));
         return;
     }
     match full {
@@ -380,14 +380,14 @@ fn cuda_driver(
                  `NVIDIA_REQUIRE_CUDA=cuda>={cuda}`, such as NVIDIA's, start only on data center boards, or with \
                  `NVIDIA_DISABLE_REQUIRE=1`"
             );
-            said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
+            said.push(say(Rule::CudaDriver, Evaluation::Caution, text, &citations));
         }
         Some(_) => {}
         None => {
             let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
             if reported.is_none_or(|max| cuda.minor_version() > max) {
                 let text = format!("the driver that CUDA {cuda} requires is unknown");
-                said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &citations));
+                said.push(say(Rule::CudaDriver, Evaluation::Unknown, text, &citations));
             }
         }
     }
@@ -417,7 +417,7 @@ fn cuda_architecture(
     matrix: &Matrix,
     cuda: CudaVersion,
     boards: &[Board<'_>],
-    said: &mut Vec<Ruling>,
+    said: &mut Vec<RuleResult>,
 ) {
     for board in boards.iter().filter(|board| !board.capabilities.is_empty()) {
         let citations: Vec<&str> = board
@@ -439,14 +439,14 @@ fn cuda_architecture(
             );
             said.push(say(
                 Rule::CudaArchitecture,
-                Judgement::Refuse,
+                Evaluation::Refuse,
                 text,
                 &citations,
             ));
         }
-        if let Some((judgement, why)) = first_code(matrix, wanted, board) {
+        if let Some((evaluation, why)) = first_code(matrix, wanted, board) {
             let text = format!("CUDA {cuda} has no code for {} ({title}){why}", board.label);
-            said.push(say(Rule::CudaArchitecture, judgement, text, &citations));
+            said.push(say(Rule::CudaArchitecture, evaluation, text, &citations));
         }
     }
 }
@@ -457,7 +457,7 @@ fn first_code(
     matrix: &Matrix,
     wanted: CudaVersion,
     board: &Board<'_>,
-) -> Option<(Judgement, String)> {
+) -> Option<(Evaluation, String)> {
     let first = board.capabilities.iter().map(|row| row.first_cuda).min()?;
     let first = first.minor_version();
     if wanted >= first {
@@ -480,13 +480,13 @@ fn first_code(
     });
     Some(match relative {
         Some(other) => (
-            Judgement::Caution,
+            Evaluation::Caution,
             format!(
                 " before {first}; its code for compute capability {other} runs, without the features of the newer one"
             ),
         ),
         None => (
-            Judgement::Against,
+            Evaluation::Against,
             format!(
                 ", whose first toolkit is {first}: only programs with PTX run, and are compiled when they start"
             ),
@@ -495,11 +495,11 @@ fn first_code(
 }
 
 /// Returns the results for CUDA versions without code for a board.
-pub(super) fn without_code(matrix: &Matrix, needs: &Needs<'_>) -> Vec<Ruling> {
+pub(super) fn without_code(matrix: &Matrix, needs: &Needs<'_>) -> Vec<RuleResult> {
     let mut said = Vec::new();
     for cuda in &needs.cuda {
         cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
     }
-    said.retain(|ruling| ruling.judgement >= Judgement::Against);
+    said.retain(|rule_result| rule_result.evaluation >= Evaluation::Against);
     said
 }

@@ -320,7 +320,7 @@ impl KernelVersion {
 
     /// The flavor of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
     /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavors.
-    pub fn flavour(&self) -> Option<&str> {
+    pub fn flavor(&self) -> Option<&str> {
         let rest = &self.text[self.rest..];
         let after_dash = rest.split_once('-')?.1;
         let name = if after_dash.starts_with(|c: char| c.is_ascii_digit()) {
@@ -540,8 +540,8 @@ mod tests {
     }
 
     #[test]
-    fn kernel_flavours() {
-        for (text, flavour, mainline) in [
+    fn kernel_flavors() {
+        for (text, flavor, mainline) in [
             ("6.1.0-44-cloud-amd64", Some("cloud-amd64"), false),
             ("6.1.0-44-amd64", Some("amd64"), false),
             ("6.8.0-1015-aws", Some("aws"), false),
@@ -552,7 +552,7 @@ mod tests {
             ("6.19.3", None, true),
             ("7.0.0-rc4", None, true),
         ] {
-            assert_eq!(kernel(text).flavour(), flavour, "{text}");
+            assert_eq!(kernel(text).flavor(), flavor, "{text}");
             assert_eq!(kernel(text).is_mainline(), mainline, "{text}");
         }
         assert_eq!(kernel("6.19").mainline(), [6, 19, 0]);

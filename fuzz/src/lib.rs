@@ -24,14 +24,14 @@ use gpu_bootstrap::{
         Files as _, Host,
         exec::Status,
         fake::{self, FakeFiles},
-        files::Room,
+        files::FreeSpace,
     },
     joins::kubeadm,
     journal,
     model::{
         document::{Document, Format, check_toml},
         environment,
-        gpu::Flavour,
+        gpu::Flavor,
         secret::{Hiding, Secrets},
         text::{colour_mark, without_controls},
         version::{DriverVersion, KernelVersion},
@@ -271,8 +271,8 @@ fn parts(text: &[u8]) -> (usize, Vec<Part<'_>>) {
 /// The directories of the recorded machines in `tests/hosts`, sorted by name.
 fn recorded() -> Vec<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let hosts = (here.ancestors().map(|folder| folder.join("tests/hosts")))
-        .find(|folder| folder.is_dir())
+    let hosts = (here.ancestors().map(|directory| directory.join("tests/hosts")))
+        .find(|directory| directory.is_dir())
         .expect("the repository");
     let entries = fs::read_dir(hosts).expect("tests/hosts");
     let mut found: Vec<PathBuf> = entries
@@ -299,10 +299,10 @@ enum Done {
 }
 
 impl Tree {
-    fn new(folder: &Path, recorded: Option<&Path>) -> Self {
-        let (root, aside) = (folder.join("root"), folder.join("aside"));
-        for folder in [&root.join("etc"), &aside] {
-            fs::create_dir_all(folder).expect("a folder");
+    fn new(directory: &Path, recorded: Option<&Path>) -> Self {
+        let (root, aside) = (directory.join("root"), directory.join("aside"));
+        for directory in [&root.join("etc"), &aside] {
+            fs::create_dir_all(directory).expect("a folder");
         }
         if let Some(recorded) = recorded {
             copy(recorded, &root);
@@ -322,15 +322,15 @@ impl Tree {
         };
         let parts: Vec<Component<'_>> = Path::new(path).components().skip(1).collect();
         let plain = |part: &Component<'_>| matches!(part, Component::Normal(_));
-        let [folders @ .., name] = &parts[..] else {
+        let [directories @ .., name] = &parts[..] else {
             return;
         };
         if !parts.iter().all(plain) {
             return;
         }
         let mut at = self.root.clone();
-        for folder in folders {
-            at.push(folder);
+        for directory in directories {
+            at.push(directory);
             match at.symlink_metadata() {
                 Ok(about) if about.is_dir() => {}
                 Err(_) if fs::create_dir(&at).is_ok() => self.done.push(Done::Made(at.clone())),
@@ -356,7 +356,7 @@ impl Tree {
 
     /// Reverts all changes. A directory that is not empty by then contains files written by the program, which must not write
     /// here.
-    fn put_back(&mut self) {
+    fn restore_saved(&mut self) {
         while let Some(done) = self.done.pop() {
             let undone = match done {
                 Done::PutAside { aside, path } => fs::rename(aside, path),
@@ -388,20 +388,20 @@ fn copy(from: &Path, to: &Path) {
 
 /// The trees of a thread (each recorded machine and an empty one), and their parent directory.
 struct Trees {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     trees: Vec<Tree>,
 }
 
 impl Trees {
     fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary directory");
+        let directory = tempfile::tempdir().expect("a temporary directory");
         let recorded = recorded();
         let recorded = (recorded.iter()).map(|root| Some(root.as_path()));
         let trees = (recorded.chain([None]).enumerate())
-            .map(|(at, root)| Tree::new(&folder.path().join(at.to_string()), root))
+            .map(|(at, root)| Tree::new(&directory.path().join(at.to_string()), root))
             .collect();
         Self {
-            _folder: folder,
+            _directory: directory,
             trees,
         }
     }
@@ -431,7 +431,7 @@ pub fn tree(text: &[u8]) {
         let told = run(&host, &["check", "--root", root, "-v"]);
         let document = run(&host, &["check", "--root", root, "--format", "json"]);
         assert_eq!(told.exit, document.exit);
-        tree.put_back();
+        tree.restore_saved();
     });
 }
 
@@ -446,13 +446,13 @@ struct Answer {
 pub fn answers(text: &[u8]) {
     let (machine, parts) = parts(text);
     let (host, fakes) = fake::host();
-    let room = Room {
+    let free_space = FreeSpace {
         total: 100 << 30,
         free: 50 << 30,
         read_only: false,
         inodes: None,
     };
-    fakes.files.mount("/", room);
+    fakes.files.mount("/", free_space);
     let recorded = recorded();
     if let Some(root) = recorded.get(machine % (recorded.len() + 1)) {
         load(root, root, &fakes.files);
@@ -499,8 +499,8 @@ pub fn answers(text: &[u8]) {
     assert!(changed.is_empty(), "{changed:?}");
 }
 
-fn load(root: &Path, folder: &Path, files: &FakeFiles) {
-    for entry in fs::read_dir(folder).expect("a folder") {
+fn load(root: &Path, directory: &Path, files: &FakeFiles) {
+    for entry in fs::read_dir(directory).expect("a folder") {
         let entry = entry.expect("an entry");
         let source = entry.path();
         let inside = source.strip_prefix(root).expect("below the root");
@@ -510,7 +510,7 @@ fn load(root: &Path, folder: &Path, files: &FakeFiles) {
             let target = fs::read_link(&source).expect("a link");
             files.put_link(&path, target.to_str().expect("UTF-8"));
         } else if kind.is_dir() {
-            files.put_folder(&path, 0o755);
+            files.put_directory(&path, 0o755);
             load(root, &source, files);
         } else {
             files.put(&path, fs::read(&source).expect("a file"));
@@ -596,7 +596,7 @@ fn purpose() -> prebuilt::BuildTarget {
         kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
         architecture: "x86_64".to_owned(),
         driver: "535.261.03".parse().expect("a version"),
-        flavour: Flavour::Open,
+        flavor: Flavor::Open,
     }
 }
 
@@ -631,7 +631,7 @@ fn packages(text: &str) {
         let _ = runtime.block_on(backend.owned_below(host.reader(), Utf8Path::new("/etc")));
         let _ = runtime.block_on(backend.keys(host.reader()));
         let _ = backend.half_done(files, &database);
-        let _ = backend.source_flaws(files);
+        let _ = backend.source_issues(files);
         let _ = backend.exclusions(files);
         if let Ok(entries) = backend.entries(files) {
             let _ = gpu_bootstrap::tools::packages::contradictions(&entries);
@@ -652,7 +652,7 @@ fn packages(text: &str) {
         let _ = backend.fault(text).hint_for(backend.name());
         let _ = backend.telling_line(text);
         let _ = backend.first_reason(text);
-        let _ = backend.obstacle(text);
+        let _ = backend.preflight_issue(text);
         let _ = backend.failed_sources(text);
         let _ = backend.failures_by_source(text);
         let _ = backend.has_answered(&fake::failed(1, text));

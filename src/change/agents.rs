@@ -1,6 +1,6 @@
 //! Restarts the k3s and RKE2 agents after the container toolkit was removed, because they only detect its runtime at startup.
 
-use super::{Applier, Problem, Reverted, Sink};
+use super::{Applier, ChangeError, Reverted, Sink};
 use crate::{
     joins::agents::{self, Agent},
     runtimes::OWNERS,
@@ -17,7 +17,7 @@ impl Applier {
     pub(super) async fn agents_forget_toolkit(
         &self,
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, Problem> {
+    ) -> Result<Vec<Reverted>, ChangeError> {
         let mut endings = Vec::new();
         for agent in agents::ALL {
             endings.push(self.forget_toolkit(agent, sink).await?);
@@ -31,7 +31,7 @@ impl Applier {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let unit = agent.unit;
         if self.host.files.exists(toolkit::RUNTIME.into())? || !self.names_toolkit(agent)? {
             return Ok(Reverted::nothing(format!(
@@ -74,7 +74,7 @@ impl Applier {
         Ok(ending)
     }
 
-    fn names_toolkit(&self, agent: &Agent) -> Result<bool, Problem> {
+    fn names_toolkit(&self, agent: &Agent) -> Result<bool, ChangeError> {
         let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
         for path in owner.map_or(&[][..], |owner| owner.configs) {
             let text = self.host.files.read_text((*path).into())?;

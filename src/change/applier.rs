@@ -14,13 +14,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Afterwards, Change, FileAfter, Problem, Reverted, Sink, Undo,
+    FollowUp, Change, FileAfter, ChangeError, Reverted, Sink, Undo,
     backup::Backups,
     file,
     labels::written,
-    packages::{Lists, OwnHolds, WantedPackages, Withdrawn},
+    packages::{Lists, OwnHolds, WantedPackages, Reduced},
     probe::Proving,
-    verbs::Verbs,
+    apply_changes::ApplyChanges,
 };
 use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
@@ -115,21 +115,21 @@ impl Applier {
         self
     }
 
-    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         match undo {
             Undo::Nothing { why } => Ok(Reverted::nothing(why.clone())),
             Undo::Impossible { what, why } => Ok(Reverted::left(what.clone(), why.clone())),
             Undo::RestoreFiles {
                 files,
-                created_folders,
+                created_directories,
                 daemon,
             } => match daemon {
                 Some(daemon) => {
-                    self.restore_runtime(daemon, files, created_folders, sink)
+                    self.restore_runtime(daemon, files, created_directories, sink)
                         .await
                 }
                 None => {
-                    let restored = self.restore_files(files, created_folders, sink).await?;
+                    let restored = self.restore_files(files, created_directories, sink).await?;
                     Ok(restored.told(sink))
                 }
             },
@@ -143,7 +143,7 @@ impl Applier {
             Undo::RestoreStream(undo) => self.restore_stream(undo, sink).await,
             Undo::Unhold(undo) => self.revert_hold(undo, sink).await,
             Undo::RestoreUnit(undo) => self.restore_unit(undo, sink).await,
-            Undo::Afterwards { then } => self.afterwards(then, sink).await,
+            Undo::FollowUp { then } => self.follow_up(then, sink).await,
             Undo::UnloadModule { module } => self.revert_load(module, sink).await,
             Undo::RemoveModuleBuild {
                 module,
@@ -165,7 +165,7 @@ impl Applier {
         }
     }
 
-    async fn refine(&self, undo: Undo) -> Result<Undo, Problem> {
+    async fn refine(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
             Undo::Packages { .. } => self.refine_packages(undo).await,
@@ -183,7 +183,7 @@ impl Applier {
     }
 
     /// Syncs files that other programs have written. This may take seconds, so it runs on a separate thread.
-    pub(super) async fn sync_system(&self) -> Result<(), Problem> {
+    pub(super) async fn sync_system(&self) -> Result<(), ChangeError> {
         let files = Arc::clone(&self.host.files);
         let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
         Ok(synced.map_err(|ended| FilesError::Io {
@@ -196,8 +196,8 @@ impl Applier {
 }
 
 #[async_trait]
-impl Verbs for Applier {
-    fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn Verbs> {
+impl ApplyChanges for Applier {
+    fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn ApplyChanges> {
         let other = Self::new(
             self.host.clone(),
             desired.packages.clone(),
@@ -213,9 +213,9 @@ impl Verbs for Applier {
         self.release_timers(sink).await;
     }
 
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
+    async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
         let files: &dyn ReadFiles = &*self.host.files;
-        let text = |path: &Utf8Path| -> Result<Option<String>, Problem> {
+        let text = |path: &Utf8Path| -> Result<Option<String>, ChangeError> {
             Ok(files
                 .read(path)?
                 .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
@@ -236,17 +236,17 @@ impl Verbs for Applier {
         })
     }
 
-    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+    async fn dry_run(&self, change: &Change) -> Result<(), ChangeError> {
         match change {
-            Change::AddRepository { repository } => self.rehearse_repository(repository).await,
+            Change::AddRepository { repository } => self.dry_run_repository(repository).await,
             Change::InstallPackages {
                 packages, removing, ..
-            } => self.rehearse_install(packages, removing).await,
+            } => self.dry_run_install(packages, removing).await,
             _ => Ok(()),
         }
     }
 
-    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+    async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile {
                 path,
@@ -293,7 +293,7 @@ impl Verbs for Applier {
         }
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile {
                 path,
@@ -355,7 +355,7 @@ impl Verbs for Applier {
             Change::JoinCluster { join } => join.method.way().join(self, join, sink).await?,
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
             // The engine finishes its run before a reboot.
-            Change::Reboot { .. } => return Err(Problem::bug("reboot in the middle of a run")),
+            Change::Reboot { .. } => return Err(ChangeError::bug("reboot in the middle of a run")),
         }
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
@@ -369,7 +369,7 @@ impl Verbs for Applier {
         })
     }
 
-    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // The tool may have been interrupted after it wrote files but before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
             self.sync_system().await?;
@@ -396,7 +396,7 @@ impl Verbs for Applier {
         self.refine(self.without_unwritten_files(undo)?).await
     }
 
-    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let reverted = self.undo(undo, sink).await?;
         if undo_writes_by_tools(undo) {
             self.sync_system().await?;
@@ -404,14 +404,14 @@ impl Verbs for Applier {
         Ok(reverted)
     }
 
-    async fn withdraw(
+    async fn reduce(
         &self,
         undo: &Undo,
         wanted: &BTreeSet<String>,
         holds: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, Problem> {
-        Self::withdraw(self, undo, wanted, holds, sink).await
+    ) -> Result<Reduced, ChangeError> {
+        Self::reduce(self, undo, wanted, holds, sink).await
     }
 }
 
@@ -441,8 +441,8 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::RestoreUnit(_)
         | Undo::LeaveCluster(_)
         | Undo::RemoveModuleBuild { .. } => true,
-        Undo::Afterwards { then } => {
-            (then.iter()).any(|one| matches!(one, Afterwards::RebuildInitramfs { .. }))
+        Undo::FollowUp { then } => {
+            (then.iter()).any(|one| matches!(one, FollowUp::RebuildInitramfs { .. }))
         }
         Undo::Several { undos } => undos.iter().any(undo_writes_by_tools),
         _ => false,

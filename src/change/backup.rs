@@ -5,35 +5,35 @@ use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::Problem;
+use super::ChangeError;
 use crate::host::{Files, digest::sha256};
 
 /// Stores the backups.
 #[derive(Clone)]
 pub(super) struct Backups {
     files: Arc<dyn Files>,
-    folder: Utf8PathBuf,
+    directory: Utf8PathBuf,
 }
 
 impl Backups {
     pub(super) fn new(files: Arc<dyn Files>, state: &Utf8Path) -> Self {
         Self {
             files,
-            folder: state.join("backups"),
+            directory: state.join("backups"),
         }
     }
 
     /// Stores a content and returns its name.
-    pub(super) fn save(&self, content: &[u8]) -> Result<String, Problem> {
+    pub(super) fn save(&self, content: &[u8]) -> Result<String, ChangeError> {
         let name = sha256(content);
-        let path = self.folder.join(&name);
+        let path = self.directory.join(&name);
         let whole = self
             .files
             .read(&path)?
             .is_some_and(|stored| stored == content);
         if !whole {
             // Files in `/etc` may be readable only by root, so this directory is as well.
-            self.files.create_folder(&self.folder, 0o700)?;
+            self.files.create_directory(&self.directory, 0o700)?;
             self.files.write(&path, content, 0o600)?;
         }
         Ok(name)
@@ -41,11 +41,11 @@ impl Backups {
 
     /// The path of a stored content.
     pub(super) fn path(&self, name: &str) -> Utf8PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 
     /// Reads a stored content.
-    pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, Problem> {
+    pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
         let path = self.path(name);
         let content = self.files.read(&path)?;
         match content {
@@ -56,7 +56,7 @@ impl Backups {
                     Some(_) => "the content does not match its digest",
                 };
                 let what = format!("use the backup `{path}`: {why}");
-                Err(Problem::new("backup", what))
+                Err(ChangeError::new("backup", what))
             }
         }
     }

@@ -25,7 +25,7 @@ pub struct Edit {
 
 /// The result of reverting edits.
 #[derive(Debug, Clone)]
-pub(super) struct TakenBack {
+pub(super) struct RevertedEdit {
     /// The document without the edits.
     pub(super) document: Document,
     /// Reverted keys.
@@ -133,12 +133,12 @@ const DEFAULTS: [&str; 3] = ["default-runtime", "default_runtime_name", "default
 /// Reverts edits whose keys still have the value of the change. A runtime entry is also removed if it was edited but still
 /// refers to the program of the change, together with a default that selects it. With either of them a daemon would not start,
 /// or could not start containers. `before` is the document before the change.
-pub(super) fn take_back(
+pub(super) fn revert(
     now: &Document,
     edits: &[Edit],
     before: Option<&Document>,
-) -> Result<TakenBack, DocumentError> {
-    let mut back = TakenBack {
+) -> Result<RevertedEdit, DocumentError> {
+    let mut back = RevertedEdit {
         document: now.clone(),
         taken: Vec::new(),
         left: Vec::new(),
@@ -229,7 +229,7 @@ mod tests {
         assert!(now.is_like(&document(OURS)));
         let keys: Vec<String> = edits.iter().map(|edit| edit.key.join(".")).collect();
         assert_eq!(keys, ["runtimes.nvidia", "default-runtime"]);
-        let back = take_back(&document(OURS), &edits, None).unwrap();
+        let back = revert(&document(OURS), &edits, None).unwrap();
         assert!(
             back.document.is_like(&document(before)),
             "no empty section remains"
@@ -238,7 +238,7 @@ mod tests {
             r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"},"nvidia":{"args":[],"path":"n"}},
                 "default-runtime":"kata"}"#,
         );
-        let back = take_back(&theirs, &edits, None).unwrap();
+        let back = revert(&theirs, &edits, None).unwrap();
         assert_eq!(back.taken, ["runtimes.nvidia"]);
         assert_eq!(
             back.left,
@@ -247,7 +247,7 @@ mod tests {
         );
         let left = r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"}},"default-runtime":"kata"}"#;
         assert!(back.document.is_like(&document(left)));
-        let nothing = take_back(&document(before), &edits, None).unwrap();
+        let nothing = revert(&document(before), &edits, None).unwrap();
         assert!(nothing.taken.is_empty());
     }
 
@@ -264,10 +264,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(edits.len(), 2);
-        let back = take_back(&document(after), &edits, None).unwrap();
+        let back = revert(&document(after), &edits, None).unwrap();
         assert!(back.document.is_like(&document(before)));
         let edited = document(r#"{"runtimes":{"nvidia":{"path":"x"}},"features":{"cdi":true}}"#);
-        let back = take_back(&edited, &edits, None).unwrap();
+        let back = revert(&edited, &edits, None).unwrap();
         assert_eq!(back.left, ["runtimes.nvidia"]);
     }
 
@@ -289,7 +289,7 @@ mod tests {
             "/usr/bin/nvidia-container-runtime",
             "/usr/bin/nvidia-container-runtime.cdi",
         ] {
-            let back = take_back(&entry(path), &edits, None).unwrap();
+            let back = revert(&entry(path), &edits, None).unwrap();
             assert!(back.document.is_like(&document("{}")), "{path}");
             assert!(back.left.is_empty());
             let last = back.theirs.last().map(String::as_str);
@@ -301,14 +301,14 @@ mod tests {
             "nvidia-container-runtime2",
             "runsc",
         ] {
-            let back = take_back(&entry(path), &edits, None).unwrap();
+            let back = revert(&entry(path), &edits, None).unwrap();
             assert_eq!(back.left, ["runtimes.nvidia"], "{path}");
             assert!(back.document.is_like(&entry(path)), "{path}");
         }
         // Restore the previous default.
         let before = document(r#"{"default-runtime":"kata"}"#);
         let now = entry("nvidia-container-runtime");
-        let back = take_back(&now, &edits, Some(&before)).unwrap();
+        let back = revert(&now, &edits, Some(&before)).unwrap();
         assert!(back.document.is_like(&before));
     }
 
@@ -324,11 +324,11 @@ mod tests {
         let mut now = toml("version = 2\n");
         let edits = set(&mut now, &[entry("runc"), entry("nvidia")]).unwrap();
         assert_eq!(
-            take_back(&now, &edits, None).unwrap().document.text(),
+            revert(&now, &edits, None).unwrap().document.text(),
             "version = 2\n"
         );
         now.set(&entry("kata")).unwrap();
-        let back = take_back(&now, &edits, None).unwrap().document;
+        let back = revert(&now, &edits, None).unwrap().document;
         assert_eq!(back.get(&entry("runc").key), entry("runc").value);
         assert_eq!(back.get(&entry("nvidia").key), None);
     }
@@ -346,10 +346,10 @@ mod tests {
             value: Some(json!({"type": "r"})),
         };
         let edits = set(&mut now, &[entry]).unwrap();
-        let back = take_back(&now, &edits, None).unwrap();
+        let back = revert(&now, &edits, None).unwrap();
         assert_eq!(back.document.text(), before);
         let edited = now.text().replace("gid = 0", "gid = 5 # ours");
-        let back = take_back(&toml(&edited), &edits, None).unwrap();
+        let back = revert(&toml(&edited), &edits, None).unwrap();
         assert_eq!(
             back.document.text(),
             "version = 2\n[grpc]\ngid = 5 # ours\n"

@@ -3,11 +3,11 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Applier, CHANGED_SINCE, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
+    Applier, CHANGED_SINCE, Edit, FileAfter, FileBefore, ChangeError, Reverted, Saved, Sink, Undo,
     edits,
 };
 use crate::{
-    host::{FileKind, Stat, digest::sha256, files::leftovers, trusted::refuse_foreign},
+    host::{FileKind, Stat, digest::sha256, files::obsolete_items, trusted::refuse_foreign},
     model::{
         document::{Document, DocumentError, Format},
         secret::without_secret_values,
@@ -46,19 +46,19 @@ impl Applier {
     pub(super) fn capture_files(
         &self,
         wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let mut files = Vec::new();
-        let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
+        let mut created_directories: Vec<Utf8PathBuf> = Vec::new();
         for (path, after) in wanted {
-            if let Some(folder) = path.parent() {
-                self.refuse_redirected(folder)?;
+            if let Some(directory) = path.parent() {
+                self.refuse_redirected(directory)?;
             }
-            for folder in path.ancestors().skip(1) {
-                if self.host.files.stat(folder)?.is_some() {
+            for directory in path.ancestors().skip(1) {
+                if self.host.files.stat(directory)?.is_some() {
                     break;
                 }
-                if !created_folders.iter().any(|known| known == folder) {
-                    created_folders.push(folder.to_owned());
+                if !created_directories.iter().any(|known| known == directory) {
+                    created_directories.push(directory.to_owned());
                 }
             }
             files.push(FileBefore {
@@ -68,10 +68,10 @@ impl Applier {
             });
         }
         // A directory sorts before its content.
-        created_folders.sort();
+        created_directories.sort();
         Ok(Undo::RestoreFiles {
             files,
-            created_folders,
+            created_directories,
             daemon: None,
         })
     }
@@ -81,14 +81,14 @@ impl Applier {
     ///
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
-    pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
+    pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, ChangeError> {
         self.refuse_redirected(path)?;
         let files = &*self.host.files;
         Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
     }
 
     /// Refuses a path with a symlink that a user other than root could have created or could change.
-    fn refuse_redirected(&self, path: &Utf8Path) -> Result<(), Problem> {
+    fn refuse_redirected(&self, path: &Utf8Path) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         for at in path.ancestors() {
             // The nearest existing ancestor. `stat` does not follow symlinks, so it also finds a dangling one.
@@ -105,7 +105,7 @@ impl Applier {
 
     /// Stores the content that a change writes over an existing file. It is needed to distinguish our lines from lines that are
     /// added later.
-    pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), Problem> {
+    pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), ChangeError> {
         let Undo::RestoreFiles { files, .. } = undo else {
             return Ok(());
         };
@@ -119,7 +119,7 @@ impl Applier {
 
     /// Removes the lines of a change from a file that was modified since. Returns `None` if the modifications overlap with our
     /// lines, or if the written content is unknown.
-    fn take_lines_back(&self, file: &FileBefore) -> Result<Option<Reverted>, Problem> {
+    fn revert_lines(&self, file: &FileBefore) -> Result<Option<Reverted>, ChangeError> {
         let (Some(saved), FileAfter::File { sha256 }) = (&file.before, &file.after) else {
             return Ok(None);
         };
@@ -159,7 +159,7 @@ impl Applier {
     }
 
     /// Completes the undo of [`Applier::capture_files`] after the change.
-    pub(super) fn refine_files(&self, mut undo: Undo) -> Result<Undo, Problem> {
+    pub(super) fn refine_files(&self, mut undo: Undo) -> Result<Undo, ChangeError> {
         if let Undo::RestoreFiles { files, .. } = &mut undo {
             for file in files {
                 if file.after == FileAfter::Unknown {
@@ -172,14 +172,14 @@ impl Applier {
 
     /// Returns the undo without files that a failed or interrupted change has not written. If such a file is written later, it
     /// is not ours.
-    pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, Problem> {
+    pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, ChangeError> {
         Ok(match undo {
             Undo::RestoreFiles {
                 files,
-                created_folders,
+                created_directories,
                 ..
             } if !self.differ(files)? => {
-                self.remove_created(created_folders)?;
+                self.remove_created(created_directories)?;
                 Undo::nothing("the files are unchanged")
             }
             Undo::Several { undos } => Undo::Several {
@@ -192,7 +192,7 @@ impl Applier {
     }
 
     /// Returns `true` if a file differs from its previous state.
-    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
+    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, ChangeError> {
         for file in former {
             if !self.is_as_before(file)? {
                 return Ok(true);
@@ -206,7 +206,7 @@ impl Applier {
         &self,
         path: &Utf8Path,
         over: Option<&str>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let Some(over) = over else {
             return Ok(());
         };
@@ -215,11 +215,11 @@ impl Applier {
             return Ok(());
         }
         let what = format!("write `{path}`: another program has modified it since it was read");
-        Err(Problem::new(CHANGED_SINCE, what).advice("run the same command again"))
+        Err(ChangeError::new(CHANGED_SINCE, what).advice("run the same command again"))
     }
 
     /// The JSON or TOML file before the change, empty if it did not exist. `None` if it had another format.
-    fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, Problem> {
+    fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, ChangeError> {
         Ok(match &file.before {
             None => parsed(&file.path, b""),
             Some(saved) if saved.link.is_some() => None,
@@ -227,27 +227,27 @@ impl Applier {
         })
     }
 
-    fn document_now(&self, path: &Utf8Path) -> Result<Option<Document>, Problem> {
+    fn document_now(&self, path: &Utf8Path) -> Result<Option<Document>, ChangeError> {
         let text = self.host.files.read(path)?;
         Ok(text.and_then(|text| parsed(path, &text)))
     }
 
     /// Reverts the edits of a change in a file that was modified since. Removed settings of other programs are added to
     /// `notes`.
-    fn take_edits_back(
+    fn revert_edits(
         &self,
         file: &FileBefore,
         made: &[Edit],
         notes: &mut Vec<String>,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
         let (Some(now), Some(stat)) = (self.document_now(path)?, files.stat(path)?) else {
             return Ok(self.edited_by_others(file, "changed"));
         };
         let unreadable =
-            |error: DocumentError| Problem::unreadable(format!("edit `{path}`"), error);
+            |error: DocumentError| ChangeError::unreadable(format!("edit `{path}`"), error);
         let before = self.document_before(file)?;
-        let back = edits::take_back(&now, made, before.as_ref()).map_err(unreadable)?;
+        let back = edits::revert(&now, made, before.as_ref()).map_err(unreadable)?;
         let mut endings = Vec::new();
         if !back.left.is_empty() {
             endings.push(Reverted::left(
@@ -273,7 +273,7 @@ impl Applier {
             endings.push(Reverted::done(what));
         }
         if back.left.is_empty() && is_before {
-            endings.push(self.put_back(file)?);
+            endings.push(self.restore_saved(file)?);
         } else if back.taken.is_empty() {
             endings.push(Reverted::nothing(format!(
                 "`{path}` contains no settings of gpu-bootstrap"
@@ -328,7 +328,7 @@ impl Applier {
 
     /// Restores files that an interrupted tool left empty. Most tools truncate a file before they write it, so a power loss in
     /// between leaves it empty or full of NUL bytes. Such a file has no useful content, and the tool and the daemon reject it.
-    pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), Problem> {
+    pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), ChangeError> {
         match undo {
             Undo::RestoreFiles { files, .. } => {
                 files.iter().try_for_each(|file| self.restore_emptied(file))
@@ -340,7 +340,7 @@ impl Applier {
         }
     }
 
-    fn restore_emptied(&self, file: &FileBefore) -> Result<(), Problem> {
+    fn restore_emptied(&self, file: &FileBefore) -> Result<(), ChangeError> {
         self.remove_temporary_files(&file.path)?;
         if !matches!(file.after, FileAfter::Unknown | FileAfter::Any) {
             return Ok(());
@@ -350,20 +350,20 @@ impl Applier {
             _ => None,
         };
         if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
-            self.put_back(file)?;
+            self.restore_saved(file)?;
         }
         Ok(())
     }
 
     /// Removes temporary files that an interrupted run of gpu-bootstrap left next to a file.
-    fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), Problem> {
-        for leftover in leftovers(&*self.host.files, path)? {
-            self.host.files.remove(&leftover)?;
+    fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+        for obsolete in obsolete_items(&*self.host.files, path)? {
+            self.host.files.remove(&obsolete)?;
         }
         Ok(())
     }
 
-    pub(super) fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, Problem> {
+    pub(super) fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, ChangeError> {
         let files = &self.host.files;
         let Some(stat) = files.stat(path)? else {
             return Ok(None);
@@ -374,8 +374,8 @@ impl Applier {
                 (self.backups.save(&content)?, None)
             }
             FileKind::Link(target) => (sha256(target.as_str().as_bytes()), Some(target.clone())),
-            FileKind::Folder | FileKind::CharDevice(..) | FileKind::Other => {
-                return Err(Problem::unreadable(
+            FileKind::Directory | FileKind::CharDevice(..) | FileKind::Other => {
+                return Err(ChangeError::unreadable(
                     format!("back up `{path}`"),
                     "it is neither a file nor a symlink",
                 ));
@@ -390,7 +390,7 @@ impl Applier {
         }))
     }
 
-    fn file_now(&self, path: &Utf8Path) -> Result<FileNow, Problem> {
+    fn file_now(&self, path: &Utf8Path) -> Result<FileNow, ChangeError> {
         let files = &self.host.files;
         let stat = files.stat(path)?;
         let after = match stat.as_ref().map(|stat| &stat.kind) {
@@ -404,7 +404,7 @@ impl Applier {
                 },
                 None => FileAfter::Absent,
             },
-            Some(FileKind::Folder | FileKind::CharDevice(..) | FileKind::Other) => {
+            Some(FileKind::Directory | FileKind::CharDevice(..) | FileKind::Other) => {
                 FileAfter::Unknown
             }
         };
@@ -415,17 +415,17 @@ impl Applier {
     pub(super) async fn restore_files(
         &self,
         files: &[FileBefore],
-        created_folders: &[Utf8PathBuf],
+        created_directories: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Restored, Problem> {
+    ) -> Result<Restored, ChangeError> {
         let (mut endings, mut notes) = (Vec::new(), Vec::new());
         for file in files {
             endings.push(self.restore(file, &mut notes)?);
         }
-        endings.extend(self.remove_created(created_folders)?);
+        endings.extend(self.remove_created(created_directories)?);
         let ending = Reverted::of(endings);
         if !matches!(ending, Reverted::Nothing { .. }) {
-            let paths = created_folders
+            let paths = created_directories
                 .iter()
                 .chain(files.iter().map(|file| &file.path));
             let paths: Vec<&Utf8Path> = paths.map(AsRef::as_ref).collect();
@@ -435,19 +435,19 @@ impl Applier {
     }
 
     /// Removes directories that a change has created, if they are empty.
-    pub(super) fn remove_created(&self, folders: &[Utf8PathBuf]) -> Result<Vec<Reverted>, Problem> {
+    pub(super) fn remove_created(&self, directories: &[Utf8PathBuf]) -> Result<Vec<Reverted>, ChangeError> {
         let mut endings = Vec::new();
-        for folder in folders.iter().rev() {
-            if self.host.files.stat(folder)?.is_some()
-                && self.host.files.remove_empty_folder(folder)?
+        for directory in directories.iter().rev() {
+            if self.host.files.stat(directory)?.is_some()
+                && self.host.files.remove_empty_directory(directory)?
             {
-                endings.push(Reverted::done(format!("removed `{folder}`")));
+                endings.push(Reverted::done(format!("removed `{directory}`")));
             }
         }
         Ok(endings)
     }
 
-    fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, Problem> {
+    fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, ChangeError> {
         let path = &file.path;
         // An earlier undo may have been interrupted while it wrote.
         self.remove_temporary_files(path)?;
@@ -458,21 +458,21 @@ impl Applier {
         if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
             return match (&file.after, &now.after) {
                 (FileAfter::Edited { edits, .. }, FileAfter::File { .. }) => {
-                    self.take_edits_back(file, edits, notes)
+                    self.revert_edits(file, edits, notes)
                 }
                 (_, FileAfter::Absent) => Ok(self.edited_by_others(file, "removed")),
-                (_, FileAfter::File { .. }) => match self.take_lines_back(file)? {
+                (_, FileAfter::File { .. }) => match self.revert_lines(file)? {
                     Some(taken) => Ok(taken),
                     None => Ok(self.edited_by_others(file, "changed")),
                 },
                 _ => Ok(self.edited_by_others(file, "changed")),
             };
         }
-        self.put_back(file)
+        self.restore_saved(file)
     }
 
     /// Returns `true` if a file is in the state before the change.
-    pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, Problem> {
+    pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, ChangeError> {
         Ok(is_restored(
             &self.file_now(&file.path)?,
             file.before.as_ref(),
@@ -480,7 +480,7 @@ impl Applier {
     }
 
     /// Restores the state of a file before the change, regardless of its current state.
-    pub(super) fn put_back(&self, file: &FileBefore) -> Result<Reverted, Problem> {
+    pub(super) fn restore_saved(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
             files.remove(path)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applier, Problem, Reverted, Sink, Undo};
+use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
     error::one_line,
@@ -48,16 +48,16 @@ impl Applier {
         &self,
         runtime: RuntimeKind,
         image: &str,
-    ) -> Result<Option<bool>, Problem> {
+    ) -> Result<Option<bool>, ChangeError> {
         let found = has_image(self.host.reader(), runtime, image).await;
-        found.map_err(|source| Problem::tool(format!("look for the image `{image}`"), source))
+        found.map_err(|source| ChangeError::tool(format!("look for the image `{image}`"), source))
     }
 
     pub(super) async fn capture_image(
         &self,
         runtime: RuntimeKind,
         image: &str,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         Ok(match self.has_image(runtime, image).await? {
             Some(true) => Undo::nothing(format!("the image `{image}` already existed")),
             _ => Undo::RemoveImage {
@@ -75,7 +75,7 @@ impl Applier {
         image: &str,
         limit: Duration,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if self.has_image(runtime, image).await? == Some(true) {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl Applier {
         cmd: Cmd,
         limit: Duration,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let begin = self.host.clock.monotonic();
         let left = || limit.saturating_sub(self.host.clock.monotonic().saturating_sub(begin));
         let mut pauses = BACKOFF.iter();
@@ -138,7 +138,7 @@ impl Applier {
         runtime: RuntimeKind,
         image: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         match self.has_image(runtime, image).await? {
             None => {
                 return Ok(Reverted::nothing("the runtime is no longer installed"));
@@ -169,14 +169,14 @@ impl Applier {
 }
 
 /// The error of a client that could not pull, and whether a retry may help.
-fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) -> (Problem, bool) {
+fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) -> (ChangeError, bool) {
     let what = format!("pull the image `{image}` with {runtime}");
     let (fault, said) = match error {
         ExecError::Deadline { .. } => {
             // The limit for all attempts together.
             let seconds = limit.as_secs();
             let what = format!("{what}: not downloaded within {seconds} s");
-            let slow = Problem::new("image-slow", what)
+            let slow = ChangeError::new("image-slow", what)
                 .advice("use a registry nearby, or increase `validation.pull-timeout`");
             return (slow, false);
         }
@@ -187,10 +187,10 @@ fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) ->
         ),
         other => (faults::of_pull(""), Some(other.to_string())),
     };
-    let problem = Problem {
+    let problem = ChangeError {
         hint: fault.hint_for(runtime).map(str::to_owned),
-        passes: fault.passes,
-        ..Problem::new(&fault.reason, format!("{what}: {}", fault.what)).telling(said)
+        retryable: fault.retryable,
+        ..ChangeError::new(&fault.reason, format!("{what}: {}", fault.what)).telling(said)
     };
     (problem, fault.again)
 }
@@ -213,7 +213,7 @@ mod tests {
             "pull the image `x` with docker: the image does not exist in the registry\nmanifest unknown"
         );
         assert_eq!(
-            (error.reason, error.passes, again),
+            (error.reason, error.retryable, again),
             ("image-not-found", false, false)
         );
     }

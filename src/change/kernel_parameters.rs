@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, Problem, Reverted, Sink, Undo};
+use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{runtimes::RuntimeKind, tools::sysctl};
 
 /// The reason a network setting is kept.
@@ -19,7 +19,7 @@ impl Applier {
     pub(super) fn capture_sysctls(
         &self,
         wanted: &BTreeMap<String, String>,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let mut values = BTreeMap::new();
         for name in wanted.keys() {
             let path = Utf8PathBuf::from(sysctl::path(name));
@@ -38,7 +38,7 @@ impl Applier {
         &self,
         values: &BTreeMap<String, String>,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         for (name, value) in values {
             let what = format!("set {name} = {value}");
             self.tool(&what, &sysctl::set(name, value), sink).await?;
@@ -54,7 +54,7 @@ impl Applier {
         values: &BTreeMap<String, String>,
         ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let bridges = self.bridges_of_others().await?;
         let (mut restored, mut stay) = (Vec::new(), Vec::new());
         for (name, value) in values {
@@ -95,11 +95,11 @@ impl Applier {
     /// The network bridges for which the kernel forwards and filters packets of other programs: bridges with an interface of a
     /// container or a virtual machine, and bridges whose daemon may add one. A pod bridge remains when the node leaves its
     /// cluster.
-    pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, Problem> {
-        let (files, folder) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
+    pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, ChangeError> {
+        let (files, directory) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
         let mut found = Vec::new();
-        for name in files.list(folder)? {
-            let interface = folder.join(&name);
+        for name in files.list(directory)? {
+            let interface = directory.join(&name);
             if !files.exists(&interface.join("bridge"))? {
                 continue;
             }
@@ -126,7 +126,7 @@ impl Applier {
         &self,
         areas: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         for area in areas {
             let cmd = sysctl::swap_off(area);
             self.tool(&format!("turn off swap on `{area}`"), &cmd, sink)
@@ -139,7 +139,7 @@ impl Applier {
         &self,
         areas: &[String],
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let table = self.host.files.read_text(sysctl::SWAPS.into())?;
         let now = sysctl::parse_swaps(&table.unwrap_or_default());
         let mut turned_on = Vec::new();

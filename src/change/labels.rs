@@ -3,7 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, Problem, Sink, Undo};
+use super::{Applier, ChangeError, Sink, Undo};
 use crate::{error::one_line, host::ExecError, tools::selinux};
 
 impl Applier {
@@ -13,7 +13,7 @@ impl Applier {
         &self,
         paths: &[&Utf8Path],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if paths.is_empty() || !selinux::is_enabled(&*self.host.files)? {
             return Ok(());
         }
@@ -39,9 +39,9 @@ pub(super) fn written(undo: &Undo) -> Vec<&Utf8Path> {
     match undo {
         Undo::RestoreFiles {
             files,
-            created_folders,
+            created_directories,
             ..
-        } => (created_folders.iter())
+        } => (created_directories.iter())
             .chain(files.iter().map(|file| &file.path))
             .map(AsRef::as_ref)
             .collect(),

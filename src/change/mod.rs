@@ -8,9 +8,9 @@
 //!
 //! 1. Add a variant of [`Change`] here. Its fields are stored in journals, so existing fields must not change.
 //! 2. `cargo check` reports each incomplete `match`: two in `describe.rs`, and `capture` and `apply` in `applier.rs`. Also
-//!    extend `preview` there if the change has a diff, `rehearse` if an error can be detected in advance, and
+//!    extend `preview` there if the change has a diff, `dry_run` if an error can be detected in advance, and
 //!    `is_written_by_tools` if it runs programs that write files.
-//! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`Problem`] is created where the error occurs.
+//! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`ChangeError`] is created where the error occurs.
 //!    Error output of external programs has a row in `tools/faults.toml`.
 //! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is sufficient for files). Add a new variant to `undo.rs`, as a struct
 //!    in the family's file if it has more than two fields, and extend `undo`, `refine`, `reconcile` and `undo_writes_by_tools`
@@ -41,7 +41,7 @@ mod tests;
 mod tool;
 pub mod undo;
 mod unit;
-mod verbs;
+mod apply_changes;
 
 use std::collections::BTreeMap;
 
@@ -49,18 +49,18 @@ use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use crate::joins::{Join, Leave};
-pub use crate::work::{CHANGED_SINCE, Class, Problem, Reverted, STOPPED, Sink};
+pub use crate::work::{CHANGED_SINCE, Class, ChangeError, Reverted, STOPPED, Sink};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, LeaveCluster, RestoreLabels};
-pub use probe::{ProofRecord, Proving};
+pub use probe::{ValidationRecord, Proving};
 pub use runtime::RuntimeSettings;
-pub use undo::{Afterwards, FileAfter, FileBefore, RuntimeDaemon, Saved, Undo};
+pub use undo::{FollowUp, FileAfter, FileBefore, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;
-pub use verbs::{NoVerbs, Verbs};
+pub use apply_changes::{NoChanges, ApplyChanges};
 
-use crate::config::desired::{PackageWish, Repository};
+use crate::config::desired::{PackageSpec, Repository};
 
 /// One change, as data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ pub enum Change {
     EnableStream { module: String, stream: String },
     /// Install packages. The packages of all ready steps are installed in one transaction.
     InstallPackages {
-        packages: Vec<PackageWish>,
+        packages: Vec<PackageSpec>,
         /// Installed packages that the plan replaces. A package gets another version, possibly an older one, if a configured
         /// package needs it, and is removed otherwise. A hold on one of them was set by gpu-bootstrap.
         removing: Vec<String>,
@@ -235,7 +235,7 @@ impl Change {
     /// Returns `true` if the change only repeats a validation after a boot, with the same inputs. This does not change the
     /// machine.
     #[must_use]
-    pub fn only_repeats_proof(&self) -> bool {
+    pub fn only_repeats_validation(&self) -> bool {
         matches!(self, Self::RunProbe { again: true, .. })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, kernel_parameters::needed_by};
+use super::{FollowUp, Applier, ChangeError, Reverted, Sink, Undo, kernel_parameters::needed_by};
 use crate::{
     dkms,
     error::one_line,
@@ -16,12 +16,12 @@ use crate::{
 const POLL: Duration = Duration::from_secs(2);
 
 impl Applier {
-    fn is_loaded(&self, module: &str) -> Result<bool, Problem> {
+    fn is_loaded(&self, module: &str) -> Result<bool, ChangeError> {
         let path = Utf8PathBuf::from(format!("/sys/module/{}", kmod::canonical(module)));
         Ok(self.host.files.exists(&path)?)
     }
 
-    pub(super) fn capture_load(&self, module: &str) -> Result<Undo, Problem> {
+    pub(super) fn capture_load(&self, module: &str) -> Result<Undo, ChangeError> {
         Ok(if self.is_loaded(module)? {
             Undo::nothing(format!("`{module}` was already loaded"))
         } else {
@@ -33,7 +33,7 @@ impl Applier {
 
     /// The undo of a file with modules to load at every boot: the file is removed and its modules are unloaded. Before the
     /// first boot with the file they may not be loaded yet.
-    pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, Problem> {
+    pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, ChangeError> {
         let mut undos = Vec::new();
         // Modules are listed after the modules that they depend on.
         for module in kmod::named_for_boot(content).rev() {
@@ -49,7 +49,7 @@ impl Applier {
         Ok(Undo::Several { undos })
     }
 
-    pub(super) async fn load_module(&self, module: &str, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn load_module(&self, module: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         if self.is_loaded(module)? {
             return Ok(());
         }
@@ -62,19 +62,19 @@ impl Applier {
         if self.is_loaded(module)? {
             Ok(())
         } else {
-            Err(Problem::unreadable(
+            Err(ChangeError::unreadable(
                 format!("load kernel module `{module}`"),
                 "`modprobe` succeeded, but the module is not loaded",
             ))
         }
     }
 
-    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         let refused = |said: &str, source: ExecError| {
             let fault = faults::of_modprobe(said);
-            Problem {
+            ChangeError {
                 hint: fault.hint.clone(),
-                ..Problem::new(&fault.reason, what).caused_by(source)
+                ..ChangeError::new(&fault.reason, what).caused_by(source)
             }
         };
         let output = self
@@ -88,7 +88,7 @@ impl Applier {
             .map_err(|source| refused(&said, source))
     }
 
-    fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, Problem> {
+    fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, ChangeError> {
         let text = self.host.files.read_text(kmod::MODULES.into())?;
         Ok(kmod::parse_loaded(&text.unwrap_or_default()))
     }
@@ -99,7 +99,7 @@ impl Applier {
         &self,
         module: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         if !self.is_loaded(module)? {
             return Ok(Reverted::nothing(format!("`{module}` is not loaded")));
         }
@@ -137,10 +137,10 @@ impl Applier {
     }
 
     pub(super) fn capture_initramfs(kernels: &[String]) -> Undo {
-        Undo::Afterwards {
+        Undo::FollowUp {
             then: kernels
                 .iter()
-                .map(|kernel| Afterwards::RebuildInitramfs {
+                .map(|kernel| FollowUp::RebuildInitramfs {
                     kernel: kernel.clone(),
                 })
                 .collect(),
@@ -151,7 +151,7 @@ impl Applier {
         &self,
         kernels: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let generator = initramfs::of(&*self.host.files)?;
         for kernel in kernels {
             let cmd = generator.rebuild(kernel);
@@ -159,13 +159,13 @@ impl Applier {
             match self.tool(&what, &cmd, sink).await {
                 Err(error) if is_not_there(&error) => {
                     let program = generator.program();
-                    return Err(Problem::unsupported(format!("{what} without `{program}`")));
+                    return Err(ChangeError::unsupported(format!("{what} without `{program}`")));
                 }
                 done => done?,
             };
             let image = generator.image(kernel);
             if self.host.files.stat(&image)?.is_none() {
-                return Err(Problem::unreadable(
+                return Err(ChangeError::unreadable(
                     what,
                     format!("`{image}` was not written"),
                 ));
@@ -176,29 +176,29 @@ impl Applier {
 
     /// Removes the remains of an interrupted `dkms add`: a version directory without its `source` symlink and without builds.
     /// DKMS does not list such a version, and scripts of Debian packages fail because of it.
-    pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let files = &self.host.files;
         // It may be adding such a version now. The package scripts that run next would also start a second DKMS.
         self.wait_for_other_dkms("complete an interrupted transaction", sink)
             .await?;
-        let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
+        let directories = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, ChangeError> {
             let mut found = Vec::new();
             for name in files.list(path)? {
                 let inner = path.join(name);
-                if (files.stat(&inner)?).is_some_and(|stat| stat.kind == FileKind::Folder) {
+                if (files.stat(&inner)?).is_some_and(|stat| stat.kind == FileKind::Directory) {
                     found.push(inner);
                 }
             }
             Ok(found)
         };
-        for module in folders(dkms::TREE.into())? {
-            for version in folders(&module)? {
+        for module in directories(dkms::TREE.into())? {
+            for version in directories(&module)? {
                 let names = files.list(&version)?;
                 if names.iter().any(|name| name != "build") {
                     continue;
                 }
-                if files.remove_empty_folder(&version.join("build"))?
-                    && files.remove_empty_folder(&version)?
+                if files.remove_empty_directory(&version.join("build"))?
+                    && files.remove_empty_directory(&version)?
                 {
                     sink.note(&format!(
                         "removed `{version}`, left without source by an interrupted `dkms add`"
@@ -239,7 +239,7 @@ impl Applier {
     }
 
     /// The DKMS builds of a module.
-    async fn builds(&self, module: &str) -> Result<Vec<dkms::DkmsStatus>, Problem> {
+    async fn builds(&self, module: &str) -> Result<Vec<dkms::DkmsStatus>, ChangeError> {
         let query = dkms::status(module);
         let output = self
             .host
@@ -247,14 +247,14 @@ impl Applier {
             .query(&query)
             .await
             .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| Problem::tool(format!("query DKMS for `{module}`"), source))?;
+            .map_err(|source| ChangeError::tool(format!("query DKMS for `{module}`"), source))?;
         Ok(dkms::parse_status(&output.stdout)
             .into_iter()
             .filter(|status| status.module == module)
             .collect())
     }
 
-    pub(super) async fn capture_build(&self, module: &str, kernel: &str) -> Result<Undo, Problem> {
+    pub(super) async fn capture_build(&self, module: &str, kernel: &str) -> Result<Undo, ChangeError> {
         let builds = self.builds(module).await?;
         let there = builds.iter().any(|status| is_installed(status, kernel));
         Ok(match self.versions_to_build(&builds, module)?.as_slice() {
@@ -277,18 +277,18 @@ impl Applier {
         &self,
         builds: &[dkms::DkmsStatus],
         module: &str,
-    ) -> Result<Vec<String>, Problem> {
+    ) -> Result<Vec<String>, ChangeError> {
         if let Some(status) = builds.first() {
             return Ok(vec![status.version.clone()]);
         }
         let sources = Utf8Path::new(dkms::SOURCES);
         let mut found = Vec::new();
-        for folder in self.host.files.list(sources)? {
-            if let Some(version) = dkms::version_in(&folder, module)
+        for directory in self.host.files.list(sources)? {
+            if let Some(version) = dkms::version_in(&directory, module)
                 && self
                     .host
                     .files
-                    .exists(&sources.join(&folder).join("dkms.conf"))?
+                    .exists(&sources.join(&directory).join("dkms.conf"))?
             {
                 found.push(version.to_owned());
             }
@@ -298,10 +298,10 @@ impl Applier {
 
     /// Returns `true` if the DKMS build for a kernel was lost by a power loss or a kill. DKMS does not sync its builds, its
     /// status only lists names, and it reports a module as installed before `depmod` has listed it.
-    fn is_torn(&self, status: &dkms::DkmsStatus, kernel: &str) -> Result<bool, Problem> {
+    fn is_torn(&self, status: &dkms::DkmsStatus, kernel: &str) -> Result<bool, ChangeError> {
         let files = &*self.host.files;
         let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
-        let of_kernel = dkms::folder_of(&status.module, &status.version, kernel);
+        let of_kernel = dkms::directory_of(&status.module, &status.version, kernel);
         for architecture in files.list(&of_kernel)? {
             let built = of_kernel.join(architecture).join("module");
             for name in files.list(&built)? {
@@ -321,7 +321,7 @@ impl Applier {
 
     /// Waits until no other DKMS process is running, with a time limit. DKMS has no lock, so concurrent processes destroy each
     /// other's builds. Another process may belong to `dkms.service`, a package script, or an interrupted run of gpu-bootstrap.
-    async fn wait_for_other_dkms(&self, what: &str, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn wait_for_other_dkms(&self, what: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         let limit = self.policy.lock_timeout_seconds;
@@ -330,9 +330,9 @@ impl Applier {
             let waited = clock.monotonic().saturating_sub(started).as_secs();
             if waited >= limit {
                 let what = format!("{what}: after {waited} s {who} is still running");
-                return Err(Problem {
-                    passes: true,
-                    ..Problem::new("dkms-busy", what)
+                return Err(ChangeError {
+                    retryable: true,
+                    ..ChangeError::new("dkms-busy", what)
                 }
                 .advice("wait until it has finished, then run the command again"));
             }
@@ -347,7 +347,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn other_dkms(&self) -> Result<Option<String>, Problem> {
+    async fn other_dkms(&self) -> Result<Option<String>, ChangeError> {
         if let Some(process) = dkms::running(&*self.host.files, &*self.host.system)? {
             let command = process.command.unwrap_or_default();
             return Ok(Some(format!("process {}, `{command}`,", process.pid)));
@@ -362,7 +362,7 @@ impl Applier {
         module: &str,
         kernel: &str,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let what = format!("build kernel module `{module}` for {kernel}");
         self.wait_for_other_dkms(&what, sink).await?;
         let builds = self.builds(module).await?;
@@ -375,9 +375,9 @@ impl Applier {
             self.tool(&what, &dkms::remove(module, version, kernel), sink)
                 .await?;
         }
-        let error = |log: Option<String>| Problem {
+        let error = |log: Option<String>| ChangeError {
             hint: Fault::Build.hint().map(str::to_owned),
-            ..Problem::new(Fault::Build.reason(), what.as_str()).telling(log)
+            ..ChangeError::new(Fault::Build.reason(), what.as_str()).telling(log)
         };
         let versions = self.versions_to_build(&builds, module)?;
         let [version] = versions.as_slice() else {
@@ -387,7 +387,7 @@ impl Applier {
         // `dkms.in`).
         let is_known = |status: &dkms::DkmsStatus| status.kernel.as_deref() == Some(kernel);
         if !builds.iter().any(is_known) {
-            self.remove_tree(&dkms::folder_of(module, version, kernel))?;
+            self.remove_tree(&dkms::directory_of(module, version, kernel))?;
         }
         let cmd = dkms::install(module, version, kernel);
         let cmd = match dkms::needs_debug_information(&*self.host.files, kernel)? {
@@ -422,20 +422,20 @@ impl Applier {
     }
 
     /// Removes a directory with its content. Symlinks are not followed.
-    fn remove_tree(&self, folder: &Utf8Path) -> Result<(), FilesError> {
+    fn remove_tree(&self, directory: &Utf8Path) -> Result<(), FilesError> {
         let files = &self.host.files;
-        let stat = files.stat(folder)?;
-        if stat.is_none_or(|stat| stat.kind != FileKind::Folder) {
+        let stat = files.stat(directory)?;
+        if stat.is_none_or(|stat| stat.kind != FileKind::Directory) {
             return Ok(());
         }
-        for name in files.list(folder)? {
-            let path = folder.join(name);
+        for name in files.list(directory)? {
+            let path = directory.join(name);
             match files.stat(&path)?.map(|stat| stat.kind) {
-                Some(FileKind::Folder) => self.remove_tree(&path)?,
+                Some(FileKind::Directory) => self.remove_tree(&path)?,
                 _ => files.remove(&path)?,
             }
         }
-        files.remove_empty_folder(folder).map(drop)
+        files.remove_empty_directory(directory).map(drop)
     }
 
     pub(super) async fn revert_build(
@@ -444,7 +444,7 @@ impl Applier {
         version: &str,
         kernel: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let builds = match self.builds(module).await {
             Ok(builds) => builds,
             Err(error) if is_not_there(&error) => Vec::new(),
@@ -469,7 +469,7 @@ impl Applier {
 }
 
 /// Returns `true` if the program of a change is not installed.
-fn is_not_there(error: &Problem) -> bool {
+fn is_not_there(error: &ChangeError) -> bool {
     matches!(error.ended(), Some(ExecError::NotFound { .. }))
 }
 

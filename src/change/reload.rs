@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use super::{Applier, Class, Problem, Reverted, RuntimeDaemon, RuntimeSettings, Sink};
+use super::{Applier, Class, ChangeError, Reverted, RuntimeDaemon, RuntimeSettings, Sink};
 use crate::{
     config::desired::Daemon,
     error::one_line,
-    runtimes::{Config, ReloadWords, Said},
+    runtimes::{Config, ReloadWords, LiveConfig},
     tools::systemctl,
 };
 
@@ -25,7 +25,7 @@ impl Applier {
         settings: &RuntimeSettings,
         words: &ReloadWords,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let (unit, runtime) = (&*settings.unit, &settings.runtime);
         let (kind, name) = (settings.kind, settings.kind.name());
         self.reload_if_needed(unit, sink).await?;
@@ -59,7 +59,7 @@ impl Applier {
             return self.bring_up("restart", unit, sink).await;
         }
         if taken_up.is_none() {
-            return Err(Problem::new(
+            return Err(ChangeError::new(
                 "containers-run",
                 format!("restart `{unit}`: this would stop the containers {names}"),
             )
@@ -84,7 +84,7 @@ impl Applier {
         daemon: &RuntimeDaemon,
         words: &ReloadWords,
         sink: &dyn Sink,
-    ) -> Result<Option<Reverted>, Problem> {
+    ) -> Result<Option<Reverted>, ChangeError> {
         let RuntimeDaemon {
             unit,
             runtime,
@@ -123,22 +123,22 @@ impl Applier {
     }
 
     /// Reloads the daemon's configuration. Returns whether systemd could do it.
-    async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, Problem> {
+    async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
         let output = self.exec(&systemctl::act("reload", unit), sink).await;
-        let output = output.map_err(|source| Problem::tool(format!("reload `{unit}`"), source))?;
+        let output = output.map_err(|source| ChangeError::tool(format!("reload `{unit}`"), source))?;
         Ok(output.ok())
     }
 
     /// The configuration that a daemon reports, or the reason it does not respond.
-    async fn said(&self, kind: Daemon) -> Result<Result<Config, String>, Problem> {
+    async fn said(&self, kind: Daemon) -> Result<Result<Config, String>, ChangeError> {
         let said = kind.configured().said(self.host.reader()).await;
         let said =
-            said.map_err(|source| Problem::tool(format!("query {}", kind.name()), source))?;
+            said.map_err(|source| ChangeError::tool(format!("query {}", kind.name()), source))?;
         Ok(match said {
-            Said::Known(config) => Ok(config),
-            Said::Silent(why) => Err(why),
-            Said::Absent => Err("its client is not installed".to_owned()),
-            Said::Unknown(error) => Err(one_line(&*error)),
+            LiveConfig::Known(config) => Ok(config),
+            LiveConfig::Silent(why) => Err(why),
+            LiveConfig::Absent => Err("its client is not installed".to_owned()),
+            LiveConfig::Unknown(error) => Err(one_line(&*error)),
         })
     }
 
@@ -151,11 +151,11 @@ impl Applier {
         kind: Daemon,
         unit: &str,
         words: &ReloadWords,
-    ) -> Result<Vec<String>, Problem> {
+    ) -> Result<Vec<String>, ChangeError> {
         let silent =
             |why: String| {
                 let name = kind.name();
-                Problem::new(
+                ChangeError::new(
                 words.silent,
                 format!("query {name} for the containers that a restart of `{unit}` would stop: \
                          {why}"),

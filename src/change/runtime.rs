@@ -15,7 +15,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Applier, Class, FileAfter, FileBefore, Problem, Reverted, RuntimeDaemon, STOPPED, Sink, Undo,
+    Applier, Class, FileAfter, FileBefore, ChangeError, Reverted, RuntimeDaemon, STOPPED, Sink, Undo,
     edits, file,
 };
 use crate::{
@@ -58,7 +58,7 @@ struct Swap<'a> {
     daemon: &'a RuntimeDaemon,
     /// The previous files.
     former: &'a [FileBefore],
-    created_folders: &'a [Utf8PathBuf],
+    created_directories: &'a [Utf8PathBuf],
     /// The required settings, with the previous configuration. `None` in an undo.
     wanted: Option<(&'a RuntimeSettings, Option<Config>)>,
 }
@@ -68,7 +68,7 @@ impl Applier {
     pub(super) fn preview_runtime(
         &self,
         settings: &RuntimeSettings,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         let mut diffs = String::new();
         for one in &settings.files {
             let before = self.host.files.read_text(&one.path)?;
@@ -83,7 +83,7 @@ impl Applier {
     }
 
     /// Returns the undo, with the previous value of each key. Later edits of other keys are kept.
-    pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, Problem> {
+    pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, ChangeError> {
         let mut after = Vec::new();
         for one in &settings.files {
             let (document, edits) = self.with(one)?;
@@ -107,21 +107,21 @@ impl Applier {
         settings: &RuntimeSettings,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let Undo::RestoreFiles {
             files,
-            created_folders,
+            created_directories,
             daemon: Some(daemon),
         } = undo
         else {
-            return Err(Problem::unreadable(
+            return Err(ChangeError::unreadable(
                 format!("configure {}", settings.kind.name()),
                 "the undo does not belong to a container runtime",
             ));
         };
         let known = match self.validated(settings.kind, &settings.unit, &[]).await? {
             Validated::Reads(config) => Some(config),
-            Validated::Untold | Validated::Accepted | Validated::Refused(_) => None,
+            Validated::NotReported | Validated::Accepted | Validated::Refused(_) => None,
         };
         for one in &settings.files {
             let (document, _) = self.with(one)?;
@@ -132,7 +132,7 @@ impl Applier {
         let swap = Swap {
             daemon,
             former: files,
-            created_folders,
+            created_directories,
             wanted: Some((settings, known)),
         };
         self.swap(&swap, sink).await.map(drop)
@@ -144,9 +144,9 @@ impl Applier {
         &self,
         daemon: &RuntimeDaemon,
         files: &[FileBefore],
-        created_folders: &[Utf8PathBuf],
+        created_directories: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         self.need_toolkit().insert(daemon.kind);
         let mut former = Vec::new();
         for file in files {
@@ -155,11 +155,11 @@ impl Applier {
                 ..file.clone()
             });
         }
-        let restored = self.restore_files(files, created_folders, sink).await?;
+        let restored = self.restore_files(files, created_directories, sink).await?;
         let swap = Swap {
             daemon,
             former: &former,
-            created_folders,
+            created_directories,
             wanted: None,
         };
         // If the undo could not change any file, do not touch the daemon, because it may not start with such a file.
@@ -185,7 +185,7 @@ impl Applier {
         (self.need_toolkit.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, Problem> {
+    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, ChangeError> {
         for file in files {
             let text = self.host.files.read_lossy(&file.path)?;
             if text.is_some_and(|text| toolkit::needs_packages(&text)) {
@@ -196,9 +196,9 @@ impl Applier {
     }
 
     /// Returns a file with the keys set, and the edits.
-    fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), Problem> {
+    fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), ChangeError> {
         let unreadable =
-            |why: String| Problem::unreadable(format!("set keys of `{}`", one.path), why);
+            |why: String| ChangeError::unreadable(format!("set keys of `{}`", one.path), why);
         let format = Format::of(&one.path)
             .ok_or_else(|| unreadable("its name does not end in `.json` or `.toml`".to_owned()))?;
         let text = self.host.files.read_text(&one.path)?.unwrap_or_default();
@@ -211,9 +211,9 @@ impl Applier {
 
     /// Makes the daemon use the new files. If it does not work with them, restores the previous files. The error reports
     /// whether this succeeded.
-    async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let runtime = swap.daemon.kind.name();
-        let refused: Option<Problem> = match self.refusal(swap).await {
+        let refused: Option<ChangeError> = match self.refusal(swap).await {
             Ok(refusal) => refusal.map(|why| self::refused(swap, &why)),
             Err(error) => Some(error),
         };
@@ -236,8 +236,8 @@ impl Applier {
                  restored"
             ));
         }
-        let put_back = self.put_back_former(swap, is_seen, sink).await;
-        let is_back = match &put_back {
+        let restore_saved = self.restore_former(swap, is_seen, sink).await;
+        let is_back = match &restore_saved {
             // The daemon has not read the new files, or there is no error and a stop was requested.
             Ok(()) => !is_seen || why.reason == STOPPED,
             // The previous files are restored and the daemon was started with them. Only the wait for its response was stopped.
@@ -246,23 +246,23 @@ impl Applier {
         if is_back {
             return Err(why);
         }
-        Err(not_configured(swap.daemon, why, put_back))
+        Err(not_configured(swap.daemon, why, restore_saved))
     }
 
     /// Restores the previous files. A daemon that has read the new files must load the previous ones.
-    async fn put_back_former(
+    async fn restore_former(
         &self,
         swap: &Swap<'_>,
         is_seen: bool,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         for file in swap.former {
             if !self.is_as_before(file)? {
-                self.put_back(file)?;
+                self.restore_saved(file)?;
             }
         }
-        self.remove_created(swap.created_folders)?;
+        self.remove_created(swap.created_directories)?;
         if is_seen {
             // A restart would stop the containers of a running daemon.
             let reloads = matches!(kind.configured().pick_up(), PickUp::Reload(_));
@@ -276,7 +276,7 @@ impl Applier {
 
     /// Returns the reason the daemon would not work with its files. Its own program validates them, without touching the
     /// daemon. `None` if it would work, or if the program is too old to validate.
-    async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, Problem> {
+    async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, ChangeError> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // In an undo, the packages of the daemon may already be removed.
         if swap.wanted.is_none()
@@ -286,9 +286,9 @@ impl Applier {
         }
         let paths: Vec<&Utf8Path> = swap.former.iter().map(|file| file.path.as_path()).collect();
         Ok(match self.validated(*kind, unit, &paths).await? {
-            Validated::Untold | Validated::Accepted => None,
+            Validated::NotReported | Validated::Accepted => None,
             Validated::Refused(why) => Some(why),
-            Validated::Reads(now) => flaw(&now, swap),
+            Validated::Reads(now) => issue(&now, swap),
         })
     }
 
@@ -298,18 +298,18 @@ impl Applier {
         kind: Daemon,
         unit: &str,
         paths: &[&Utf8Path],
-    ) -> Result<Validated, Problem> {
+    ) -> Result<Validated, ChangeError> {
         let read = (kind.configured())
             .validate(self.host.reader(), unit, paths)
             .await;
         read.map_err(|error| match error {
             ReadError::Files(error) => error.into(),
-            ReadError::Exec(error) => Problem::tool(format!("query {}", kind.name()), error),
+            ReadError::Exec(error) => ChangeError::tool(format!("query {}", kind.name()), error),
         })
     }
 
     /// Makes the daemon load the files, and waits until it responds with them.
-    async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // A daemon that is not running reads the files when it starts: after a change at the next boot, after an undo when it
         // is started manually.
@@ -342,40 +342,40 @@ impl Applier {
         kind: Daemon,
         for_kubelet: bool,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let what = "wait for the container runtime to respond";
         let ready = self
             .awaited(what, ANSWER_TIME_LIMIT, || async {
-                let flaw = self.flaw(kind, for_kubelet, sink).await?;
-                Ok(flaw.is_none().then_some(()))
+                let issue = self.issue(kind, for_kubelet, sink).await?;
+                Ok(issue.is_none().then_some(()))
             })
             .await?;
         if ready.is_some() {
             return Ok(());
         }
-        let why = (self.flaw(kind, for_kubelet, sink).await?).unwrap_or_default();
+        let why = (self.issue(kind, for_kubelet, sink).await?).unwrap_or_default();
         let (name, seconds) = (kind.name(), ANSWER_TIME_LIMIT.as_secs());
         let what = format!("wait until {name} responds (within {seconds} s): {why}");
-        Err(Problem::new("runtime-silent", what))
+        Err(ChangeError::new("runtime-silent", what))
     }
 
     /// Returns the reason a daemon cannot be used yet. `None` if it can, or if its client is not installed and it cannot be
     /// queried.
-    async fn flaw(
+    async fn issue(
         &self,
         kind: Daemon,
         for_kubelet: bool,
         sink: &dyn Sink,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         let said = (kind.configured())
             .answers(self.host.reader(), for_kubelet)
             .await;
         let said =
-            said.map_err(|source| Problem::tool(format!("query {}", kind.name()), source))?;
+            said.map_err(|source| ChangeError::tool(format!("query {}", kind.name()), source))?;
         for note in &said.notes {
             sink.line(note);
         }
-        Ok(said.flaw)
+        Ok(said.issue)
     }
 
     /// Returns the output of a program, regardless of its exit status. `None` if it is not installed.
@@ -383,27 +383,27 @@ impl Applier {
         &self,
         program: &str,
         query: &Query,
-    ) -> Result<Option<Output>, Problem> {
+    ) -> Result<Option<Output>, ChangeError> {
         match self.host.reader().query(query).await {
             Ok(output) => Ok(Some(output)),
             Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(Problem::tool(format!("query {program}"), source)),
+            Err(source) => Err(ChangeError::tool(format!("query {program}"), source)),
         }
     }
 }
 
 /// Returns the error for a daemon that does not work with its new configuration.
-fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Problem>) -> Problem {
+fn not_configured(daemon: &RuntimeDaemon, why: ChangeError, restore_saved: Result<(), ChangeError>) -> ChangeError {
     let (runtime, unit) = (daemon.kind.name(), &daemon.unit);
     let see =
         format!("check the log (`journalctl --unit={unit}`), correct the configuration of {unit}");
-    match put_back {
+    match restore_saved {
         Ok(()) => {
             let what =
                 format!("configure {runtime}: its previous configuration was restored and works");
             // The remedy for the cause comes first.
             let hint = why.hint.clone();
-            Problem::new("configuration-put-back", what)
+            ChangeError::new("configuration-put-back", what)
                 .advice(hint.unwrap_or_else(|| format!("{see}, and run the command again")))
                 .caused_by(why)
         }
@@ -411,7 +411,7 @@ fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Pro
             let then = one_line(&then);
             let what =
                 format!("configure {runtime}, and restore its previous configuration ({then})");
-            Problem::new("configuration-not-put-back", what)
+            ChangeError::new("configuration-not-put-back", what)
                 .advice(format!(
                     "{see} until `systemctl restart {unit}` succeeds, and run the command again"
                 ))
@@ -421,7 +421,7 @@ fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Pro
 }
 
 /// Returns the error for a daemon whose own program rejects its files.
-fn refused(swap: &Swap<'_>, why: &str) -> Problem {
+fn refused(swap: &Swap<'_>, why: &str) -> ChangeError {
     let runtime = swap.daemon.kind.name();
     let what = match swap.wanted {
         Some(_) => format!("use the new configuration of {runtime}: {why}"),
@@ -429,7 +429,7 @@ fn refused(swap: &Swap<'_>, why: &str) -> Problem {
             format!("{runtime} rejects its configuration without the keys of gpu-bootstrap: {why}")
         }
     };
-    Problem::new("configuration-refused", what)
+    ChangeError::new("configuration-refused", what)
         .advice(format!(
             "{runtime} was not restarted, and its files are unchanged. Correct the reported error \
              in them, and run the command again"
@@ -438,7 +438,7 @@ fn refused(swap: &Swap<'_>, why: &str) -> Problem {
 }
 
 /// Returns the result of an undo that kept the files, because the daemon does not work without the change.
-fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
+fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
     let paths: Vec<String> = (swap.former.iter())
         .map(|file| format!("`{}`", file.path))
         .collect();
@@ -456,7 +456,7 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
 }
 
 /// Returns how a configuration differs from the required one. `None` if it does not.
-fn flaw(now: &Config, swap: &Swap<'_>) -> Option<String> {
+fn issue(now: &Config, swap: &Swap<'_>) -> Option<String> {
     let default = now.default.as_deref();
     let Some((settings, before)) = &swap.wanted else {
         let lost = default.filter(|name| !now.runtimes.contains(*name));
@@ -500,9 +500,9 @@ mod tests {
             unit: "docker.service".into(),
             runtime: "nvidia".into(),
         };
-        let silent = || Problem::new("runtime-silent", "wait until docker responds (within 30 s)");
+        let silent = || ChangeError::new("runtime-silent", "wait until docker responds (within 30 s)");
         let helped = || silent().advice("stop the containers");
-        for (why, put_back, reason, hint) in [
+        for (why, restore_saved, reason, hint) in [
             (
                 helped(),
                 Ok(()),
@@ -522,7 +522,7 @@ mod tests {
                 "until `systemctl restart docker.service` succeeds",
             ),
         ] {
-            let error = not_configured(&daemon, why, put_back);
+            let error = not_configured(&daemon, why, restore_saved);
             assert_eq!((error.exit, error.reason), (Exit::StepFailed, reason));
             assert!(
                 error.hint.as_ref().is_some_and(|told| told.contains(hint)),
@@ -542,7 +542,7 @@ mod tests {
         let undo = Swap {
             daemon: &daemon,
             former: &[],
-            created_folders: &[],
+            created_directories: &[],
             wanted: None,
         };
         let error = refused(&undo, "no such key");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::Utf8PathBuf;
 
-use super::{Applier, FileAfter, Problem, Sink, Undo};
+use super::{Applier, FileAfter, ChangeError, Sink, Undo};
 use crate::host::{Cmd, FileKind};
 
 /// The time limit of a tool. `nvidia-ctk` and similar tools take seconds, but hang on a faulty GPU.
@@ -16,7 +16,7 @@ impl Applier {
         purpose: &str,
         writes: &[Utf8PathBuf],
         repeated: bool,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         if writes.is_empty() {
             return Ok(Undo::Impossible {
                 what: format!("the effect of: {purpose}"),
@@ -41,14 +41,14 @@ impl Applier {
         command: &[String],
         writes: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let Some((program, args)) = command.split_first() else {
-            return Err(Problem::unreadable(purpose, "the command is empty"));
+            return Err(ChangeError::unreadable(purpose, "the command is empty"));
         };
-        for folder in writes.iter().filter_map(|path| path.parent()) {
+        for directory in writes.iter().filter_map(|path| path.parent()) {
             // Some tools do not create their output directories.
-            if self.host.files.stat(folder)?.is_none() {
-                self.host.files.create_folder(folder, 0o755)?;
+            if self.host.files.stat(directory)?.is_none() {
+                self.host.files.create_directory(directory, 0o755)?;
             }
         }
         let cmd = Cmd::new(program, args.iter().cloned()).deadline(DEADLINE);
@@ -57,7 +57,7 @@ impl Applier {
     }
 
     /// Syncs the files that a tool wrote. Most tools do not sync, but after a power loss a recorded change must not be lost.
-    pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), Problem> {
+    pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
         let files = &self.host.files;
         for path in writes {
             let Some(path) = files.resolve(path)? else {

@@ -39,7 +39,7 @@ pub enum Undo {
         /// All files that the change writes or removes.
         files: Vec<FileBefore>,
         /// Directories that the change created, outermost first. They are removed if they are empty.
-        created_folders: Vec<Utf8PathBuf>,
+        created_directories: Vec<Utf8PathBuf>,
         /// The daemon that must load the restored files.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         daemon: Option<RuntimeDaemon>,
@@ -60,9 +60,9 @@ pub enum Undo {
     /// Restore the state of a unit.
     RestoreUnit(RestoreUnit),
     /// Make services load restored files.
-    Afterwards {
+    FollowUp {
         /// The follow-up actions, in order.
-        then: Vec<Afterwards>,
+        then: Vec<FollowUp>,
     },
     /// Unload a module that the change loaded.
     UnloadModule { module: String },
@@ -114,7 +114,7 @@ pub struct RuntimeDaemon {
     rename_all = "kebab-case",
     rename_all_fields = "kebab-case"
 )]
-pub enum Afterwards {
+pub enum FollowUp {
     /// Restart a running unit, so that it reads its configuration.
     RestartUnit { unit: String },
     /// Rebuild the initramfs of a kernel, which contains a copy of the files.
@@ -252,8 +252,8 @@ impl Undo {
                     effects: Some(Box::new(effects)),
                 })
             }
-            (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
-                Some(Self::Afterwards {
+            (Self::FollowUp { then: mine }, Self::FollowUp { then: theirs }) => {
+                Some(Self::FollowUp {
                     then: union(theirs, mine),
                 })
             }
@@ -263,8 +263,8 @@ impl Undo {
 }
 
 /// The entries of both lists without duplicates.
-fn union(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
-    let mut all: Vec<Afterwards> = Vec::new();
+fn union(older: &[FollowUp], newer: &[FollowUp]) -> Vec<FollowUp> {
+    let mut all: Vec<FollowUp> = Vec::new();
     for one in older.iter().chain(newer) {
         if !all.contains(one) {
             all.push(one.clone());
@@ -292,12 +292,12 @@ mod tests {
 
     #[test]
     fn two_restarts_of_a_unit_are_merged() {
-        let restart = |unit: &str| Undo::Afterwards {
-            then: vec![Afterwards::RestartUnit { unit: unit.into() }],
+        let restart = |unit: &str| Undo::FollowUp {
+            then: vec![FollowUp::RestartUnit { unit: unit.into() }],
         };
         let once = restart("a.service").merge(&restart("a.service"));
         assert_eq!(once, Some(restart("a.service")));
-        let Some(Undo::Afterwards { then }) = restart("b.service").merge(&restart("a.service"))
+        let Some(Undo::FollowUp { then }) = restart("b.service").merge(&restart("a.service"))
         else {
             panic!("one undo");
         };

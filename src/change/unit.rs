@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
+use super::{FollowUp, Applier, ChangeError, Reverted, Sink, Undo, agents};
 use crate::{
     host::Output,
     tools::{initramfs, systemctl},
@@ -35,7 +35,7 @@ pub struct RestoreUnit {
 }
 
 impl Applier {
-    pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
+    pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, ChangeError> {
         let state = self.unit_state(unit).await?;
         Ok(Undo::RestoreUnit(RestoreUnit {
             unit: unit.to_owned(),
@@ -46,8 +46,8 @@ impl Applier {
     }
 
     pub(super) fn capture_restart(unit: &str) -> Undo {
-        Undo::Afterwards {
-            then: vec![Afterwards::RestartUnit {
+        Undo::FollowUp {
+            then: vec![FollowUp::RestartUnit {
                 unit: unit.to_owned(),
             }],
         }
@@ -58,7 +58,7 @@ impl Applier {
         unit: &str,
         start: bool,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.reload_if_needed(unit, sink).await?;
         let state = self.unit_state(unit).await?;
         let what = format!("enable `{unit}`");
@@ -80,7 +80,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn restart_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn restart_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         self.reload_if_needed(unit, sink).await?;
         self.bring_up("restart", unit, sink).await
     }
@@ -91,7 +91,7 @@ impl Applier {
         &self,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if self.unit_state(unit).await?.is_not_booted() {
             return Ok(());
         }
@@ -103,12 +103,12 @@ impl Applier {
             .query(&query)
             .await
             .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| Problem::tool(what, source))?;
-        let folder = systemctl::drop_in_folder(unit);
-        let names = self.host.files.list(&folder)?;
+            .map_err(|source| ChangeError::tool(what, source))?;
+        let directory = systemctl::drop_in_directory(unit);
+        let names = self.host.files.list(&directory)?;
         let drop_ins: Vec<_> = (names.iter())
             .filter(|name| name.ends_with(".conf"))
-            .map(|name| folder.join(name))
+            .map(|name| directory.join(name))
             .collect();
         if systemctl::parse_needs_reload(&output.stdout, &drop_ins) {
             self.tool(
@@ -126,7 +126,7 @@ impl Applier {
         verb: &'static str,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let what = format!("{verb} `{unit}`");
         let reset = systemctl::act("reset-failed", unit);
         let before = self.unit_state(unit).await?;
@@ -141,7 +141,7 @@ impl Applier {
             self.tool(&what, &reset, sink).await?;
         }
         let cmd = systemctl::act(verb, unit);
-        let tool = |source| Problem::tool(what.clone(), source);
+        let tool = |source| ChangeError::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
         // A unit that systemd restarts automatically is not in the failed state until then.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
@@ -179,7 +179,7 @@ impl Applier {
         &self,
         undo: &RestoreUnit,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
         let now = self.unit_state(unit).await?;
         // Without systemd only the unit files can be restored.
@@ -190,7 +190,7 @@ impl Applier {
             )));
         }
         let mut done = Vec::new();
-        let verbs = [
+        let change_applier = [
             (
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
@@ -204,7 +204,7 @@ impl Applier {
                 active == Some(true) && now.is_loaded() && !now.is_active(),
             ),
         ];
-        for (verb, needed) in verbs {
+        for (verb, needed) in change_applier {
             if needed {
                 let what = format!("{verb} `{unit}`");
                 self.tool(&what, &systemctl::act(verb, unit), sink).await?;
@@ -219,19 +219,19 @@ impl Applier {
     }
 
     /// Makes units and initramfs images use restored files.
-    pub(super) async fn afterwards(
+    pub(super) async fn follow_up(
         &self,
-        then: &[Afterwards],
+        then: &[FollowUp],
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let mut endings = Vec::new();
         for one in then {
             endings.push(match one {
-                Afterwards::RestartUnit { unit } => match agents::of_unit(unit) {
+                FollowUp::RestartUnit { unit } => match agents::of_unit(unit) {
                     Some(agent) => self.forget_toolkit(agent, sink).await?,
                     None => self.restart_again(unit, sink).await?,
                 },
-                Afterwards::RebuildInitramfs { kernel } => {
+                FollowUp::RebuildInitramfs { kernel } => {
                     if (self.host.files)
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
                         .is_none()
@@ -252,7 +252,7 @@ impl Applier {
         &self,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let running = self
             .unit_state_if_any(unit)
             .await?
@@ -272,6 +272,6 @@ impl Applier {
 }
 
 /// The error of a unit that did not reach the required state, with its last journal lines.
-fn failed(what: &str, state: &str, words: Option<String>) -> Problem {
-    Problem::new("unit-failed", format!("{what}: the unit is {state}")).telling(words)
+fn failed(what: &str, state: &str, words: Option<String>) -> ChangeError {
+    ChangeError::new("unit-failed", format!("{what}: the unit is {state}")).telling(words)
 }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::words::{self, POWER, gpus, places};
+use super::messages::{self, POWER, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     error::one_line,
@@ -13,7 +13,7 @@ use crate::{
     step::StepError,
 };
 
-const REVFF: Id = Id::new("pci.gpu.revff");
+const REVFF: Id = Id::new("pci.gpu.config-space");
 const AER: Id = Id::new("pci.aer");
 
 /// The revision of a device that does not respond.
@@ -43,12 +43,12 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, ConfigurationSp
             continue;
         }
         let files = subject.host.files();
-        let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
-        let mut answered = answer(files.read(&folder.join("config")));
+        let directory = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
+        let mut answered = answer(files.read(&directory.join("config")));
         // The kernel read the revision when it found the device. A recorded tree may contain only this file.
         if answered == ConfigurationSpace::Absent
             && files
-                .read_text(&folder.join("revision"))?
+                .read_text(&directory.join("revision"))?
                 .is_some_and(|text| text.trim() == GONE)
         {
             answered = ConfigurationSpace::Gone;
@@ -71,13 +71,13 @@ fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> ConfigurationSpace {
 }
 
 fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>) -> Finding {
-    let say = |status, why: String| Finding::new(REVFF, status, why);
+    let finding = |status, why: String| Finding::new(REVFF, status, why);
     if found.is_empty() {
-        return say(
+        return finding(
             Verdict::Skip,
             format!(
                 "{}, or all are reserved for virtual machines",
-                words::NO_GPU
+                messages::NO_GPU
             ),
         );
     }
@@ -102,7 +102,7 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
             observed: Some("configuration space of all ones".to_owned()),
             expected: Some("the IDs of the GPU".to_owned()),
             remedy: Some(remedy.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Fail,
                 format!(
                     "{} of {} fell off the bus: {}",
@@ -118,16 +118,16 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
         _ => None,
     });
     if let Some(why) = unreadable {
-        return say(Verdict::Unknown, why.clone());
+        return finding(Verdict::Unknown, why.clone());
     }
     let alive = with(&ConfigurationSpace::Alive).len();
     if alive < found.len() {
-        return say(
+        return finding(
             Verdict::Skip,
             "the configuration space of the GPUs is not available".to_owned(),
         );
     }
-    say(Verdict::Pass, format!("{alive} of {}", gpus(alive)))
+    finding(Verdict::Pass, format!("{alive} of {}", gpus(alive)))
 }
 
 /// The number of uncorrected link errors since boot.
@@ -140,9 +140,9 @@ struct Uncorrected {
 /// Reads the counters of Advanced Error Reporting (Linux, `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`). Returns
 /// `None` if the device has no counters.
 fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrected>, StepError> {
-    let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
+    let directory = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
     let total = |name: &str, total: &str| -> Result<Option<u64>, StepError> {
-        let path = folder.join(name);
+        let path = directory.join(name);
         let Some(text) = files.read_text(&path)? else {
             return Ok(None);
         };
@@ -163,12 +163,12 @@ fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrecte
 }
 
 fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Finding {
-    let say = |status, why: String| Finding::new(AER, status, why);
+    let finding = |status, why: String| Finding::new(AER, status, why);
     if let Some(error) = unread {
-        return say(Verdict::Unknown, format!("failed to {}", one_line(error)));
+        return finding(Verdict::Unknown, format!("failed to {}", one_line(error)));
     }
     if found.is_empty() {
-        return say(
+        return finding(
             Verdict::Skip,
             "no error counters: the firmware or the hypervisor handles the errors, or there is no GPU"
                 .to_owned(),
@@ -186,13 +186,13 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
     let (status, kind, sick) = match (fatal.is_empty(), others.is_empty()) {
         (false, _) => (Verdict::Fail, "fatal errors", fatal),
         (true, false) => (Verdict::Warn, "non-fatal uncorrected errors", others),
-        (true, true) => return say(Verdict::Pass, "none since boot".to_owned()),
+        (true, true) => return finding(Verdict::Pass, "none since boot".to_owned()),
     };
     Finding {
         remedy: Some(
             "reseat the GPU, its riser and its cables; if errors recur, replace the GPU".to_owned(),
         ),
-        ..say(status, format!("{kind} since boot: {}", places(sick)))
+        ..finding(status, format!("{kind} since boot: {}", places(sick)))
     }
 }
 
@@ -230,13 +230,13 @@ mod tests {
         let files = FakeFiles::new();
         assert_eq!(uncorrected(gpu, &files).expect("readable"), None);
         // Format: `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`.
-        let folder = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
+        let directory = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
         files.put(
-            &format!("{folder}/aer_dev_fatal"),
+            &format!("{directory}/aer_dev_fatal"),
             "Undefined 0\nDLP 0\nTOTAL_ERR_FATAL 1\n",
         );
         files.put(
-            &format!("{folder}/aer_dev_nonfatal"),
+            &format!("{directory}/aer_dev_nonfatal"),
             "Undefined 0\nDLP 0\nTOTAL_ERR_NONFATAL 2\n",
         );
         let counted = uncorrected(gpu, &files).expect("readable").expect("both");
@@ -247,7 +247,7 @@ mod tests {
                 others: 2
             }
         );
-        files.put(&format!("{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL many\n");
+        files.put(&format!("{directory}/aer_dev_fatal"), "TOTAL_ERR_FATAL many\n");
         let error = uncorrected(gpu, &files).expect_err("no number");
         let unread = links(&[], Some(&error));
         assert_eq!(unread.status, Verdict::Unknown);

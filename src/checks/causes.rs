@@ -17,7 +17,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         "pci.driver-bound",
         &[
             "pci.gpu.present",
-            "pci.gpu.revff",
+            "pci.gpu.config-space",
             "drv.module.flavor",
             "drv.version.matrix",
         ],
@@ -26,7 +26,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     (
         "log.xid",
         &[
-            "pci.gpu.revff",
+            "pci.gpu.config-space",
             "log.fell-off-bus",
             "drv.module.flavor",
             "mem.remap.failed",
@@ -36,7 +36,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     // Errors that a reset cannot fix come before the recommended reset, and the reset comes before the errors that it fixes.
     (
         "gpu.recovery-action",
-        &["pci.gpu.revff", "mem.remap.failed", "mem.sram.threshold"],
+        &["pci.gpu.config-space", "mem.remap.failed", "mem.sram.threshold"],
     ),
     (
         "mem.ecc.uncorr",
@@ -46,11 +46,11 @@ const NEEDS: &[(&str, &[&str])] = &[
             "gpu.recovery-action",
         ],
     ),
-    ("log.fell-off-bus", &["pci.gpu.revff"]),
+    ("log.fell-off-bus", &["pci.gpu.config-space"]),
     (
-        "log.rm-init",
+        "log.gpu-init",
         &[
-            "pci.gpu.revff",
+            "pci.gpu.config-space",
             "log.fell-off-bus",
             "drv.module.flavor",
             "pci.driver-bound",
@@ -62,7 +62,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         &["pci.driver-bound", "os.pkg.consistency", "driver.module"],
     ),
     (
-        "drv.version.triangle",
+        "drv.version.mismatch",
         &["os.pkg.consistency", "driver.libraries"],
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
@@ -125,7 +125,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         &[
             "virt.container",
             "pci.gpu.present",
-            "pci.gpu.revff",
+            "pci.gpu.config-space",
             "pci.driver-bound",
             "log.fell-off-bus",
             "driver.module",

@@ -251,8 +251,8 @@ fn brings_network(membership: &Membership) -> bool {
 fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
     let mut lacks = Vec::new();
     let mut has_plugins = false;
-    for folder in PLUGINS {
-        has_plugins |= !files.list(folder.into())?.is_empty();
+    for directory in PLUGINS {
+        has_plugins |= !files.list(directory.into())?.is_empty();
     }
     if !has_plugins {
         lacks.push(format!("no CNI plugin in `{}`", PLUGINS[0]));
@@ -291,30 +291,30 @@ fn known(state: &ClusterState) -> Result<(&str, &Node), (Verdict, String)> {
 
 /// Whether the node is Ready. On new nodes, the most frequent reason is a missing pod network.
 fn ready(state: &ClusterState) -> Finding {
-    let say = |status, why: String| Finding::new(READY, status, why);
+    let finding = |status, why: String| Finding::new(READY, status, why);
     let found = known(state);
     if let Some(names) = &state.renamed {
         let remedy = Some(names.remedy());
         return match found {
             Ok((_, node)) if node.ready => Finding {
                 remedy,
-                ..say(
+                ..finding(
                     Verdict::Warn,
                     format!("the kubelet will fail at its next start: {names}"),
                 )
             },
             _ => Finding {
                 remedy,
-                ..say(Verdict::Fail, names.to_string())
+                ..finding(Verdict::Fail, names.to_string())
             },
         };
     }
     let (name, node) = match found {
         Ok(known) => known,
-        Err((status, why)) => return say(status, why),
+        Err((status, why)) => return finding(status, why),
     };
     if node.ready {
-        return say(Verdict::Pass, format!("node `{name}` is Ready"));
+        return finding(Verdict::Pass, format!("node `{name}` is Ready"));
     }
     let why = node.why.as_deref().unwrap_or("for an unknown reason");
     let of_network = why.contains("cni") || why.contains("NetworkReady=false");
@@ -331,7 +331,7 @@ fn ready(state: &ClusterState) -> Finding {
     };
     Finding {
         remedy: Some(remedy.to_owned()),
-        ..say(
+        ..finding(
             Verdict::Fail,
             format!("node `{name}` is not Ready ({why}){lacks}"),
         )
@@ -340,25 +340,25 @@ fn ready(state: &ClusterState) -> Finding {
 
 /// Whether the node still has the taints of its registration. Without them, pods that need no GPU are scheduled on it.
 fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
-    let say = |status, why: String| Finding::new(TAINTS, status, why);
+    let finding = |status, why: String| Finding::new(TAINTS, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
-        Err((status, why)) => return say(status, why),
+        Err((status, why)) => return finding(status, why),
     };
     // Readiness taints are set at registration and removed by the controllers that own them.
-    let lasting = (wanted.iter()).filter(|taint| !taint.key.starts_with(OF_READINESS));
-    if lasting.clone().next().is_none() {
-        return say(
+    let persistent = (wanted.iter()).filter(|taint| !taint.key.starts_with(OF_READINESS));
+    if persistent.clone().next().is_none() {
+        return finding(
             Verdict::Skip,
             "no permanent taints are configured".to_owned(),
         );
     }
-    let missing: Vec<String> = lasting
+    let missing: Vec<String> = persistent
         .filter(|taint| !node.taints.contains(taint))
         .map(ToString::to_string)
         .collect();
     if missing.is_empty() {
-        return say(Verdict::Pass, format!("node `{name}` has its taints"));
+        return finding(Verdict::Pass, format!("node `{name}` has its taints"));
     }
     Finding {
         remedy: Some(format!(
@@ -367,7 +367,7 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
             missing.join(" ")
         )),
         links: vec![TAINTS_DOC.to_owned()],
-        ..say(
+        ..finding(
             Verdict::Warn,
             format!("node `{name}` lacks {}", missing.join(", ")),
         )
@@ -376,12 +376,12 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
 
 /// Whether the kubelet is compatible with the API server, container runtime and kernel.
 fn versions(state: &ClusterState) -> Finding {
-    let say = |status, why: String| Finding::new(VERSIONS, status, why);
+    let finding = |status, why: String| Finding::new(VERSIONS, status, why);
     let unknown = |status, why| match state.cgroup_v1 {
         // A kubelet that does not start is not reported by the cluster.
         true => Finding {
             remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "{}, but the version of this kubelet is unknown",
@@ -389,7 +389,7 @@ fn versions(state: &ClusterState) -> Finding {
                 ),
             )
         },
-        false => say(status, why),
+        false => finding(status, why),
     };
     let node = match known(state) {
         Ok((_, node)) => node,
@@ -420,14 +420,14 @@ fn versions(state: &ClusterState) -> Finding {
                     .to_owned(),
             ),
             links: vec![SKEW_POLICY.to_owned()],
-            ..say(Verdict::Fail, whys.join("; "))
+            ..finding(Verdict::Fail, whys.join("; "))
         };
     }
     // The kubelet still runs if its configuration allows cgroup v1.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
         return Finding {
             remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!("{why}, unless its configuration has `failCgroupV1: false`"),
             )
@@ -444,25 +444,25 @@ fn versions(state: &ClusterState) -> Finding {
                 of.facts().title
             )),
             links: vec![link.to_owned()],
-            ..say(Verdict::Warn, why)
+            ..finding(Verdict::Warn, why)
         };
     }
     let server =
         (state.server.as_deref()).map_or_else(|| "unknown".to_owned(), |server| server.to_owned());
     let runtime = node.runtime.as_deref().unwrap_or("unknown");
-    say(
+    finding(
         Verdict::Pass,
         format!("kubelet {kubelet}, API server {server}, runtime {runtime}"),
     )
 }
 
 fn decide(state: &ClusterState) -> Finding {
-    let say = |status, why: String| Finding::new(ALLOCATABLE, status, why);
+    let finding = |status, why: String| Finding::new(ALLOCATABLE, status, why);
     let (name, node) = match (known(state), &state.recorded) {
         (Ok(known), _) => known,
         (Err(_), Some(Ok(resources))) => return by_record(resources, state.gpus),
-        (Err(_), Some(Err(why))) => return say(Verdict::Unknown, why.clone()),
-        (Err((status, why)), None) => return say(status, why),
+        (Err(_), Some(Err(why))) => return finding(Verdict::Unknown, why.clone()),
+        (Err((status, why)), None) => return finding(status, why),
     };
     let with = |status, why: String, remedy: &str| Finding {
         observed: Some(
@@ -473,15 +473,15 @@ fn decide(state: &ClusterState) -> Finding {
         expected: state.gpus.map(|gpus| gpus.to_string()),
         remedy: Some(remedy.to_owned()),
         links: vec![LINK.to_owned()],
-        ..say(status, why)
+        ..finding(status, why)
     };
     let instead = node.offered_instead();
     let offered: Option<usize> =
         (node.allocatable_gpus.as_ref()).and_then(|text| text.parse().ok());
     match (offered, state.gpus) {
-        (_, Some(0)) => say(Verdict::Skip, "NVML reports no GPU".to_owned()),
+        (_, Some(0)) => finding(Verdict::Skip, "NVML reports no GPU".to_owned()),
         // Shared GPUs and MIG slices have different counts.
-        (None | Some(0), _) if instead.is_some() => say(
+        (None | Some(0), _) if instead.is_some() => finding(
             Verdict::Pass,
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
         ),
@@ -507,7 +507,7 @@ fn decide(state: &ClusterState) -> Finding {
             format!("node `{name}` offers {offered} of its {gpus} GPUs"),
             FEWER,
         ),
-        (Some(offered), _) => say(
+        (Some(offered), _) => finding(
             Verdict::Pass,
             format!("node `{name}` offers {offered} {GPUS}"),
         ),
@@ -522,8 +522,8 @@ impl Check for ClusterCheck {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let state = detect(subject).await?;
-        let wish = (subject.desired).and_then(|desired| desired.cluster.as_ref());
-        let wanted = wish.map_or(&[][..], |wish| &wish.node.taints);
+        let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
+        let wanted = spec.map_or(&[][..], |spec| &spec.node.taints);
         Ok(vec![
             ready(&state),
             taints(&state, wanted),

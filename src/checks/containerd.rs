@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
-    runtimes::{BUILT_IN, Config, RuntimeKind, Said, containerd::CONFIG},
+    runtimes::{BUILT_IN, Config, RuntimeKind, LiveConfig, containerd::CONFIG},
     step::StepError,
     tools::kubelet,
 };
@@ -52,18 +52,18 @@ async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
         why: why.to_owned(),
     };
     match (&view.said, &view.broken) {
-        (Said::Silent(why), _) => Err(unexpected("containerd's configuration", why)),
-        (Said::Unknown(_), Some(broken)) => Err(unexpected(broken.path.as_str(), &broken.why)),
+        (LiveConfig::Silent(why), _) => Err(unexpected("containerd's configuration", why)),
+        (LiveConfig::Unknown(_), Some(broken)) => Err(unexpected(broken.path.as_str(), &broken.why)),
         _ => Ok(view.config().cloned()),
     }
 }
 
 fn decide(state: &CgroupState) -> Finding {
-    let say = |status, why: String| Finding::new(CGROUP, status, why);
+    let finding = |status, why: String| Finding::new(CGROUP, status, why);
     let cri = match &state.cri {
-        None => return say(Verdict::Skip, "containerd is not installed".to_owned()),
+        None => return finding(Verdict::Skip, "containerd is not installed".to_owned()),
         Some(cri) if !cri.serves_pods => {
-            return say(
+            return finding(
                 Verdict::Skip,
                 "containerd does not serve a kubelet, because its CRI plugin is disabled"
                     .to_owned(),
@@ -80,7 +80,7 @@ fn decide(state: &CgroupState) -> Finding {
         expected: Some(expected.to_owned()),
         remedy: Some(remedy),
         links: vec![LINK.to_owned()],
-        ..say(status, why)
+        ..finding(status, why)
     };
     let set = |runtime: &str, value: bool| {
         format!(
@@ -114,8 +114,8 @@ fn decide(state: &CgroupState) -> Finding {
             kubelet,
             set(default, kubelet == "systemd"),
         ),
-        Some(kubelet) => say(Verdict::Pass, format!("{kubelet}, like the kubelet")),
-        None => say(
+        Some(kubelet) => finding(Verdict::Pass, format!("{kubelet}, like the kubelet")),
+        None => finding(
             Verdict::Pass,
             format!("{}; no kubelet is configured", said(systemd)),
         ),

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::words;
+use super::messages;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{cudnn, matrix::Matrix, rules},
@@ -66,20 +66,20 @@ fn decide(
     installed: Result<Vec<(String, String)>, String>,
     driver: Option<&DriverVersion>,
 ) -> Finding {
-    let say = |status, why: String| Finding::new(CUDA, status, why);
+    let finding = |status, why: String| Finding::new(CUDA, status, why);
     let installed = match installed {
         Ok(installed) => installed,
-        Err(why) => return say(Verdict::Unknown, why),
+        Err(why) => return finding(Verdict::Unknown, why),
     };
     let there: Vec<(&str, Brings)> = (installed.iter())
         .filter_map(|(name, version)| Some((name.as_str(), brings(name, version)?)))
         .collect();
     if there.is_empty() {
         let why = "no CUDA toolkit or cuDNN package is installed";
-        return say(Verdict::Skip, why.to_owned());
+        return finding(Verdict::Skip, why.to_owned());
     }
     let Some(driver) = driver else {
-        return say(Verdict::Skip, "the driver version is unknown".to_owned());
+        return finding(Verdict::Skip, "the driver version is unknown".to_owned());
     };
     let (mut fits, mut unknown) = (Vec::new(), Vec::new());
     let mut newer: Vec<(&DriverVersion, String)> = Vec::new();
@@ -105,7 +105,7 @@ fn decide(
             remedy: Some(format!(
                 "install driver {needed} or newer, or older CUDA and cuDNN packages"
             )),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "{} or newer, but the driver version is {driver}: programs on the host that use them fail unless they use \
@@ -120,12 +120,12 @@ fn decide(
             "the minimum driver version of {} is unknown",
             unknown.join(", ")
         );
-        return say(Verdict::Unknown, why);
+        return finding(Verdict::Unknown, why);
     }
     let why = format!("driver {driver} supports {}", fits.join(", "));
     Finding {
         observed,
-        ..say(Verdict::Pass, why)
+        ..finding(Verdict::Pass, why)
     }
 }
 
@@ -143,7 +143,7 @@ impl Check for CudaCheck {
             .or(found.library_version.as_ref());
         let installed = subject.state.packages_like(&NAMES).await;
         let finding = decide(subject.matrix, installed, driver);
-        Ok(vec![words::skip_without_gpu(finding, subject.facts)])
+        Ok(vec![messages::skip_without_gpu(finding, subject.facts)])
     }
 }
 

@@ -3,26 +3,26 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::words::{self, INSTALL};
+use super::messages::{self, INSTALL};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
         board::Board,
         kernel,
         matrix::{Matrix, Support},
-        pick::{NoDriver, Pick, Wish, pick},
+        pick::{NoDriver, Pick, Constraints, pick},
         rules::{self, Needs},
-        ruling::{Judgement, Offer, Rule, Ruling},
+        rule_result::{Evaluation, Candidate, Rule, RuleResult},
         security,
     },
     facts::GpuFact,
     host::ReadFiles,
     model::{
-        gpu::{Flavour, GpuIdentity, SupportedFlavours},
+        gpu::{Flavor, GpuIdentity, SupportedFlavors},
         id::Id,
         version::{Branch, DriverVersion, KernelVersion},
     },
-    state::{FoundDriver, FoundFlavour, Owner, owner},
+    state::{FoundDriver, FoundFlavor, Owner, owner},
     step::StepError,
     tools::kmod::{self, ModuleSetting},
 };
@@ -30,8 +30,8 @@ use crate::{
 const SUPPORTED: Id = Id::new("drv.gpu.supported");
 const MATRIX: Id = Id::new("drv.version.matrix");
 const SECURITY: Id = Id::new("drv.version.security");
-const FLAVOUR: Id = Id::new("drv.module.flavor");
-const TRIANGLE: Id = Id::new("drv.version.triangle");
+const FLAVOR: Id = Id::new("drv.module.flavor");
+const TRIANGLE: Id = Id::new("drv.version.mismatch");
 const OPTIONS: Id = Id::new("drv.module.options");
 
 /// The driver checks.
@@ -44,7 +44,7 @@ type Best = Result<Pick, Box<NoDriver>>;
 #[derive(Debug, Clone, Default)]
 struct DriverState {
     found: FoundDriver,
-    flavour: Option<FoundFlavour>,
+    flavor: Option<FoundFlavor>,
     /// The branch that gpu-bootstrap would install.
     wanted: Option<Branch>,
     /// The running kernel.
@@ -106,11 +106,11 @@ fn boards<'m>(matrix: &'m Matrix, gpus: &[&GpuFact]) -> Vec<Board<'m>> {
 
 /// Returns the best driver for the GPUs, regardless of kernel and repositories.
 fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
-    let wish = Wish {
+    let spec = Constraints {
         gpus: gpus.iter().map(|gpu| gpu.identity()).collect(),
-        ..Wish::default()
+        ..Constraints::default()
     };
-    pick(matrix, &wish)
+    pick(matrix, &spec)
 }
 
 /// Checks whether a supported branch supports the GPUs.
@@ -139,7 +139,7 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
         Some(Ok(best)) => best,
     };
     let support = matrix.branch(best.branch).map(|row| row.support);
-    let modules = format!("branch {} with the {} modules", best.branch, best.flavour);
+    let modules = format!("branch {} with the {} modules", best.branch, best.flavor);
     match support {
         Some(Support::Supported) => say(Verdict::Pass, modules),
         Some(Support::Ended) => Finding {
@@ -159,15 +159,15 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
 }
 
 /// Returns the strongest rule result above a note, with the texts of all results of this strength.
-fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
-    let strongest = (rulings.iter())
-        .map(|ruling| ruling.judgement)
-        .filter(|judgement| *judgement > Judgement::Note)
+fn strongest(rule_results: &[RuleResult]) -> Option<(Evaluation, String)> {
+    let strongest = (rule_results.iter())
+        .map(|rule_result| rule_result.evaluation)
+        .filter(|evaluation| *evaluation > Evaluation::Note)
         .max()?;
     let mut texts: Vec<&str> = Vec::new();
-    for ruling in rulings.iter().filter(|one| one.judgement == strongest) {
-        if !texts.contains(&ruling.text.as_str()) {
-            texts.push(&ruling.text);
+    for rule_result in rule_results.iter().filter(|one| one.evaluation == strongest) {
+        if !texts.contains(&rule_result.text.as_str()) {
+            texts.push(&rule_result.text);
         }
     }
     Some((strongest, texts.join("; ")))
@@ -175,32 +175,32 @@ fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
 
 /// Returns the rule results for a driver. Kernel rules are not applied, because the modules of a loaded driver work with the
 /// kernel.
-fn rulings(
+fn rule_results(
     matrix: &Matrix,
     boards: &[Board<'_>],
     version: &DriverVersion,
-    flavour: Flavour,
-) -> Vec<Ruling> {
+    flavor: Flavor,
+) -> Vec<RuleResult> {
     let needs = Needs {
         boards: boards.to_vec(),
         kernels: Vec::new(),
         arch: None,
         cuda: Vec::new(),
         cudnn: None,
-        flavour: None,
+        flavor: None,
     };
     let version = version.clone();
-    rules::judge(matrix, &needs, &Offer { version, flavour })
+    rules::evaluate(matrix, &needs, &Candidate { version, flavor })
 }
 
 fn about_modules(rule: Rule) -> bool {
-    matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour)
+    matches!(rule, Rule::BoardFlavor | Rule::BranchFlavor)
 }
 
 /// Returns the remedy if another program manages the driver.
-fn owned(owner: &Owner, flavour: Option<Flavour>) -> String {
-    match flavour {
-        Some(flavour) => format!("{} (with the {flavour} kernel modules)", owner.remedy),
+fn owned(owner: &Owner, flavor: Option<Flavor>) -> String {
+    match flavor {
+        Some(flavor) => format!("{} (with the {flavor} kernel modules)", owner.remedy),
         None => owner.remedy.to_owned(),
     }
 }
@@ -231,7 +231,7 @@ fn remedy(matrix: &Matrix, state: &DriverState, best: Option<&Best>) -> Option<S
         Some(Ok(_)) if state.wanted.is_some() => Some(INSTALL.to_owned()),
         Some(Ok(best)) => Some(format!(
             "install a driver of branch {} with the {} kernel modules",
-            best.branch, best.flavour
+            best.branch, best.flavor
         )),
         Some(Err(no_driver)) => no_driver.nearest.first().cloned(),
         None => None,
@@ -259,36 +259,36 @@ fn version(
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
-    // If the flavour is unknown, a flavour that all boards support is used. The results of module rules are removed below.
-    let flavour = state.flavour.map_or_else(
+    // If the flavor is unknown, a flavor that all boards support is used. The results of module rules are removed below.
+    let flavor = state.flavor.map_or_else(
         || {
-            let open = |board: &Board<'_>| board.modules == SupportedFlavours::Open;
+            let open = |board: &Board<'_>| board.modules == SupportedFlavors::Open;
             if boards.iter().any(open) {
-                Flavour::Open
+                Flavor::Open
             } else {
-                Flavour::Proprietary
+                Flavor::Proprietary
             }
         },
-        |found| found.flavour,
+        |found| found.flavor,
     );
-    let mut rulings = rulings(matrix, boards, version, flavour);
+    let mut rule_results = rule_results(matrix, boards, version, flavor);
     // Security is a separate finding.
     let others = [Rule::Vgpu, Rule::Security];
-    rulings.retain(|ruling| !about_modules(ruling.rule) && !others.contains(&ruling.rule));
+    rule_results.retain(|rule_result| !about_modules(rule_result.rule) && !others.contains(&rule_result.rule));
     // A loaded module was built for the kernel, but programs may still fail.
     let report = (state.kernel.as_ref()).and_then(|kernel| {
         kernel::at_work(
             matrix,
             kernel,
-            &Offer {
+            &Candidate {
                 version: version.clone(),
-                flavour,
+                flavor,
             },
         )
     });
-    rulings.extend(report);
+    rule_results.extend(report);
     let observed = Some(format!("{version} ({how})"));
-    let (judgement, text) = match strongest(&rulings) {
+    let (evaluation, text) = match strongest(&rule_results) {
         None => {
             let why = format!("{version} supports all GPUs");
             return Finding {
@@ -299,20 +299,20 @@ fn version(
         Some(strongest) => strongest,
     };
     // A missing row for a GPU or branch is a gap in the matrix, not an error of the driver.
-    let is_gap = (rulings.iter())
-        .filter(|ruling| ruling.judgement == judgement)
-        .all(|ruling| matches!(ruling.rule, Rule::UnknownGpu | Rule::UnknownBranch));
-    let status = match judgement {
+    let is_gap = (rule_results.iter())
+        .filter(|rule_result| rule_result.evaluation == evaluation)
+        .all(|rule_result| matches!(rule_result.rule, Rule::UnknownGpu | Rule::UnknownBranch));
+    let status = match evaluation {
         _ if is_gap => Verdict::Pass,
-        Judgement::Refuse => Verdict::Fail,
+        Evaluation::Refuse => Verdict::Fail,
         _ => Verdict::Warn,
     };
     let is_bad = status != Verdict::Pass;
     // If the matrix recommends a newer driver for a board, the remedy is this driver instead of the newest version of an older
     // branch.
-    let advised = (rulings.iter())
-        .filter(|ruling| ruling.judgement == judgement)
-        .all(|ruling| ruling.rule == Rule::AdvisedDriver)
+    let advised = (rule_results.iter())
+        .filter(|rule_result| rule_result.evaluation == evaluation)
+        .all(|rule_result| rule_result.rule == Rule::AdvisedDriver)
         .then(|| {
             boards
                 .iter()
@@ -392,26 +392,26 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
     }
 }
 
-/// Checks whether the flavour of the kernel modules supports the GPUs.
+/// Checks whether the flavor of the kernel modules supports the GPUs.
 fn modules(
     matrix: &Matrix,
     boards: &[Board<'_>],
     state: &DriverState,
     best: Option<&Best>,
 ) -> Finding {
-    let say = |status, why: String| Finding::new(FLAVOUR, status, why);
+    let say = |status, why: String| Finding::new(FLAVOR, status, why);
     if boards.is_empty() {
         return say(Verdict::Skip, state.none.to_owned());
     }
     let Some((version, _)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
-    let Some(found) = state.flavour else {
+    let Some(found) = state.flavor else {
         let module = state.found.loaded_version.is_some() || state.found.module_version.is_some();
         return if module {
             say(
                 Verdict::Unknown,
-                "the flavour of the kernel modules is unknown".to_owned(),
+                "the flavor of the kernel modules is unknown".to_owned(),
             )
         } else {
             say(
@@ -420,41 +420,41 @@ fn modules(
             )
         };
     };
-    let mut rulings = rulings(matrix, boards, version, found.flavour);
-    rulings.retain(|ruling| about_modules(ruling.rule));
+    let mut rule_results = rule_results(matrix, boards, version, found.flavor);
+    rule_results.retain(|rule_result| about_modules(rule_result.rule));
     let how = if found.loaded { "loaded" } else { "on disk" };
-    let observed = Some(format!("{} ({how})", found.flavour));
+    let observed = Some(format!("{} ({how})", found.flavor));
     let expected = (boards.iter()).find_map(|board| match board.modules {
-        SupportedFlavours::Open => Some(Flavour::Open),
-        SupportedFlavours::Proprietary => Some(Flavour::Proprietary),
-        SupportedFlavours::Either => None,
+        SupportedFlavors::Open => Some(Flavor::Open),
+        SupportedFlavors::Proprietary => Some(Flavor::Proprietary),
+        SupportedFlavors::Either => None,
     });
-    let finding = match strongest(&rulings) {
+    let finding = match strongest(&rule_results) {
         None => say(
             Verdict::Pass,
-            format!("all GPUs support the {} kernel modules", found.flavour),
+            format!("all GPUs support the {} kernel modules", found.flavor),
         ),
-        Some((judgement, text)) => Finding {
+        Some((evaluation, text)) => Finding {
             remedy: match (&state.owner, state.wanted, expected) {
                 (Some(owner), ..) => Some(owned(owner, expected)),
-                (None, Some(_), Some(flavour)) => Some(format!(
-                    "{INSTALL}, which installs the {flavour} kernel modules"
+                (None, Some(_), Some(flavor)) => Some(format!(
+                    "{INSTALL}, which installs the {flavor} kernel modules"
                 )),
                 (None, Some(_), None) => Some(INSTALL.to_owned()),
                 (None, None, _) => remedy(matrix, state, best),
             },
             ..say(
-                match judgement {
-                    Judgement::Refuse => Verdict::Fail,
+                match evaluation {
+                    Evaluation::Refuse => Verdict::Fail,
                     _ => Verdict::Warn,
                 },
-                format!("the {} kernel modules are {how}: {text}", found.flavour),
+                format!("the {} kernel modules are {how}: {text}", found.flavor),
             )
         },
     };
     Finding {
         observed,
-        expected: expected.map(|flavour| flavour.to_string()),
+        expected: expected.map(|flavor| flavor.to_string()),
         ..finding
     }
 }
@@ -531,13 +531,13 @@ fn triangle(state: &DriverState) -> Finding {
     }
 }
 
-/// Options that are ignored by modules of one flavour: module, option, value, flavour, reason.
-const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
+/// Options that are ignored by modules of one flavor: module, option, value, flavor, reason.
+const IGNORED: [(&str, &str, &str, Flavor, &str); 2] = [
     (
         "nvidia",
         "NVreg_EnableGpuFirmware",
         "0",
-        Flavour::Open,
+        Flavor::Open,
         // Confirmed by NVIDIA in NVIDIA/open-gpu-kernel-modules issue 820.
         "has no effect, because the open kernel modules always use the GPU System Processor (GSP)",
     ),
@@ -545,7 +545,7 @@ const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
         "nvidia",
         "NVreg_OpenRmEnableUnsupportedGpus",
         "1",
-        Flavour::Proprietary,
+        Flavor::Proprietary,
         // NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/nv-reg.h.
         "has no effect, because it is an option of the open kernel modules",
     ),
@@ -554,9 +554,9 @@ const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
 /// Returns the configured module options with their locations.
 fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, StepError> {
     let mut found = Vec::new();
-    for folder in kmod::CONFIGURATION {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8Path::new(folder).join(&name);
+    for directory in kmod::CONFIGURATION {
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8Path::new(directory).join(&name);
             if name.ends_with(".conf") {
                 let text = files.read_lossy(&path)?.unwrap_or_default();
                 found.extend(kmod::settings(&text).map(|one| (format!("`{path}`"), one)));
@@ -571,20 +571,20 @@ fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, St
     Ok(found)
 }
 
-/// Checks for options that have no effect with the flavour of the modules.
-fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding {
+/// Checks for options that have no effect with the flavor of the modules.
+fn options(set: &[(String, ModuleSetting)], flavor: Option<Flavor>) -> Finding {
     let say = |status, why: String| Finding::new(OPTIONS, status, why);
-    let Some(flavour) = flavour else {
+    let Some(flavor) = flavor else {
         return say(
             Verdict::Skip,
-            "the flavour of the kernel modules is unknown".to_owned(),
+            "the flavor of the kernel modules is unknown".to_owned(),
         );
     };
     for (module, option, value, of, why) in IGNORED {
         let is_set = |(_, one): &&(String, ModuleSetting)| {
             one.module == module && one.option == option && one.value == value
         };
-        if of == flavour
+        if of == flavor
             && let Some((place, _)) = set.iter().find(is_set)
         {
             return Finding {
@@ -600,20 +600,20 @@ fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding
 #[async_trait]
 impl Check for DriverCheck {
     fn ids(&self) -> &[Id] {
-        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOUR, TRIANGLE, OPTIONS] }
+        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOR, TRIANGLE, OPTIONS] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let state = DriverState {
             found: subject.state.driver().await.clone(),
-            flavour: subject.state.module_flavour().await?,
+            flavor: subject.state.module_flavor().await?,
             wanted: (subject.desired)
                 .and_then(|desired| desired.driver.as_ref())
                 .map(|driver| driver.branch),
             kernel: subject.facts.kernel.running.clone(),
             owner: owner(subject.host.files(), subject.facts)?,
             none: if subject.facts.gpus.is_empty() {
-                words::NO_GPU
+                messages::NO_GPU
             } else {
                 NOT_OURS
             },
@@ -632,7 +632,7 @@ impl Check for DriverCheck {
             triangle(&state),
             options(
                 &set_options(subject.host.files())?,
-                state.flavour.map(|found| found.flavour),
+                state.flavor.map(|found| found.flavor),
             ),
         ])
     }
@@ -649,8 +649,8 @@ mod tests {
         check::Verdict,
         compat::matrix::Matrix,
         facts::GpuFact,
-        model::{gpu::Flavour, version::Branch},
-        state::{FoundDriver, FoundFlavour},
+        model::{gpu::Flavor, version::Branch},
+        state::{FoundDriver, FoundFlavor},
         steps::fixtures::facts,
     };
 
@@ -668,14 +668,14 @@ mod tests {
         }
     }
 
-    fn loaded(version: &str, flavour: Option<Flavour>) -> DriverState {
+    fn loaded(version: &str, flavor: Option<Flavor>) -> DriverState {
         DriverState {
             found: FoundDriver {
                 loaded_version: version.parse().ok(),
                 ..FoundDriver::default()
             },
-            flavour: flavour.map(|flavour| FoundFlavour {
-                flavour,
+            flavor: flavor.map(|flavor| FoundFlavor {
+                flavor,
                 loaded: true,
             }),
             wanted: Some(Branch(580)),
@@ -768,19 +768,19 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_the_wrong_flavour_fail() {
-        let (open, proprietary) = (Some(Flavour::Open), Some(Flavour::Proprietary));
-        for (id, flavour, verdict, words) in rows! {
+    fn modules_of_the_wrong_flavor_fail() {
+        let (open, proprietary) = (Some(Flavor::Open), Some(Flavor::Proprietary));
+        for (id, flavor, verdict, words) in rows! {
             H100, open, Verdict::Pass, "open kernel modules";
             H100, proprietary, Verdict::Pass, "proprietary kernel modules";
             V100, open, Verdict::Fail, "has no GSP";
             B200, proprietary, Verdict::Fail, "only the open kernel modules";
-            H100, None, Verdict::Unknown, "flavour of the kernel modules";
+            H100, None, Verdict::Unknown, "flavor of the kernel modules";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
             let best = best(&MATRIX, &[&gpu]);
-            let state = loaded("580.178.04", flavour);
+            let state = loaded("580.178.04", flavor);
             let finding = modules(&MATRIX, &boards, &state, Some(&best));
             assert_eq!(finding.status, verdict, "{id}: {}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
@@ -798,7 +798,7 @@ mod tests {
         let old = of(&[K80]);
         assert_eq!(old.status, Verdict::Warn, "{}", old.why);
         assert!(old.why.contains("branch 470"), "{}", old.why);
-        // No branch and module flavour supports both.
+        // No branch and module flavor supports both.
         let pair = of(&[V100, B200]);
         assert_eq!(pair.status, Verdict::Fail, "{}", pair.why);
         assert!(pair.remedy.is_some());

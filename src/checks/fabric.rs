@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::words;
+use super::messages;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{Fabric, Matrix},
@@ -104,13 +104,13 @@ const ENABLED: [&str; 2] = [
 
 /// Returns the installation of the fabric manager according to files.
 fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
-    let unit = |folder: &&str| -> Result<bool, FilesError> {
-        let path = Utf8Path::new(folder).join(fabric::UNIT);
+    let unit = |directory: &&str| -> Result<bool, FilesError> {
+        let path = Utf8Path::new(directory).join(fabric::UNIT);
         Ok(files.stat(&path)?.is_some())
     };
-    let any = |folders: &[&str]| -> Result<bool, FilesError> {
-        for folder in folders {
-            if unit(folder)? {
+    let any = |directories: &[&str]| -> Result<bool, FilesError> {
+        for directory in directories {
+            if unit(directory)? {
                 return Ok(true);
             }
         }
@@ -141,7 +141,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
             .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Fabric::Imex),
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
-        manager: words::manager(subject.host.files(), subject.facts.os.as_ref())?,
+        manager: messages::manager(subject.host.files(), subject.facts.os.as_ref())?,
     };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
@@ -151,7 +151,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
                 .filter(|gpu| gpu.fabric.is_some() || gpu.error.is_some())
                 .map(|gpu| (gpu.index, gpu.fabric.clone()))
                 .collect()),
-            Nvml::NotAsked { why } => Err(why.clone()),
+            Nvml::NotQueried { why } => Err(why.clone()),
             _ => Err("NVML does not respond".to_owned()),
         },
     };
@@ -171,7 +171,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         .is_ok_and(|packages| !packages.is_empty());
     found.unit = match state.unit(fabric::UNIT).await {
         Ok(unit) => Ok(unit),
-        Err(error) => match error.not_asked() {
+        Err(error) => match error.not_queried() {
             Some(why) => Err(why.to_owned()),
             None => return Err(error.into()),
         },
@@ -281,12 +281,12 @@ fn unit(state: &FabricState) -> Finding {
         return unneeded(state);
     }
     let needed = needed(&state.switches);
-    let say = |status, why: String| Finding::new(UNIT, status, why);
+    let finding = |status, why: String| Finding::new(UNIT, status, why);
     let fail = |observed: String, remedy: String| Finding {
         observed: Some(observed.clone()),
         expected: Some(format!("`{}` enabled and active", fabric::UNIT)),
         remedy: Some(remedy),
-        ..say(
+        ..finding(
             Verdict::Fail,
             format!(
                 "{needed}, which is {observed}, so no program can use the GPUs (CUDA error 802)"
@@ -299,11 +299,11 @@ fn unit(state: &FabricState) -> Finding {
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
         let all_in = |gpus: &Vec<(u32, Option<GpuFabric>)>| !gpus.is_empty() && !wait(gpus);
         return match state.gpus.as_ref().is_ok_and(all_in) {
-            true => say(
+            true => finding(
                 Verdict::Pass,
                 format!("{needed}, which is part of the driver of {owner}; the GPUs have joined"),
             ),
-            false => say(
+            false => finding(
                 Verdict::Skip,
                 format!(
                     "{needed}, which is part of the driver of {owner}; its state is not visible here"
@@ -333,7 +333,7 @@ fn unit(state: &FabricState) -> Finding {
     };
     match &state.unit {
         Ok(Some(unit)) if unit.is_active() && unit.is_enabled() => {
-            say(Verdict::Pass, format!("{needed}, and it runs"))
+            finding(Verdict::Pass, format!("{needed}, and it runs"))
         }
         Ok(Some(unit)) => fail(
             unit.to_string(),
@@ -346,7 +346,7 @@ fn unit(state: &FabricState) -> Finding {
         Err(_) if !installed => fail("not installed".to_owned(), install()),
         Err(_) if state.files.there && state.files.listed && !state.files.enabled => Finding {
             remedy: Some(format!("run `systemctl enable --now {}`", fabric::UNIT)),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "{needed}, which is installed but not enabled: unless another service starts it, no program can use the \
@@ -354,7 +354,7 @@ fn unit(state: &FabricState) -> Finding {
                 ),
             )
         },
-        Err(why) => say(
+        Err(why) => finding(
             Verdict::Skip,
             format!("{needed}; its state is unknown: {why}"),
         ),
@@ -392,13 +392,13 @@ fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then
 }
 
 fn version(state: &FabricState) -> Finding {
-    let say = |status, why: String| Finding::new(VERSION, status, why);
+    let finding = |status, why: String| Finding::new(VERSION, status, why);
     if state.switches == Switches::None {
-        return say(Verdict::Skip, needed(&state.switches));
+        return finding(Verdict::Skip, needed(&state.switches));
     }
     let is_packaged = (state.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
     if let (Some(owner), false) = (state.owner, is_packaged) {
-        return say(
+        return finding(
             Verdict::Skip,
             format!("it is part of the driver of {owner}"),
         );
@@ -406,28 +406,28 @@ fn version(state: &FabricState) -> Finding {
     let packages = match &state.packages {
         Ok(packages) => packages,
         Err(_) if state.files.told && !state.files.there => {
-            return say(Verdict::Skip, "no fabric manager is installed".to_owned());
+            return finding(Verdict::Skip, "no fabric manager is installed".to_owned());
         }
-        Err(why) => return say(Verdict::Unknown, why.clone()),
+        Err(why) => return finding(Verdict::Unknown, why.clone()),
     };
     let Some((name, text)) = packages.first() else {
-        return say(
+        return finding(
             Verdict::Skip,
             "no fabric manager package is installed".to_owned(),
         );
     };
     let Some(driver) = &state.driver else {
-        return say(
+        return finding(
             Verdict::Skip,
             format!("{name} {text} is installed, but no driver is loaded"),
         );
     };
     let version = match DriverVersion::from_package(text) {
         Ok(version) => version,
-        Err(error) => return say(Verdict::Unknown, format!("{name}: {error}")),
+        Err(error) => return finding(Verdict::Unknown, format!("{name}: {error}")),
     };
     if version == *driver {
-        return say(Verdict::Pass, format!("both are {version}"));
+        return finding(Verdict::Pass, format!("both are {version}"));
     }
     Finding {
         observed: Some(version.to_string()),
@@ -438,7 +438,7 @@ fn version(state: &FabricState) -> Finding {
             driver,
             &format!("systemctl restart {}", fabric::UNIT),
         )),
-        ..say(
+        ..finding(
             Verdict::Fail,
             format!(
                 "the fabric manager version is {version}, but the loaded driver version is {driver}; they must be \
@@ -487,22 +487,22 @@ fn cut_off(state: &FabricState) -> Finding {
 }
 
 fn subnet(state: &FabricState) -> Finding {
-    let say = |status, why: &str| Finding::new(SUBNET, status, why);
+    let finding = |status, why: &str| Finding::new(SUBNET, status, why);
     match (&state.switches, &state.packages) {
         (Switches::None | Switches::Pci(..), _) => {
-            say(Verdict::Skip, "no switch needs a subnet manager")
+            finding(Verdict::Skip, "no switch needs a subnet manager")
         }
         (Switches::Managed(_), _)
             if is_cut_off(state) && (state.subnet_manager || state.owner.is_some()) =>
         {
             cut_off(state)
         }
-        (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => say(
+        (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => finding(
             Verdict::Skip,
             "it is part of the driver, like the fabric manager",
         ),
-        (Switches::Managed(_), Err(why)) => say(Verdict::Unknown, why),
-        (Switches::Managed(_), Ok(_)) if state.subnet_manager => say(
+        (Switches::Managed(_), Err(why)) => finding(Verdict::Unknown, why),
+        (Switches::Managed(_), Ok(_)) if state.subnet_manager => finding(
             Verdict::Pass,
             "`nvlsm` is installed; the fabric manager starts it",
         ),
@@ -520,7 +520,7 @@ fn subnet(state: &FabricState) -> Finding {
                 ),
                 None => "install the package `nvlsm` from the NVIDIA repository".to_owned(),
             }),
-            ..say(
+            ..finding(
                 Verdict::Fail,
                 "the NVLink switches need the subnet manager, which is not installed",
             )
@@ -529,21 +529,21 @@ fn subnet(state: &FabricState) -> Finding {
 }
 
 fn joined(state: &FabricState) -> Finding {
-    let say = |status, why: String| Finding::new(STATE, status, why);
+    let finding = |status, why: String| Finding::new(STATE, status, why);
     let is_sick =
         |(_, gpu): &(u32, Option<GpuFabric>)| gpu.as_ref().is_some_and(|gpu| sick(gpu).is_some());
     let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| gpus.iter().any(is_sick));
     // In a guest or a rack no switch is visible, but the driver reports the fabric health.
     if state.switches == Switches::None && !any_sick {
-        return say(Verdict::Skip, needed(&state.switches));
+        return finding(Verdict::Skip, needed(&state.switches));
     }
     let gpus = match &state.gpus {
         Ok(gpus) => gpus,
-        Err(why) => return say(Verdict::Skip, why.clone()),
+        Err(why) => return finding(Verdict::Skip, why.clone()),
     };
     if gpus.is_empty() {
         // GPUs before Hopper do not report their fabric state.
-        return say(
+        return finding(
             Verdict::Skip,
             "NVML does not report a fabric state for these GPUs".to_owned(),
         );
@@ -561,7 +561,7 @@ fn joined(state: &FabricState) -> Finding {
             .map(|(index, how)| format!("GPU {index}: {how}"))
             .collect();
         if sick.is_empty() {
-            return say(
+            return finding(
                 Verdict::Pass,
                 format!("{} of {} GPUs have joined", gpus.len(), gpus.len()),
             );
@@ -572,7 +572,7 @@ fn joined(state: &FabricState) -> Finding {
                 "drain the node, then check its links with `nvidia-smi nvlink --status` and read {}",
                 log_of(state)
             )),
-            ..say(
+            ..finding(
                 Verdict::Fail,
                 format!(
                     "all GPUs have joined the fabric, but the driver reports {}",
@@ -595,7 +595,7 @@ fn joined(state: &FabricState) -> Finding {
                 log_of(state)
             ),
         }),
-        ..say(
+        ..finding(
             Verdict::Fail,
             format!(
                 "{} of {} GPUs are not in the fabric, so no program can use them (CUDA error 802)",

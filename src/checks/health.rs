@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::words;
+use super::messages;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::switches::switches,
@@ -29,37 +29,37 @@ type HasSwitches = bool;
 struct HealthRow {
     id: Id,
     /// Evaluates a GPU; `None` if NVML does not report the value.
-    judge: fn(&GpuHealth, HasSwitches) -> Option<HealthJudgement>,
+    evaluate: fn(&GpuHealth, HasSwitches) -> Option<HealthEvaluation>,
     /// The possible reasons for a missing value.
     silent: &'static str,
 }
 
 /// The result of a row for one GPU.
 #[derive(Debug, PartialEq, Eq)]
-struct HealthJudgement {
+struct HealthEvaluation {
     status: Verdict,
     told: String,
     remedy: Option<(Remedy, &'static str)>,
 }
 
-fn pass(told: impl Into<String>) -> Option<HealthJudgement> {
-    Some(HealthJudgement {
+fn pass(told: impl Into<String>) -> Option<HealthEvaluation> {
+    Some(HealthEvaluation {
         status: Verdict::Pass,
         told: told.into(),
         remedy: None,
     })
 }
 
-fn warn(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthJudgement> {
-    Some(HealthJudgement {
+fn warn(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthEvaluation> {
+    Some(HealthEvaluation {
         status: Verdict::Warn,
         told: told.into(),
         remedy: Some((class, remedy)),
     })
 }
 
-fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthJudgement> {
-    Some(HealthJudgement {
+fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthEvaluation> {
+    Some(HealthEvaluation {
         status: Verdict::Fail,
         told: told.into(),
         remedy: Some((class, remedy)),
@@ -84,87 +84,87 @@ const NO_ECC: &str =
 const ROWS: [HealthRow; 16] = [
     HealthRow {
         id: Id::new("gpu.recovery-action"),
-        judge: recovery_action,
+        evaluate: recovery_action,
         silent: "reported only by driver branch 565 and newer, and not for vGPUs",
     },
     HealthRow {
         id: Id::new("mem.remap.failed"),
-        judge: remap_failed,
+        evaluate: remap_failed,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.sram.threshold"),
-        judge: sram_threshold,
+        evaluate: sram_threshold,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.ecc.uncorr"),
-        judge: uncorrected,
+        evaluate: uncorrected,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.remap.pending"),
-        judge: remap_pending,
+        evaluate: remap_pending,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.remap.count"),
-        judge: remap_count,
+        evaluate: remap_count,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.retired"),
-        judge: retired,
+        evaluate: retired,
         silent: "not reported by the GPUs (Ampere and newer remap rows instead; older GPUs may have no ECC)",
     },
     HealthRow {
         id: Id::new("mem.ecc.corr"),
-        judge: corrected,
+        evaluate: corrected,
         silent: NO_ECC,
     },
     HealthRow {
         id: Id::new("mem.ecc.mode"),
-        judge: ecc_mode,
+        evaluate: ecc_mode,
         silent: "the GPUs have no ECC",
     },
     HealthRow {
         id: Id::new("gpu.inforom"),
-        judge: inforom,
+        evaluate: inforom,
         silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.temp"),
-        judge: temperature,
+        evaluate: temperature,
         silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.throttle"),
-        judge: throttle,
+        evaluate: throttle,
         silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("gpu.power"),
-        judge: power,
+        evaluate: power,
         silent: "not reported by the GPUs",
     },
     HealthRow {
         id: Id::new("pci.link.width"),
-        judge: width,
+        evaluate: width,
         silent: "not reported by the driver, as in some virtual machines",
     },
     HealthRow {
         id: Id::new("pci.link.gen"),
-        judge: generation,
+        evaluate: generation,
         silent: "only known while a GPU is busy, because an idle GPU reduces its link speed",
     },
     HealthRow {
         id: Id::new("nvl.links"),
-        judge: nvlink,
+        evaluate: nvlink,
         silent: "the GPUs have no NVLink, or are in MIG mode",
     },
 ];
 
-fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let number = gpu.recovery_action?;
     let Some(action) = Recovery::of(number) else {
         return warn(
@@ -175,11 +175,11 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     };
     match action {
         Recovery::None => pass("none"),
-        Recovery::Reset => fail("GPU reset required", Remedy::ResetGpu, words::RESET),
+        Recovery::Reset => fail("GPU reset required", Remedy::ResetGpu, messages::RESET),
         Recovery::DrainAndReset => fail(
             "drain and GPU reset required",
             Remedy::ResetGpu,
-            words::RESET,
+            messages::RESET,
         ),
         Recovery::BusReset => fail("bus reset required", Remedy::Reboot, REBOOT),
         Recovery::Reboot => fail("reboot required", Remedy::Reboot, REBOOT),
@@ -196,7 +196,7 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     match gpu.remapped_rows? {
         RemappedRows { failed: true, .. } => {
             fail("row remapping failure", Remedy::Replace, REPLACE)
@@ -205,7 +205,7 @@ fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     if gpu.sram_threshold_exceeded? {
         fail(
             "more uncorrected errors than NVIDIA's limit",
@@ -217,7 +217,7 @@ fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let ecc = gpu.ecc?;
     let before = ecc.lifetime_uncorrected.saturating_sub(ecc.uncorrected);
     match (ecc.uncorrected, gpu.recovery_action) {
@@ -232,18 +232,18 @@ fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
         (count, _) => fail(
             format!("{count} since the driver was loaded"),
             Remedy::ResetGpu,
-            words::RESET,
+            messages::RESET,
         ),
     }
 }
 
-fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     match gpu.remapped_rows? {
         // According to NVIDIA, running and new work is not affected.
         RemappedRows { pending: true, .. } => warn(
             "a row will be remapped at the next reset; the GPU remains usable until then",
             Remedy::ResetGpu,
-            words::RESET,
+            messages::RESET,
         ),
         _ => pass("none"),
     }
@@ -252,7 +252,7 @@ fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 /// The number of rows that a GPU can remap.
 const MOST_ROWS: u32 = 512;
 
-fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let rows = gpu.remapped_rows?;
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
@@ -281,7 +281,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
-fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
@@ -295,7 +295,7 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
         _ if pages.pending => warn(
             "a page will be retired at the next reset",
             Remedy::ResetGpu,
-            words::RESET,
+            messages::RESET,
         ),
         MANY_PAGES.. => warn(
             format!("{} pages are retired", pages.count),
@@ -311,7 +311,7 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 /// affect programs.
 const MANY_CORRECTED: u64 = 20_000_000;
 
-fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     match gpu.ecc?.corrected {
         count @ MANY_CORRECTED.. => warn(
             format!("{count} since the driver was loaded"),
@@ -323,7 +323,7 @@ fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let mode = gpu.ecc_mode?;
     let word = |on| if on { "on" } else { "off" };
     if mode.current == mode.pending {
@@ -336,12 +336,12 @@ fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
                 word(mode.pending)
             ),
             Remedy::ResetGpu,
-            words::RESET,
+            messages::RESET,
         )
     }
 }
 
-fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
@@ -357,7 +357,7 @@ fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 /// Minimum distance to the hardware slowdown threshold, in °C.
 const MARGIN: i32 = 5;
 
-fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let degrees = gpu.temperature?;
     if let (Some(memory), Some(max)) = (degrees.memory, degrees.memory_max)
         && memory > max
@@ -383,7 +383,7 @@ fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     /// The bits of `nvmlClocksEventReason…` that are not set on a healthy machine. Not included are idle, user settings, the
     /// power cap, and the software thermal slowdown (0x20), which dense boards report at full load.
     const REASONS: [(u64, &str, &str); 3] = [
@@ -407,7 +407,7 @@ fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let limit = gpu.power?;
     let watts = |milliwatts: u32| milliwatts / 1000;
     if limit.enforced < limit.default {
@@ -429,7 +429,7 @@ fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
 /// The bit of `nvmlClocksEventReason…` that is set on an idle GPU.
 const IDLE: u64 = 0x1;
 
-fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
@@ -440,7 +440,7 @@ fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     }
 }
 
-fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
+fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     let link = gpu.pcie.filter(|link| link.generation > 0)?;
     let told = format!("{} of {}", link.generation, link.max_generation);
     if link.generation >= link.max_generation {
@@ -451,13 +451,13 @@ fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     warn(told, Remedy::CheckMechanics, SEAT)
 }
 
-fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthJudgement> {
+fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthEvaluation> {
     let links = gpu.nvlink?;
     let told = format!("{} of {} links active", links.active, links.count);
     // Without switches, unused links are valid, because bridges are optional and a host may withhold the links of a GPU that
     // is passed to a guest.
     if switches && links.active < links.count {
-        return fail(told, Remedy::PowerCycle, words::POWER);
+        return fail(told, Remedy::PowerCycle, messages::POWER);
     }
     match links.recovery_errors {
         Some(count @ 1..) => warn(
@@ -487,15 +487,15 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
 /// Returns the finding of a row for all GPUs that respond.
 fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
-    let judged: Vec<(&NvmlDevice, HealthJudgement)> = (gpus.iter())
-        .filter_map(|gpu| Some((*gpu, (row.judge)(gpu.health.as_ref()?, switches)?)))
+    let evaluated: Vec<(&NvmlDevice, HealthEvaluation)> = (gpus.iter())
+        .filter_map(|gpu| Some((*gpu, (row.evaluate)(gpu.health.as_ref()?, switches)?)))
         .collect();
     // `Verdict` is ordered from good to bad.
-    let worst = judged.iter().map(|(_, one)| one.status).max();
+    let worst = evaluated.iter().map(|(_, one)| one.status).max();
     let Some(worst) = worst else {
         return say(Verdict::Skip, row.silent.to_owned());
     };
-    let of_them: Vec<&(&NvmlDevice, HealthJudgement)> = (judged.iter())
+    let of_them: Vec<&(&NvmlDevice, HealthEvaluation)> = (evaluated.iter())
         .filter(|(_, one)| worst == Verdict::Pass || one.status != Verdict::Pass)
         .collect();
     let mut texts: Vec<(&str, Vec<String>)> = Vec::new();
@@ -515,9 +515,9 @@ fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitc
         let told = told.join("; ");
         return say(
             worst,
-            match all - judged.len() {
+            match all - evaluated.len() {
                 0 => told,
-                silent => format!("{told}; not reported by {}", words::gpus(silent)),
+                silent => format!("{told}; not reported by {}", messages::gpus(silent)),
             },
         );
     }
@@ -534,7 +534,7 @@ fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitc
         ..say(
             worst,
             match told.len() == 1 && of_them.len() == gpus.len() && gpus.len() > 1 {
-                true => format!("all {}: {}", words::gpus(gpus.len()), told.join("; ")),
+                true => format!("all {}: {}", messages::gpus(gpus.len()), told.join("; ")),
                 false => told.join("; "),
             },
         )
@@ -550,7 +550,7 @@ fn place(gpu: &NvmlDevice) -> String {
 fn findings(nvml: &Nvml, switches: HasSwitches) -> Vec<Finding> {
     let view = match nvml {
         Nvml::Ready(view) => view,
-        Nvml::NotAsked { why } => return skipped(why),
+        Nvml::NotQueried { why } => return skipped(why),
         // `driver.libraries` and `validation.devices` report the reason.
         _ => return skipped("NVML does not respond"),
     };
@@ -730,13 +730,13 @@ mod tests {
             error: Some("lost".to_owned()),
             ..nvml_device(0)
         };
-        let not_asked = Nvml::NotAsked {
+        let not_queried = Nvml::NotQueried {
             why: "with `--root`".to_owned(),
         };
         for finding in silent
             .iter()
             .chain(&of(vec![lost], true))
-            .chain(&findings(&not_asked, true))
+            .chain(&findings(&not_queried, true))
             .chain(&findings(&Nvml::Hung { after_seconds: 30 }, true))
         {
             assert_eq!(finding.status, Verdict::Skip, "{}", finding.id.as_str());

@@ -23,9 +23,9 @@ const RUNTIME: Id = Id::new("rt.kubelet.runtime");
 pub struct KubeletCheck;
 
 fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
-    let say = |status, why: String| Finding::new(RUNTIME, status, why);
+    let finding = |status, why: String| Finding::new(RUNTIME, status, why);
     let Some(found) = found else {
-        return say(
+        return finding(
             Verdict::Skip,
             "no kubelet is running or configured".to_owned(),
         );
@@ -40,11 +40,11 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     let with = |status, why: String, remedy: String| Finding {
         observed: observed.clone(),
         remedy: Some(remedy),
-        ..say(status, why)
+        ..finding(status, why)
     };
     let pass = |why: String| Finding {
         observed: observed.clone(),
-        ..say(Verdict::Pass, why)
+        ..finding(Verdict::Pass, why)
     };
     if let Some(owner) = OWNERS.iter().find(|owner| owner.name == name) {
         let whose =
@@ -71,7 +71,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
                 "{whose}, which has an nvidia runtime; pods request it with a RuntimeClass unless it is the default"
             )),
             // A missing toolkit is reported by its own step.
-            (_, false) => say(
+            (_, false) => finding(
                 Verdict::Skip,
                 format!("{whose}; the container toolkit is not installed yet"),
             ),
@@ -95,11 +95,11 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     }
     // `runtime.use` must not contain a runtime that the join method configures.
     let by_method = |desired: &Desired| {
-        (desired.cluster.as_ref()).and_then(|wish| wish.method.way().configures())
+        (desired.cluster.as_ref()).and_then(|spec| spec.method.method().configures())
     };
     let wanted = |kind| {
         desired.is_none_or(|desired| {
-            desired.runtimes.iter().any(|wish| wish.kind == kind)
+            desired.runtimes.iter().any(|spec| spec.kind == kind)
                 || by_method(desired) == Some(kind)
         })
     };
@@ -242,13 +242,13 @@ fn out_of_sight(
     let files = subject.host.files();
     for name in files.list("/opt".into())? {
         for below in ["usr/bin", "bin"] {
-            let folder = format!("/opt/{name}/{below}");
+            let directory = format!("/opt/{name}/{below}");
             // The remedy writes the name into a file that a shell or systemd parses.
-            if shell_word(&folder) != folder {
+            if shell_word(&directory) != directory {
                 continue;
             }
             if !files.exists(
-                format!("{folder}/{}", toolkit::RUNTIME_NAME)
+                format!("{directory}/{}", toolkit::RUNTIME_NAME)
                     .as_str()
                     .into(),
             )? {
@@ -257,14 +257,14 @@ fn out_of_sight(
             let unit = format!("{}-agent", owner.name);
             return Ok(Some(Finding {
                 remedy: Some(format!(
-                    "run `echo PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin >>/etc/default/{unit} \
+                    "run `echo PATH={directory}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin >>/etc/default/{unit} \
                      && systemctl restart {unit}` (on a server: its unit instead of `{unit}`); a restart alone does not help"
                 )),
                 ..Finding::new(
                     RUNTIME,
                     Verdict::Fail,
                     format!(
-                        "no GPUs for pods: {} has no nvidia runtime, because its agent does not search `{folder}`",
+                        "no GPUs for pods: {} has no nvidia runtime, because its agent does not search `{directory}`",
                         owner.name
                     ),
                 )
@@ -330,7 +330,7 @@ mod tests {
     use super::{KubeletCheck, RuntimeKind, decide};
     use crate::{
         check::{Check, Finding, Subject, Verdict},
-        config::desired::{ClusterWish, JoinMethod, NodeWish},
+        config::desired::{ClusterSpec, JoinMethod, NodeSpec},
         host::{ExecError, fake},
         state::KubeletRuntime,
         steps::fixtures::{desired, facts, matrix, state_below_root},
@@ -340,7 +340,7 @@ mod tests {
     async fn examined(files: &[(&str, &str)]) -> Finding {
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
-            Err(ExecError::NotAsked {
+            Err(ExecError::NotQueried {
                 command: cmd.line(),
                 why: "a tree".to_owned(),
             })
@@ -410,18 +410,18 @@ mod tests {
 
     #[tokio::test]
     async fn toolkit_in_opt_is_reported_for_rke2() {
-        let folder = "/opt/nvidia-container-toolkit/usr/bin";
+        let directory = "/opt/nvidia-container-toolkit/usr/bin";
         let config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml";
         let finding = examined(&[
             (config, "version = 2\n"),
-            (&format!("{folder}/nvidia-container-runtime"), ""),
+            (&format!("{directory}/nvidia-container-runtime"), ""),
         ])
         .await;
         assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
-        assert!(finding.why.contains(folder), "{}", finding.why);
+        assert!(finding.why.contains(directory), "{}", finding.why);
         let remedy = finding.remedy.unwrap();
         assert!(
-            remedy.starts_with(&format!("run `echo PATH={folder}:")),
+            remedy.starts_with(&format!("run `echo PATH={directory}:")),
             "{remedy}"
         );
         let none = examined(&[(config, "version = 2\n")]).await;
@@ -481,9 +481,9 @@ mod tests {
         // Only Docker is configured here.
         assert_eq!(said(&containerd, true).0, Verdict::Warn);
         let mut eks = want.clone();
-        eks.cluster = Some(ClusterWish {
+        eks.cluster = Some(ClusterSpec {
             method: JoinMethod::Eks,
-            node: NodeWish::default(),
+            node: NodeSpec::default(),
             packages: Vec::new(),
             access: None,
             timeout_seconds: 1,

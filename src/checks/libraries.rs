@@ -8,7 +8,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
     model::{findings::Remedy, id::Id},
-    state::{GPU_OPERATOR, Owner, library_folders, owner},
+    state::{GPU_OPERATOR, Owner, library_directories, owner},
     step::StepError,
 };
 
@@ -50,13 +50,13 @@ struct LibrariesState {
 async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
     let files = subject.host.files();
     let loaded = subject.state.loaded_driver()?;
-    let mut folders = library_folders(files);
-    folders.extend(ALTERNATIVES.map(str::to_owned));
+    let mut directories = library_directories(files);
+    directories.extend(ALTERNATIVES.map(str::to_owned));
     let (mut found, mut all) = (Vec::new(), Vec::new());
     for name in NAMES {
         let mut at = None;
-        for folder in &folders {
-            let path = Utf8PathBuf::from(folder).join(name);
+        for directory in &directories {
+            let path = Utf8PathBuf::from(directory).join(name);
             if at.is_none() {
                 at = files.resolve(&path)?;
             } else if of_distribution(&path) {
@@ -90,7 +90,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
 fn of_distribution(path: &Utf8Path) -> bool {
     ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
         .iter()
-        .any(|folder| path.starts_with(folder))
+        .any(|directory| path.starts_with(directory))
 }
 
 /// The version in the file name of a library.
@@ -185,12 +185,12 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         .filter_map(|(_, at)| at.as_ref())
         .find(hides)
         && let Some(hidden) = hidden(path)
-        && let Some(folder) = path.parent()
+        && let Some(directory) = path.parent()
     {
         return finding(
             Verdict::Fail,
             format!(
-                "`{path}` shadows `{hidden}`, which has the version of the loaded module, because `{folder}` comes first on \
+                "`{path}` shadows `{hidden}`, which has the version of the loaded module, because `{directory}` comes first on \
                  the library path"
             ),
             Some(

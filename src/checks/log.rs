@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{health, virt, words};
+use super::{health, virt, messages};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    compat::{kernel, matrix::Shows, ruling::Offer},
+    compat::{kernel, matrix::Shows, rule_result::Candidate},
     facts::GpuFact,
     host::Nvml,
     model::{
         findings::Remedy,
-        gpu::{Flavour, SupportedFlavours},
+        gpu::{Flavor, SupportedFlavors},
         id::Id,
         pci::PciAddress,
     },
@@ -27,7 +27,7 @@ use crate::{
 
 const XID: Id = Id::new("log.xid");
 const FELL: Id = Id::new("log.fell-off-bus");
-const INIT: Id = Id::new("log.rm-init");
+const INIT: Id = Id::new("log.gpu-init");
 const SXID: Id = Id::new("log.sxid");
 
 /// A directory that the GPU Operator creates on every node, even if its driver was not loaded (NVIDIA/gpu-operator issue
@@ -68,7 +68,7 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
         [XID, SXID, FELL, INIT].map(one).to_vec()
     };
     match log {
-        KernelLog::NotAsked { why } => all(Verdict::Skip, why),
+        KernelLog::NotQueried { why } => all(Verdict::Skip, why),
         KernelLog::Unreadable { why } => all(
             Verdict::Unknown,
             &format!("the kernel log cannot be read: {why}"),
@@ -265,7 +265,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     } else {
         None
     };
-    let say = |status, why: String| Finding {
+    let finding = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
         ..Finding::new(XID, status, why)
     };
@@ -323,7 +323,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             Verdict::Warn,
             "no action is required now (`gpu.recovery-action`); if the error recurs, contact the hardware vendor",
         ),
-        XidAction::None => return say(Verdict::Pass, told.join("; ")),
+        XidAction::None => return finding(Verdict::Pass, told.join("; ")),
         XidAction::RestartApp => (Verdict::Warn, "restart the application"),
         // Only Xid 78 requires an update: the guest driver of a vGPU is incompatible with its host.
         XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
@@ -331,7 +331,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             Verdict::Warn,
             "run `nvidia-bug-report.sh` and send its output to NVIDIA",
         ),
-        XidAction::ResetGpu => (Verdict::Fail, words::RESET),
+        XidAction::ResetGpu => (Verdict::Fail, messages::RESET),
         XidAction::ResetFabric => (
             Verdict::Fail,
             "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with `nvidia-smi \
@@ -343,7 +343,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
              vendor",
         ),
         XidAction::CheckMechanics => (Verdict::Fail, "check the power cables and reseat the GPU"),
-        XidAction::RestartMachine => (Verdict::Fail, words::POWER),
+        XidAction::RestartMachine => (Verdict::Fail, messages::POWER),
     };
     // If the driver has a known bug on this kernel, the bug is a better explanation than the affected program.
     let is_worst =
@@ -382,7 +382,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         }),
         expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
-        ..say(status, told.join("; "))
+        ..finding(status, told.join("; "))
     }
 }
 
@@ -410,7 +410,7 @@ fn class(action: XidAction) -> Remedy {
 
 /// Returns the finding for NVSwitch errors (SXid). Each log line contains whether the error is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
-    let say = |status, why: String| Finding::new(SXID, status, why);
+    let finding = |status, why: String| Finding::new(SXID, status, why);
     let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
     for message in messages {
         if let Message::SXid {
@@ -423,7 +423,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         }
     }
     let Some(((mild, ..), _)) = counts.first_key_value() else {
-        return say(Verdict::Pass, format!("no errors since boot ({source})"));
+        return finding(Verdict::Pass, format!("no errors since boot ({source})"));
     };
     let told: Vec<String> = (counts.iter())
         .filter(|((nonfatal, ..), _)| *mild || !nonfatal)
@@ -452,7 +452,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
     Finding {
         expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
-        ..say(status, told.join("; "))
+        ..finding(status, told.join("; "))
     }
 }
 
@@ -479,14 +479,14 @@ pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
 }
 
 fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
-    let say = |status, why: String| Finding::new(FELL, status, why);
+    let finding = |status, why: String| Finding::new(FELL, status, why);
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
         return Finding {
             observed: Some("`fallen off the bus` in the kernel log".to_owned()),
             expected: Some("no such line".to_owned()),
-            remedy: Some(words::POWER.to_owned()),
-            ..say(
+            remedy: Some(messages::POWER.to_owned()),
+            ..finding(
                 Verdict::Fail,
                 format!("{} fell off the bus since boot", named(fallen.into_iter())),
             )
@@ -498,9 +498,9 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
             expected: Some("no such line".to_owned()),
             remedy: Some(format!(
                 "run `nvidia-smi`; if a GPU is missing there: {}",
-                words::POWER
+                messages::POWER
             )),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 "a GPU did not respond on the bus (the driver did not log its address)".to_owned(),
             )
@@ -521,10 +521,10 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
         return Finding {
             expected: Some("no such line".to_owned()),
             remedy: Some(row.remedy.clone()),
-            ..say(Verdict::Warn, row.why.replace("{}", &gpus))
+            ..finding(Verdict::Warn, row.why.replace("{}", &gpus))
         };
     }
-    say(Verdict::Pass, format!("no errors since boot ({source})"))
+    finding(Verdict::Pass, format!("no errors since boot ({source})"))
 }
 
 /// The reason why a GPU has no driver, and the remedy.
@@ -554,18 +554,18 @@ const GUEST: &str = "stop and start the virtual machine so that its host resets 
                      disks); if the GPU still does not start, check passthrough, 64-bit MMIO space and confidential \
                      computing on the host; `dmesg | grep NVRM` shows the error code for NVIDIA";
 
-/// Returns the remedy that installs the modules of the other flavour.
-fn other_modules(flavour: Flavour, context: &LogContext<'_>) -> String {
+/// Returns the remedy that installs the modules of the other flavor.
+fn other_modules(flavor: Flavor, context: &LogContext<'_>) -> String {
     match context.installs {
         true => format!(
-            "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
+            "install the {flavor} kernel modules: `gpu-bootstrap install --set driver.flavor={flavor}`"
         ),
-        false => format!("install the {flavour} kernel modules of a driver for this GPU"),
+        false => format!("install the {flavor} kernel modules of a driver for this GPU"),
     }
 }
 
 /// Returns the reason in the log why the driver rejects a GPU. If there are several, the deepest cause is returned. A message
-/// about the module flavour is ignored if it contradicts the board, because the driver also logs it when it cannot read
+/// about the module flavor is ignored if it contradicts the board, because the driver also logs it when it cannot read
 /// the registers of the GPU.
 pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
@@ -590,28 +590,28 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 .to_owned(),
         });
     }
-    let flavours = |at: &Option<PciAddress>| {
+    let flavors = |at: &Option<PciAddress>| {
         let gpu = (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
-        gpu.filter_map(|gpu| gpu.module_flavour).collect::<Vec<_>>()
+        gpu.filter_map(|gpu| gpu.module_flavor).collect::<Vec<_>>()
     };
     for message in messages {
-        let (at, flavour, observed) = match message {
+        let (at, flavor, observed) = match message {
             Message::NeedsOpen { gpu } => (
                 gpu,
-                Flavour::Open,
+                Flavor::Open,
                 "`requires use of the NVIDIA open kernel modules`",
             ),
             Message::NeedsProprietary { gpu } => (
                 gpu,
-                Flavour::Proprietary,
+                Flavor::Proprietary,
                 "`does not include the required GPU System Processor`",
             ),
             _ => continue,
         };
-        let known = flavours(at);
-        let contradicts = |flavours: &SupportedFlavours| match flavour {
-            Flavour::Open => *flavours == SupportedFlavours::Proprietary,
-            Flavour::Proprietary => *flavours != SupportedFlavours::Proprietary,
+        let known = flavors(at);
+        let contradicts = |flavors: &SupportedFlavors| match flavor {
+            Flavor::Open => *flavors == SupportedFlavors::Proprietary,
+            Flavor::Proprietary => *flavors != SupportedFlavors::Proprietary,
         };
         if !known.is_empty() && known.iter().all(contradicts) {
             let gpus =
@@ -621,7 +621,7 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 why: format!(
                     "the driver could not read the registers of {}: its log message contradicts the board, which supports the \
                      loaded modules",
-                    super::words::places(gpus)
+                    super::messages::places(gpus)
                 ),
                 remedy: "power-cycle the machine, which resets the GPU; in a virtual machine, check passthrough, \
                          confidential computing mode and GPU reset on the host"
@@ -630,17 +630,17 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
         }
         return Some(Diagnosis {
             observed,
-            why: match flavour {
-                Flavour::Open => {
+            why: match flavor {
+                Flavor::Open => {
                     "a GPU requires the open kernel modules, but the proprietary ones are loaded"
                 }
-                Flavour::Proprietary => {
+                Flavor::Proprietary => {
                     "a GPU has no GPU System Processor (GSP), but the loaded open kernel modules \
                      require it"
                 }
             }
             .to_owned(),
-            remedy: other_modules(flavour, context),
+            remedy: other_modules(flavor, context),
         });
     }
     messages.iter().find_map(|message| {
@@ -655,7 +655,7 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 ),
                 remedy: format!(
                     "{}; if it recurs, replace the GPU or use another instance",
-                    words::POWER
+                    messages::POWER
                 ),
             },
             Message::Legacy { branch, .. } => Diagnosis {
@@ -785,12 +785,12 @@ fn still_hangs(row: &Line, messages: &[Message], context: &LogContext<'_>) -> Op
 }
 
 fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
-    let say = |status, why: String| Finding::new(INIT, status, why);
+    let finding = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
         expected: Some("no such line".to_owned()),
         remedy: Some(remedy.to_owned()),
-        ..say(Verdict::Fail, why)
+        ..finding(Verdict::Fail, why)
     };
     // The reason comes before the failure that it causes.
     if let Some(refusal) = refusal(messages, context) {
@@ -871,10 +871,10 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             )
         };
     }
-    let beside = kernel_log::rows(messages).filter(|(row, _)| row.kind == Kind::Beside);
-    let mut beside: Vec<&Line> = beside.map(|(row, _)| row).collect();
-    beside.sort_by_key(|row| still_hangs(row, messages, context).is_none());
-    if let Some((first, others)) = beside.split_first() {
+    let companions = kernel_log::rows(messages).filter(|(row, _)| row.kind == Kind::Beside);
+    let mut companions: Vec<&Line> = companions.map(|(row, _)| row).collect();
+    companions.sort_by_key(|row| still_hangs(row, messages, context).is_none());
+    if let Some((first, others)) = companions.split_first() {
         let why = with(&first.why, others);
         let (status, why) = match still_hangs(first, messages, context) {
             Some(sign) => (Verdict::Fail, format!("{why}; {sign}")),
@@ -886,7 +886,7 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             ..failed("a line in the kernel log", why, &first.remedy)
         };
     }
-    say(Verdict::Pass, format!("no failure since boot ({source})"))
+    finding(Verdict::Pass, format!("no failure since boot ({source})"))
 }
 
 #[async_trait]
@@ -900,7 +900,7 @@ impl Check for LogCheck {
         let context = match log {
             KernelLog::Known { .. } => LogContext::of(subject).await?,
             // There are no messages to evaluate.
-            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => LogContext {
+            KernelLog::Unreadable { .. } | KernelLog::NotQueried { .. } => LogContext {
                 gpus: &subject.facts.gpus,
                 installs: false,
                 guest: false,
@@ -957,14 +957,14 @@ impl<'f> LogContext<'f> {
             known: match (
                 &subject.facts.kernel.running,
                 subject.state.loaded_driver(),
-                subject.state.loaded_flavour(),
+                subject.state.loaded_flavor(),
             ) {
-                (Some(kernel), Ok(Some(version)), Ok(Some(flavour))) => kernel::shown_by_errors(
+                (Some(kernel), Ok(Some(version)), Ok(Some(flavor))) => kernel::shown_by_errors(
                     subject.matrix,
                     kernel,
-                    &Offer {
+                    &Candidate {
                         version: version.clone(),
-                        flavour,
+                        flavor,
                     },
                 ),
                 _ => Vec::new(),
@@ -1624,13 +1624,13 @@ mod tests {
              system processor (GSP) did not start"
         );
         assert!(started.remedy.unwrap().contains("power cables"));
-        let beside = said(
+        let companions = said(
             "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n\
              nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n",
         )
         .remove(3);
-        assert_eq!(beside.status, Verdict::Warn);
-        let (first, second) = beside.why.split_once("; also: ").unwrap();
+        assert_eq!(companions.status, Verdict::Warn);
+        let (first, second) = companions.why.split_once("; also: ").unwrap();
         assert!(first.contains("GPUDirect RDMA"), "{first}");
         assert!(second.contains("blocked in the kernel"), "{second}");
     }
@@ -1720,7 +1720,7 @@ mod tests {
             "{}",
             finding.why
         );
-        assert!(!finding.remedy.unwrap().contains("driver.flavour"));
+        assert!(!finding.remedy.unwrap().contains("driver.flavor"));
         // BARs of other devices are ignored.
         let text = "pci 0000:99:00.0: BAR 1: no space for [mem size 0x10]\n";
         assert_eq!(said(text).remove(3).status, Verdict::Pass);
@@ -1739,7 +1739,7 @@ mod tests {
     fn unreadable_log_does_not_pass() {
         for (log, verdict) in [
             (
-                KernelLog::NotAsked {
+                KernelLog::NotQueried {
                     why: "a tree".to_owned(),
                 },
                 Verdict::Skip,

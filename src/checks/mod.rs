@@ -3,7 +3,7 @@
 //! Missing data is unknown, not an error: a recorded tree may lack `os-release`, libraries, programs or device nodes.
 //!
 //! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, it is the result of all findings of the
-//! family. To keep the other findings, map an error with `error.not_asked()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
+//! family. To keep the other findings, map an error with `error.not_queried()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
 
 mod bus;
 pub mod causes;
@@ -25,9 +25,9 @@ mod pins;
 mod rdma;
 mod runtime_files;
 mod virt;
-mod words;
+mod messages;
 
-pub use words::NO_GPU;
+pub use messages::NO_GPU;
 
 use crate::check::Check;
 

@@ -77,12 +77,12 @@ pub(super) async fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
 
 /// Returns the finding about operands that are not deployed; `known` is the node, or the reason why it is unknown.
 pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnHost) -> Finding {
-    let say = |status, why: String| Finding::new(OPERATOR, status, why);
+    let finding = |status, why: String| Finding::new(OPERATOR, status, why);
     // NVIDIA/gpu-operator issues 126 and 367, pando85/homelab pull request 4110.
     if let (true, Some(version)) = (host.has_its_driver, &host.packages) {
         return Finding {
             remedy: Some(ONE_DRIVER.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "two drivers on the node, one in the operator's container and {version} in host packages; the libraries \
@@ -93,11 +93,11 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     }
     if host.has_its_driver {
         let why = "the operator runs the driver in a container, so gpu-bootstrap does not change this node";
-        return say(Verdict::Pass, why.to_owned());
+        return finding(Verdict::Pass, why.to_owned());
     }
     let (name, node) = match known {
         Ok(known) => known,
-        Err((status, why)) => return say(status, why),
+        Err((status, why)) => return finding(status, why),
     };
     let operands: Vec<(&str, &str)> = (node.labels.iter())
         .filter_map(|(key, value)| Some((key.strip_prefix(OF_OPERANDS)?, value.as_str())))
@@ -107,7 +107,7 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     if let Some((_, "false")) = value_of("operands") {
         let why =
             format!("no operands are deployed on node `{name}` ({OF_OPERANDS}operands=false)");
-        return say(Verdict::Pass, why);
+        return finding(Verdict::Pass, why);
     }
     let mut left_out: Vec<String> = Vec::new();
     let mut runs: Vec<&str> = Vec::new();
@@ -126,14 +126,14 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
             all => format!("; it would not deploy {}", all.join(", ")),
         };
         let why = format!("the operator has not labeled node `{name}`{then}");
-        return say(Verdict::Skip, why);
+        return finding(Verdict::Skip, why);
     }
     let with = |operand: &str, value: &str, why: String| Finding {
         remedy: Some(format!(
             "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when it \
              joins the machine, and with `cluster.join = \"managed\"`"
         )),
-        ..say(Verdict::Warn, why)
+        ..finding(Verdict::Warn, why)
     };
     if runs.contains(&"driver") && host.has_driver {
         let why = format!(
@@ -154,7 +154,7 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
         all => all.join(", "),
     };
     let runs: Vec<String> = runs.into_iter().map(str::to_owned).collect();
-    say(
+    finding(
         Verdict::Pass,
         format!(
             "not deployed on node `{name}`: {}; deployed: {}",

@@ -21,13 +21,13 @@ impl Check for OwnerCheck {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let say = |status, why: String| Finding::new(OWNER, status, why);
+        let finding = |status, why: String| Finding::new(OWNER, status, why);
         Ok(vec![match owner(subject.host.files(), subject.facts)? {
-            None => say(
+            None => finding(
                 Verdict::Skip,
                 "no other program manages the driver".to_owned(),
             ),
-            Some(owner) => say(
+            Some(owner) => finding(
                 Verdict::Pass,
                 format!("{} ({}): {}", owner.name, owner.evidence, owner.why),
             ),

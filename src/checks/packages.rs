@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::words;
+use super::messages;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{matrix::Matrix, security},
@@ -64,12 +64,12 @@ fn list(names: &[&str]) -> String {
 }
 
 fn decide(state: &PackagesState) -> Finding {
-    let say = |status, why: String| Finding::new(CONSISTENCY, status, why);
+    let finding = |status, why: String| Finding::new(CONSISTENCY, status, why);
     let parts: &[DriverPart] = match &state.parts {
         Ok(parts) => parts,
         // The NVIDIA installer is detected without a database.
         Err(_) if state.runfile => &[],
-        Err(why) => return say(Verdict::Unknown, why.clone()),
+        Err(why) => return finding(Verdict::Unknown, why.clone()),
     };
     let mut variants: BTreeMap<&str, BTreeMap<&DriverVersion, Vec<&str>>> = BTreeMap::new();
     for part in parts {
@@ -94,7 +94,7 @@ fn decide(state: &PackagesState) -> Finding {
                 "upgrade all driver packages to {} in one transaction, or remove the packages of the other version",
                 newest.map_or_else(|| "one version".to_owned(), ToString::to_string)
             )),
-            ..say(
+            ..finding(
                 Verdict::Fail,
                 format!(
                     "the driver packages have different versions: {}",
@@ -132,7 +132,7 @@ fn decide(state: &PackagesState) -> Finding {
                  from packages"
                     .to_owned(),
             ),
-            ..say(Verdict::Warn, why)
+            ..finding(Verdict::Warn, why)
         };
     }
     if !vendor.is_empty() && !distribution.is_empty() {
@@ -142,7 +142,7 @@ fn decide(state: &PackagesState) -> Finding {
             remedy: Some(
                 "remove the packages of one vendor and pin the repository of the other".to_owned(),
             ),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "NVIDIA packages ({}) and distribution packages ({}) are mixed",
@@ -153,13 +153,13 @@ fn decide(state: &PackagesState) -> Finding {
         };
     }
     match variants.iter().next() {
-        None => say(Verdict::Skip, "no driver package is installed".to_owned()),
+        None => finding(Verdict::Skip, "no driver package is installed".to_owned()),
         Some(_) => {
             let told: Vec<String> = (variants.values())
                 .filter_map(|versions| versions.keys().next())
                 .map(ToString::to_string)
                 .collect();
-            say(
+            finding(
                 Verdict::Pass,
                 format!("{} packages, version {}", parts.len(), told.join(", ")),
             )
@@ -169,10 +169,10 @@ fn decide(state: &PackagesState) -> Finding {
 
 /// Compares packages other than the driver with NVIDIA's security bulletins. `installed` contains names and versions.
 fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> Finding {
-    let say = |status, why: String| Finding::new(SECURITY, status, why);
+    let finding = |status, why: String| Finding::new(SECURITY, status, why);
     let installed = match installed {
         Ok(installed) => installed,
-        Err(why) => return say(Verdict::Unknown, why),
+        Err(why) => return finding(Verdict::Unknown, why),
     };
     let told: Vec<String> = (installed.iter())
         .map(|(name, version)| format!("{name} {version}"))
@@ -188,13 +188,13 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
-            ..say(Verdict::Warn, lacking.why)
+            ..finding(Verdict::Warn, lacking.why)
         },
-        None if told.is_empty() => say(
+        None if told.is_empty() => finding(
             Verdict::Skip,
             "no package with security bulletins is installed".to_owned(),
         ),
-        None => say(
+        None => finding(
             Verdict::Pass,
             format!(
                 "no security bulletin requires a newer version: {}",
@@ -208,7 +208,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
 const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
 /// The directory name of a distribution release in NVIDIA's repositories; `None` if it is ambiguous or does not exist.
-fn folder_of(os: &Os) -> Option<String> {
+fn directory_of(os: &Os) -> Option<String> {
     let version = os.version_id.as_deref()?;
     let major = version.split('.').next()?;
     Some(match os.id.as_str() {
@@ -255,7 +255,7 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
             ));
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
-            let (found, wanted) = (rest.split('/').next()?, folder_of(os)?);
+            let (found, wanted) = (rest.split('/').next()?, directory_of(os)?);
             // Names without a version are not releases, such as `wsl-ubuntu` and `cross-linux-sbsa`.
             let is_release = found.ends_with(|c: char| c.is_ascii_digit());
             return (is_release && found != wanted).then(|| {
@@ -351,7 +351,7 @@ const UBUNTU: [&str; 4] = [
 
 /// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs.
 fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
-    let say = |status, why: String| Finding::new(SOURCES, status, why);
+    let finding = |status, why: String| Finding::new(SOURCES, status, why);
     let mut used = Vec::new();
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
@@ -366,12 +366,12 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
     };
     for manager in managers {
         let backend = manager.backend();
-        let mut flaws = backend.source_flaws(files)?;
-        flaws.sort_by_key(|flaw| flaw.impact);
+        let mut issues = backend.source_issues(files)?;
+        issues.sort_by_key(|issue| issue.impact);
         let entries = backend.entries(files)?;
         let moved = moved(&entries);
-        if let Some(first) = flaws.first() {
-            let mut whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
+        if let Some(first) = issues.first() {
+            let mut whys: Vec<&str> = issues.iter().map(|issue| issue.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
             // A new key is not sufficient if the source no longer exists.
             if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
@@ -392,7 +392,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
             };
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..say(
+                ..finding(
                     status,
                     format!("{} {impact}: {}", backend.name(), whys.join("; ")),
                 )
@@ -401,13 +401,13 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..say(Verdict::Fail, why)
+                ..finding(Verdict::Fail, why)
             });
         }
         if let Some((why, remedy)) = nowhere(&entries) {
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..say(Verdict::Warn, why)
+                ..finding(Verdict::Warn, why)
             });
         }
         if let Some((why, remedy)) = os
@@ -416,13 +416,13 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         {
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..say(Verdict::Warn, why)
+                ..finding(Verdict::Warn, why)
             });
         }
     }
     Ok(match told {
-        true => say(Verdict::Pass, "no errors in the package sources".to_owned()),
-        false => say(
+        true => finding(Verdict::Pass, "no errors in the package sources".to_owned()),
+        false => finding(
             Verdict::Skip,
             "no supported package manager is used".to_owned(),
         ),
@@ -450,7 +450,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     let wanted = (groups.iter())
         .filter(|(purpose, _)| *purpose != Purpose::Holds)
         .flat_map(|(_, packages)| *packages)
-        .map(|wish| wish.name.as_str());
+        .map(|spec| spec.name.as_str());
     let missing: Vec<&str> = wanted.filter(|name| !is_there(name)).collect();
     let lines: Vec<String> = (exclusions.iter())
         .filter(|one| missing.iter().any(|name| one.hides(name)))
@@ -565,8 +565,8 @@ impl Check for PackagesCheck {
         }
         let secure = secure(subject.matrix, subject.state.packages_like(&names).await);
         Ok(vec![
-            words::skip_without_gpu(unconfigured.unwrap_or(consistent), subject.facts),
-            words::skip_without_gpu(secure, subject.facts),
+            messages::skip_without_gpu(unconfigured.unwrap_or(consistent), subject.facts),
+            messages::skip_without_gpu(secure, subject.facts),
             sources,
         ])
     }
@@ -646,9 +646,9 @@ mod tests {
             version_codename: Some(codename.to_owned()),
             pretty_name: None,
         };
-        let cuda = |folder: &str| {
+        let cuda = |directory: &str| {
             format!(
-                "deb https://developer.download.nvidia.com/compute/cuda/repos/{folder}/x86_64/ /\n"
+                "deb https://developer.download.nvidia.com/compute/cuda/repos/{directory}/x86_64/ /\n"
             )
         };
         let docker = "deb https://download.docker.com/linux/ubuntu jammy stable\n".to_owned();

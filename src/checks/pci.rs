@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{
     log, packages, virt,
-    words::{self, INSTALL, gpus, places},
+    messages::{self, INSTALL, gpus, places},
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
@@ -18,7 +18,7 @@ use crate::{
     },
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
-    steps::promise::{self, Promise},
+    steps::expected::{self, ExpectedGpus},
     tools::kmod,
 };
 
@@ -88,27 +88,27 @@ fn incomplete(facts: &Facts) -> Option<String> {
     })
 }
 
-fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Finding {
+fn present(facts: &Facts, wanted: Wanted, expected_gpus: Option<ExpectedGpus<'_>>) -> Finding {
     let count = facts.gpus.len();
     let is_wsl = facts.virtualization.as_deref() == Some("wsl");
     let others: Vec<String> = facts.foreign_gpus.iter().map(foreign).collect();
     let none = if others.is_empty() {
-        words::NO_GPU.to_owned()
+        messages::NO_GPU.to_owned()
     } else {
-        format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
+        format!("{}; other adapters: {}", messages::NO_GPU, others.join("; "))
     };
     // An image runs on other machines, so the GPU count of this instance type is irrelevant.
-    let promise = promise.filter(|_| !wanted.image);
-    let least = promise.map_or(1, |promise| promise.promised);
+    let expected_gpus = expected_gpus.filter(|_| !wanted.image);
+    let least = expected_gpus.map_or(1, |expected_gpus| expected_gpus.promised);
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
         let names = names.join("; ");
-        match (promise.and_then(|promise| promise.broken()), incomplete(facts)) {
+        match (expected_gpus.and_then(|expected_gpus| expected_gpus.broken()), incomplete(facts)) {
             (None, None) => (Verdict::Pass, names, None),
             (Some(broken), _) => (
                 Verdict::Fail,
                 format!("{broken}: {names}"),
-                Some(promise::REMEDY.to_owned()),
+                Some(expected::REMEDY.to_owned()),
             ),
             (None, Some(broken)) => (
                 Verdict::Fail,
@@ -135,8 +135,8 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else if let Some(unread) = facts.unknown.iter().find(|one| one.fact == "gpus") {
         let why = format!("the PCI bus cannot be read: {}", unread.why);
         (Verdict::Unknown, why, None)
-    } else if let Some(why) = promise.and_then(|one| one.broken()) {
-        (Verdict::Fail, why, Some(promise::REMEDY.to_owned()))
+    } else if let Some(why) = expected_gpus.and_then(|one| one.broken()) {
+        (Verdict::Fail, why, Some(expected::REMEDY.to_owned()))
     } else if wanted.allow_none {
         (
             Verdict::Skip,
@@ -156,7 +156,7 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     };
     Finding {
         observed: Some(count.to_string()),
-        expected: (promise.is_some() || !wanted.allow_none && !wanted.image && !is_wsl)
+        expected: (expected_gpus.is_some() || !wanted.allow_none && !wanted.image && !is_wsl)
             .then(|| format!("at least {least}")),
         remedy,
         ..Finding::new(PRESENT, status, why)
@@ -164,9 +164,9 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
 }
 
 fn identity(gpus_found: &[GpuFact]) -> Finding {
-    let say = |status, why: String| Finding::new(IDENTITY, status, why);
+    let finding = |status, why: String| Finding::new(IDENTITY, status, why);
     if gpus_found.is_empty() {
-        return say(Verdict::Skip, words::NO_GPU.to_owned());
+        return finding(Verdict::Skip, messages::NO_GPU.to_owned());
     }
     let unknown: Vec<String> = (gpus_found.iter())
         .filter(|gpu| gpu.architecture.is_none())
@@ -186,7 +186,7 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
             .collect();
         names.sort_unstable();
         names.dedup();
-        return say(Verdict::Pass, names.join(", "));
+        return finding(Verdict::Pass, names.join(", "));
     }
     Finding {
         observed: Some("unknown architecture".to_owned()),
@@ -195,7 +195,7 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
             "run `update-pciids`, because the architecture can be derived from the chip name"
                 .to_owned(),
         ),
-        ..say(
+        ..finding(
             Verdict::Warn,
             format!(
                 "not in the matrix and `pci.ids`: {} of {}: {}",
@@ -262,12 +262,12 @@ struct DriverEvidence {
 }
 
 fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
-    let say = |status, why: String| Finding {
+    let finding = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
         ..Finding::new(BOUND, status, why)
     };
     if found.is_empty() {
-        return say(Verdict::Skip, words::NO_GPU.to_owned());
+        return finding(Verdict::Skip, messages::NO_GPU.to_owned());
     }
     let all = found.len();
     let with = |is: &dyn Fn(Option<&str>) -> bool| -> Vec<&GpuFact> {
@@ -287,7 +287,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     if none.is_empty() && others.is_empty() && reserved.is_empty() {
         return Finding {
             observed,
-            ..say(Verdict::Pass, format!("{all} of {}", gpus(all)))
+            ..finding(Verdict::Pass, format!("{all} of {}", gpus(all)))
         };
     }
     let mut whys = Vec::new();
@@ -396,7 +396,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         remedy,
         because,
         brief: (cause.filter(|_| whys.len() > 1)).map(|cause| cause.why.clone()),
-        ..say(status, whys.join("; "))
+        ..finding(status, whys.join("; "))
     }
 }
 
@@ -451,18 +451,18 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         return Ok(Some(refusal));
     }
     if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
-        let folder = format!("{}/{gone}", dkms::TREE);
+        let directory = format!("{}/{gone}", dkms::TREE);
         return Ok(Some(log::Diagnosis::new(
             format!(
-                "{why}; DKMS before 3.1 does not build any module while `{folder}` has no source"
+                "{why}; DKMS before 3.1 does not build any module while `{directory}` has no source"
             ),
             format!(
-                "remove the directory `{folder}`, which is left over from a removed package, then run `dkms autoinstall`, \
+                "remove the directory `{directory}`, which is left over from a removed package, then run `dkms autoinstall`, \
                  which needs the headers of this kernel"
             ),
         )));
     }
-    let build = kmod::folder_of(&running).join("build");
+    let build = kmod::directory_of(&running).join("build");
     let headers = headers_command(files, subject.facts.os.as_ref(), &running)?;
     // The headers of a kernel without this link are elsewhere.
     let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
@@ -490,7 +490,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
             let is_bootable = files.exists(format!("/boot/vmlinuz-{kernel}").as_str().into())?
-                || files.exists(&kmod::folder_of(&kernel).join("vmlinuz"))?;
+                || files.exists(&kmod::directory_of(&kernel).join("vmlinuz"))?;
             let boot = match is_bootable {
                 true => format!(", or boot {kernel}"),
                 false => String::new(),
@@ -527,12 +527,12 @@ fn has_module_of(files: &dyn ReadFiles, kernel: &str) -> Result<Option<bool>, St
     if let Some(list) = files.read_text(&kmod::list_of(kernel))? {
         return Ok(Some(nvidia_module(&list).is_some()));
     }
-    let folder = kmod::folder_of(kernel);
-    if files.list(&folder)?.is_empty() {
+    let directory = kmod::directory_of(kernel);
+    if files.list(&directory)?.is_empty() {
         return Ok(None);
     }
     for below in kmod::MODULE_FOLDERS {
-        let names = files.list(&folder.join(below))?;
+        let names = files.list(&directory.join(below))?;
         if names.iter().any(|name| kmod::is_nvidia_module(name)) {
             return Ok(Some(true));
         }
@@ -546,7 +546,7 @@ fn headers_command(
     os: Option<&Os>,
     kernel: &str,
 ) -> Result<Option<String>, StepError> {
-    let manager = words::manager(files, os)?;
+    let manager = messages::manager(files, os)?;
     Ok(manager.map(|one| {
         one.backend()
             .commands()
@@ -618,7 +618,7 @@ impl Check for PciCheck {
         let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
             Ok(owner) => owner
                 .map(|owner| format!("{} manages the driver here: {}", owner.name, owner.remedy)),
-            Err(error) if error.not_asked().is_some() => None,
+            Err(error) if error.not_queried().is_some() => None,
             Err(error) => return Err(error),
         };
         let mut evidence = DriverEvidence {
@@ -659,7 +659,7 @@ impl Check for PciCheck {
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &evidence),
-            Err(error) => match error.not_asked() {
+            Err(error) => match error.not_queried() {
                 Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
                 None => return Err(error),
             },
@@ -668,7 +668,7 @@ impl Check for PciCheck {
             present(
                 subject.facts,
                 wanted,
-                Promise::of(subject.facts, subject.matrix).ok(),
+                ExpectedGpus::of(subject.facts, subject.matrix).ok(),
             ),
             identity(&subject.facts.gpus),
             of_drivers,
@@ -686,7 +686,7 @@ mod tests {
         check::Verdict,
         facts::{Facts, PciFact},
         state::DriverPart,
-        steps::{fixtures::facts, promise::Promise},
+        steps::{fixtures::facts, expected::ExpectedGpus},
     };
 
     fn evidence(loaded: bool) -> DriverEvidence {
@@ -970,14 +970,14 @@ mod tests {
 
     #[test]
     fn fewer_gpus_than_the_instance_type_fails() {
-        let promise = |promised| {
-            Some(Promise {
+        let expected_gpus = |promised| {
+            Some(ExpectedGpus {
                 instance_type: "p5.48xlarge",
                 promised,
                 found: 2,
             })
         };
-        let finding = present(&facts(), Wanted::default(), promise(8));
+        let finding = present(&facts(), Wanted::default(), expected_gpus(8));
         assert_eq!(finding.status, Verdict::Fail);
         assert_eq!(finding.observed.as_deref(), Some("2"));
         assert_eq!(finding.expected.as_deref(), Some("at least 8"));
@@ -988,13 +988,13 @@ mod tests {
                 .remedy
                 .is_some_and(|text| text.contains("stop the instance"))
         );
-        let kept = present(&facts(), Wanted::default(), promise(2));
+        let kept = present(&facts(), Wanted::default(), expected_gpus(2));
         assert_eq!(kept.status, Verdict::Pass);
         let image = Wanted {
             image: true,
             ..Wanted::default()
         };
-        let finding = present(&facts(), image, promise(8));
+        let finding = present(&facts(), image, expected_gpus(8));
         assert_eq!((finding.status, finding.expected), (Verdict::Pass, None));
     }
 

@@ -74,7 +74,7 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
     let output = match subject.host.query(&query).await {
         Ok(output) if backend.has_answered(&output) => output,
         Ok(output) => output.success(query.cmd())?,
-        Err(ExecError::NotAsked { why, .. }) => return Ok(Moves::Unasked(why)),
+        Err(ExecError::NotQueried { why, .. }) => return Ok(Moves::Unasked(why)),
         Err(error) => return Err(error.into()),
     };
     if let Some(why) = backend.unasked(&output) {
@@ -106,8 +106,8 @@ async fn driver_is_absent(state: &State, desired: &Desired) -> Result<bool, Step
     let mut wanted = (wanted.iter())
         .filter(|(purpose, _)| *purpose != Purpose::Holds)
         .flat_map(|(_, packages)| *packages);
-    Ok(!wanted.any(|wish| {
-        (database.iter()).any(|package| package.id == wish.name && package.is_installed())
+    Ok(!wanted.any(|spec| {
+        (database.iter()).any(|package| package.id == spec.name && package.is_installed())
     }))
 }
 
@@ -136,13 +136,13 @@ async fn without(
 }
 
 fn pins(state: &PinsState) -> Finding {
-    let say = |status, why: String| Finding::new(PINS, status, why);
+    let finding = |status, why: String| Finding::new(PINS, status, why);
     let actions = match &state.moves {
-        Moves::Unasked(why) => return say(Verdict::Skip, why.clone()),
+        Moves::Unasked(why) => return finding(Verdict::Skip, why.clone()),
         Moves::Found(actions) => actions,
     };
     if actions.is_empty() {
-        return say(
+        return finding(
             Verdict::Pass,
             "a system upgrade would not change the held packages".to_owned(),
         );
@@ -152,7 +152,7 @@ fn pins(state: &PinsState) -> Finding {
         observed: Some(told.join(", ")),
         expected: Some("no change".to_owned()),
         remedy: Some("run `gpu-bootstrap install`, which holds them".to_owned()),
-        ..say(
+        ..finding(
             Verdict::Fail,
             format!(
                 "the next system upgrade (including automatic ones) would {}",
@@ -175,11 +175,11 @@ fn told(action: &Action) -> String {
 }
 
 fn kernels(state: &PinsState) -> Finding {
-    let say = |status, why: String| Finding::new(KERNELS, status, why);
+    let finding = |status, why: String| Finding::new(KERNELS, status, why);
     match &state.without {
-        Err(why) => say(Verdict::Skip, why.clone()),
+        Err(why) => finding(Verdict::Skip, why.clone()),
         Ok(without) if without.is_empty() => {
-            say(Verdict::Pass, "all of them have the module".to_owned())
+            finding(Verdict::Pass, "all of them have the module".to_owned())
         }
         Ok(without) => Finding {
             observed: Some(without.join(", ")),
@@ -189,7 +189,7 @@ fn kernels(state: &PinsState) -> Finding {
             remedy: Some(
                 "run `gpu-bootstrap install`, which installs or builds the module".to_owned(),
             ),
-            ..say(
+            ..finding(
                 Verdict::Fail,
                 format!("no driver module for {}", without.join(", ")),
             )

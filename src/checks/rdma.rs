@@ -45,11 +45,11 @@ fn detect(files: &dyn ReadFiles) -> Result<Vec<Port>, StepError> {
     for adapter in files.list(Utf8Path::new(ADAPTERS))? {
         let ports = Utf8Path::new(ADAPTERS).join(&adapter).join("ports");
         for number in files.list(&ports)? {
-            let folder = ports.join(&number);
-            let text = |name: &str| files.read_text(&folder.join(name));
+            let directory = ports.join(&number);
+            let text = |name: &str| files.read_text(&directory.join(name));
             let Some(state) = text("state")? else {
                 return Err(StepError::Unexpected {
-                    what: format!("`{folder}`"),
+                    what: format!("`{directory}`"),
                     why: "it has no `state`".to_owned(),
                 });
             };
@@ -78,14 +78,14 @@ fn of(count: usize) -> String {
 }
 
 fn decide(ports: &[Port]) -> Finding {
-    let say = |status, why: String| Finding::new(PORTS, status, why);
+    let finding = |status, why: String| Finding::new(PORTS, status, why);
     let warn = |sick: &[&Port], what: &str, remedy: &str| {
         let names: Vec<&str> = sick.iter().map(|port| port.name.as_str()).collect();
         Finding {
             observed: sick.first().map(|port| port.state.clone()),
             expected: Some("ACTIVE".to_owned()),
             remedy: Some(remedy.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "{what}: {} ({} of {})",
@@ -97,7 +97,7 @@ fn decide(ports: &[Port]) -> Finding {
         }
     };
     if ports.is_empty() {
-        return say(Verdict::Skip, "no RDMA adapter".to_owned());
+        return finding(Verdict::Skip, "no RDMA adapter".to_owned());
     }
     let with = |is: fn(&Port) -> bool| ports.iter().filter(|port| is(port)).collect::<Vec<_>>();
     // A port that never had a link may be unused.
@@ -122,8 +122,8 @@ fn decide(ports: &[Port]) -> Finding {
         );
     }
     match with(|port| port.state == "ACTIVE").len() {
-        0 => say(Verdict::Skip, "no port has had a link".to_owned()),
-        active => say(
+        0 => finding(Verdict::Skip, "no port has had a link".to_owned()),
+        active => finding(
             Verdict::Pass,
             format!("{active} of {} active", of(ports.len())),
         ),
@@ -155,14 +155,14 @@ mod tests {
         layer: &str,
         lost: &str,
     ) {
-        let folder = format!("/sys/class/infiniband/{adapter}/ports/1");
+        let directory = format!("/sys/class/infiniband/{adapter}/ports/1");
         for (name, text) in [
             ("state", state),
             ("phys_state", phys_state),
             ("link_layer", layer),
             ("counters/link_downed", lost),
         ] {
-            files.put(&format!("{folder}/{name}"), format!("{text}\n"));
+            files.put(&format!("{directory}/{name}"), format!("{text}\n"));
         }
     }
 

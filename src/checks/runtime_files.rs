@@ -69,9 +69,9 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         let Some(one) = toolkit_file(subject, path).await? else {
             continue;
         };
-        let is_problem = one.status != Verdict::Pass;
+        let is_change_error = one.status != Verdict::Pass;
         found = one;
-        if is_problem {
+        if is_change_error {
             break;
         }
     }
@@ -137,11 +137,11 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         for name in names {
             there |= files.stat(Utf8Path::new(&name))?.is_some();
         }
-        let folder = Utf8Path::new(ldconfig)
+        let directory = Utf8Path::new(ldconfig)
             .parent()
             .unwrap_or(Utf8Path::new("/"));
         // Without programs in the tree, the existence is unknown.
-        if !there && !files.list(folder)?.is_empty() {
+        if !there && !files.list(directory)?.is_empty() {
             return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
@@ -193,13 +193,13 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
     }
     // NVIDIA/nvidia-container-toolkit issue 63.
     if config.mode.as_deref() == Some("cdi") {
-        let folders = match config.spec_folders.is_empty() {
+        let directories = match config.spec_directories.is_empty() {
             true => cdi::FOLDERS.map(str::to_owned).to_vec(),
-            false => config.spec_folders,
+            false => config.spec_directories,
         };
         let mut any = false;
-        for folder in &folders {
-            any |= (files.list(Utf8Path::new(folder))?.iter())
+        for directory in &directories {
+            any |= (files.list(Utf8Path::new(directory))?.iter())
                 .any(|name| cdi::is_read(Utf8Path::new(name)));
         }
         if !any {
@@ -211,7 +211,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                 format!(
                     "containers with a GPU do not start (`unresolvable CDI devices`), because `{path}` has `mode = \"cdi\"` \
                      but there is no CDI specification in {}",
-                    folders.join(" or ")
+                    directories.join(" or ")
                 ),
                 "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`".to_owned(),
             )));
@@ -224,22 +224,22 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
 /// Returns the warning about a CDI specification that only root can read: rootless Podman then finds no GPU
 /// (containers/podman issue 17539).
 fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
-    for folder in cdi::FOLDERS.map(Utf8Path::new) {
-        let Some(of_folder) = files.stat(folder)? else {
+    for directory in cdi::FOLDERS.map(Utf8Path::new) {
+        let Some(of_directory) = files.stat(directory)? else {
             continue;
         };
-        for name in files.list(folder)? {
-            let path = folder.join(&name);
+        for name in files.list(directory)? {
+            let path = directory.join(&name);
             let Some(stat) = files.stat(&path)?.filter(|_| cdi::is_read(&path)) else {
                 continue;
             };
             let is_link = matches!(stat.kind, FileKind::Link(_));
-            let is_open = of_folder.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
+            let is_open = of_directory.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
             if !is_open {
                 return Ok(Some(Finding {
                     remedy: Some(format!(
                         "run `chmod a+rX {} {}`",
-                        shell_word(folder),
+                        shell_word(directory),
                         shell_word(&path)
                     )),
                     ..say(
@@ -321,16 +321,16 @@ mod tests {
 
     #[test]
     fn specification_only_for_root_is_reported() {
-        for (folder, file, is_told) in rows! {
+        for (directory, file, is_told) in rows! {
             0o755, 0o644, false;
             0o700, 0o644, true;
             0o755, 0o600, true;
         } {
             let files = crate::host::fake::FakeFiles::new();
-            files.put_folder("/etc/cdi", folder);
+            files.put_directory("/etc/cdi", directory);
             files.put_mode("/etc/cdi/nvidia.yaml", "", file);
             let found = only_for_root(&files).unwrap();
-            assert_eq!(found.is_some(), is_told, "{folder:o} {file:o}");
+            assert_eq!(found.is_some(), is_told, "{directory:o} {file:o}");
             let remedy = found.and_then(|found| found.remedy);
             let wanted = "run `chmod a+rX /etc/cdi /etc/cdi/nvidia.yaml`";
             assert!(remedy.is_none_or(|remedy| remedy == wanted));

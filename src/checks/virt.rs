@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::words::places;
+use super::messages::places;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{InstanceDriver, Matrix},
@@ -70,15 +70,15 @@ pub(super) fn sliced<'f>(facts: &'f Facts, matrix: &Matrix) -> Option<&'f str> {
 }
 
 fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
-    let say = |status, why: String| Finding::new(GUEST, status, why);
+    let finding = |status, why: String| Finding::new(GUEST, status, why);
     let slices: Vec<&GpuFact> = facts.gpus.iter().filter(|gpu| gpu.vgpu).collect();
     let what = match (slices.is_empty(), sliced(facts, matrix)) {
         (false, _) => places(slices),
         (true, Some(instance)) => format!("instance type {instance}"),
-        (true, None) => return say(Verdict::Skip, "no vGPU detected".to_owned()),
+        (true, None) => return finding(Verdict::Skip, "no vGPU detected".to_owned()),
     };
     match &state.loaded {
-        Some(driver) => say(
+        Some(driver) => finding(
             Verdict::Pass,
             format!("a vGPU: {what}, with driver {driver}; the license is not checked"),
         ),
@@ -86,7 +86,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
             observed: Some("no driver".to_owned()),
             expected: Some("the GRID guest driver".to_owned()),
             remedy: Some(GRID_DRIVER.to_owned()),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 format!(
                     "a vGPU: {what}; no public driver supports it, so gpu-bootstrap does not install one"
@@ -97,7 +97,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
 }
 
 fn host(facts: &Facts, state: &VirtState) -> Finding {
-    let say = |status, why: String| Finding::new(HOST, status, why);
+    let finding = |status, why: String| Finding::new(HOST, status, why);
     let mut marks = Vec::new();
     if state.host_module {
         marks.push(format!("module `{HOST_MODULE}` is loaded"));
@@ -111,13 +111,13 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
         marks.push(format!("{} GPUs offer mediated devices", state.mediated));
     }
     if marks.is_empty() {
-        return say(Verdict::Skip, "not a vGPU host".to_owned());
+        return finding(Verdict::Skip, "not a vGPU host".to_owned());
     }
     Finding {
         observed: Some(marks.join(", ")),
         expected: Some("whole GPUs for containers".to_owned()),
         remedy: Some("prepare the virtual machines instead of this host".to_owned()),
-        ..say(
+        ..finding(
             Verdict::Warn,
             format!(
                 "the GPUs are assigned to virtual machines ({}); the vGPU host driver does not support \
@@ -129,9 +129,9 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
 }
 
 fn wsl(facts: &Facts, state: &VirtState) -> Finding {
-    let say = |status, why: &str| Finding::new(WSL, status, why);
+    let finding = |status, why: &str| Finding::new(WSL, status, why);
     if facts.virtualization.as_deref() != Some("wsl") {
-        return say(Verdict::Skip, "not a WSL kernel");
+        return finding(Verdict::Skip, "not a WSL kernel");
     }
     if state.packaged.is_some() {
         return Finding {
@@ -139,7 +139,7 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
             expected: Some("no Linux driver".to_owned()),
             remedy: Some("remove the Linux driver packages".to_owned()),
             links: vec!["https://docs.nvidia.com/cuda/wsl-user-guide/index.html".to_owned()],
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 "the libraries of the Linux driver shadow the Windows driver, which WSL uses",
             )
@@ -159,13 +159,13 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
             remedy: Some(
                 "install the NVIDIA driver in Windows, then run `wsl --update`".to_owned(),
             ),
-            ..say(
+            ..finding(
                 Verdict::Warn,
                 "Windows does not provide an NVIDIA GPU to WSL",
             )
         };
     }
-    say(
+    finding(
         Verdict::Pass,
         "Windows manages the GPUs and the driver, so gpu-bootstrap does not install one",
     )

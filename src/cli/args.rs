@@ -12,7 +12,7 @@ use crate::{
     config::values::{TimeLimit, ValueError},
     model::{
         findings::Kind,
-        gpu::Flavour,
+        gpu::Flavor,
         id::Id,
         pci::{NVIDIA, PciError, PciId},
         version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion},
@@ -228,7 +228,7 @@ pub struct CheckArgs {
     /// First run a computation on the GPUs, on the host and in a container of each runtime, and record the result
     /// (as root; pulls no image; each container takes at most `validation.timeout`)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
-    pub prove: bool,
+    pub validate: bool,
     /// Read a mounted image, or `files` in a recording, instead of this machine; execute no command
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
@@ -442,7 +442,7 @@ pub enum ModulesCommand {
     Export(ExportArgs),
     /// Fetch prebuilt modules from `driver.prebuilt.sources`, for DKMS
     #[command(hide = true)]
-    Take(TakeArgs),
+    Fetch(FetchArgs),
 }
 
 /// `modules export`.
@@ -467,7 +467,7 @@ pub struct ExportArgs {
 #[derive(Debug, Clone)]
 pub enum ExportTo {
     /// A directory.
-    Folder(Utf8PathBuf),
+    Directory(Utf8PathBuf),
     /// An OCI repository.
     Registry(Address),
 }
@@ -477,16 +477,16 @@ impl FromStr for ExportTo {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if !text.starts_with(SCHEME) {
-            return Ok(Self::Folder(text.into()));
+            return Ok(Self::Directory(text.into()));
         }
         let address = Address::parse(text).map(Self::Registry);
         address.ok_or("not `oci://REGISTRY/REPOSITORY` in lower case without a tag")
     }
 }
 
-/// `modules take`.
+/// `modules fetch`.
 #[derive(Debug, Args)]
-pub struct TakeArgs {
+pub struct FetchArgs {
     /// Driver version
     #[arg(long)]
     pub driver: DriverVersion,
@@ -494,8 +494,8 @@ pub struct TakeArgs {
     #[arg(long)]
     pub kernel: KernelVersion,
     /// `open` or `proprietary`
-    #[arg(long, value_parser = flavour)]
-    pub flavour: Flavour,
+    #[arg(long, value_parser = flavor)]
+    pub flavor: Flavor,
     /// Directories and URLs
     #[arg(long)]
     pub source: Vec<String>,
@@ -507,19 +507,19 @@ pub struct TakeArgs {
     pub not_before: Option<jiff::Timestamp>,
     /// Each module, and the file that a build would create
     #[arg(value_name = "NAME=FILE", required = true)]
-    pub places: Vec<TakenModule>,
+    pub places: Vec<FetchedModule>,
 }
 
 /// A module to fetch, and the file that a build would create.
 #[derive(Debug, Clone)]
-pub struct TakenModule {
+pub struct FetchedModule {
     /// The name without `.ko`.
     pub module: String,
     /// The path in the build directory.
     pub file: Utf8PathBuf,
 }
 
-impl FromStr for TakenModule {
+impl FromStr for FetchedModule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -596,10 +596,10 @@ fn duration(text: &str) -> Result<Duration, ValueError> {
     Ok(Duration::from_secs(limit.seconds()))
 }
 
-fn flavour(text: &str) -> Result<Flavour, String> {
+fn flavor(text: &str) -> Result<Flavor, String> {
     match text {
-        "open" => Ok(Flavour::Open),
-        "proprietary" => Ok(Flavour::Proprietary),
+        "open" => Ok(Flavor::Open),
+        "proprietary" => Ok(Flavor::Proprietary),
         _ => Err("write `open` or `proprietary`".to_owned()),
     }
 }

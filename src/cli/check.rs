@@ -10,12 +10,12 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, CheckFormat},
-    condition::{self, Telling},
-    machine, prepare, print, prove, viewers,
-    world::{Console, Env},
+    condition::{self, ConditionUpdate},
+    machine, prepare, print, validate, viewers,
+    env::{Console, Env},
 };
 use crate::{
-    change::NoVerbs,
+    change::NoChanges,
     check::{self, Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
@@ -88,9 +88,9 @@ async fn look(
     };
     let text_only = args.lspci.is_some();
     let mut recording: Option<Recording> = None;
-    if let Some(folder) = &args.record {
+    if let Some(directory) = &args.record {
         let (recorded, begun) =
-            record::record(&host, folder, &env.secrets, &PROGRAMS).map_err(not_recorded)?;
+            record::record(&host, directory, &env.secrets, &PROGRAMS).map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
     let output = match &args.output {
@@ -148,12 +148,12 @@ async fn look(
     } else {
         machine::scope(args.root.as_deref())
     };
-    let mut ground = prepare::ground(host, here, env, request, scope).await?;
-    let question = ground.question(env, &named);
+    let mut inspection = prepare::inspection(host, here, env, request, scope).await?;
+    let question = inspection.question(env, &named);
     // A pool may include nodes without a GPU, according to the journal or the current settings.
     let prepared = built.is_some_and(|built| {
-        ![&built, &ground.request].into_iter().any(|request| {
-            ground
+        ![&built, &inspection.request].into_iter().any(|request| {
+            inspection
                 .is_gpu_optional(&question, request)
                 // A configuration file of the earlier run may be missing. Errors in the current settings are reported below.
                 .unwrap_or(false)
@@ -162,7 +162,7 @@ async fn look(
     let mut back = None;
     let resolved = match text_only {
         true => None,
-        false => Some(ground.resolve(env, &question)),
+        false => Some(inspection.resolve(env, &question)),
     };
     let desired = match resolved {
         None => Err(Unresolvable {
@@ -177,17 +177,17 @@ async fn look(
                 set |= !resolution.provenance.is_empty();
                 warnings.extend(resolution.warnings);
                 // An unreadable journal was already reported.
-                let way = engine::rollback(&ground.host, &resolution.desired).await;
-                Ok(match way.ok().flatten() {
+                let method = engine::rollback(&inspection.host, &resolution.desired).await;
+                Ok(match method.ok().flatten() {
                     None => resolution.desired,
-                    Some(way) => match way.resolve(&question) {
+                    Some(method) => match method.resolve(&question) {
                         Ok(before) => {
-                            warnings.extend(way.note);
-                            back = Some(way.back);
+                            warnings.extend(method.note);
+                            back = Some(method.back);
                             before.desired
                         }
                         Err(error) => {
-                            let to = &way.back.to;
+                            let to = &method.back.to;
                             let why = one_line(&error);
                             warnings.push(format!("failed to roll back to driver {to}: {why}"));
                             resolution.desired
@@ -199,12 +199,12 @@ async fn look(
             Err(error) => return Err(error.into()),
         },
     };
-    let desired = match in_container(&ground.facts) {
+    let desired = match in_container(&inspection.facts) {
         Some(why) if !prepared => Err(why),
         _ => desired,
     };
     let needless = matches!(&desired, Err(why) if why.needless);
-    let desired = match of_others(&ground.host, &ground.facts) {
+    let desired = match of_others(&inspection.host, &inspection.facts) {
         Some(why) if !prepared && !set && !needless => {
             // These warnings are about settings that gpu-bootstrap does not apply here.
             warnings.clear();
@@ -212,7 +212,7 @@ async fn look(
         }
         _ => desired,
     };
-    let (events, reporter) = prepare::events(&ground.host, &env.secrets, Vec::new())?;
+    let (events, reporter) = prepare::events(&inspection.host, &env.secrets, Vec::new())?;
     let fail_on: Vec<check::FailOn> = args.fail_on.iter().map(|on| (*on).into()).collect();
     // Without settings, the machine is evaluated, and not its difference from our defaults.
     let compares =
@@ -221,11 +221,11 @@ async fn look(
     let wanted_node =
         (desired.as_ref().ok()).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
     let tools = Tools {
-        host: ground.host.clone(),
-        verbs: Arc::new(NoVerbs),
+        host: inspection.host.clone(),
+        change_applier: Arc::new(NoChanges),
         events,
-        // Only `--prove` needs cleanup. Without it, a signal terminates the process immediately.
-        cancel: match args.prove {
+        // Only `--validate` needs cleanup. Without it, a signal terminates the process immediately.
+        cancel: match args.validate {
             true => viewers::cancel()?,
             false => Cancel::new(),
         },
@@ -235,26 +235,26 @@ async fn look(
             ignore: names(&args.ignore),
             fail_on: fail_on.clone(),
             fail_on_unknown: args.strict,
-            ..prepare::options(env, &ground.facts, Request::default())
+            ..prepare::options(env, &inspection.facts, Request::default())
         },
     };
     let cancel = tools.cancel.clone();
-    let proven = if args.prove {
-        prove::prove(here, env, &ground, &tools, desired.as_ref().ok()).await?
+    let validated = if args.validate {
+        validate::validate(here, env, &inspection, &tools, desired.as_ref().ok()).await?
     } else {
         Vec::new()
     };
     let audit = Audit {
-        proven,
+        validated,
         checks: checks::all(),
-        matrix: Arc::clone(&ground.matrix),
+        matrix: Arc::clone(&inspection.matrix),
         desired,
         back,
         prepared,
         compares,
     };
-    let session = Session::audit(tools, steps::all(), ground.state(), audit)?;
-    let report = prove::unless_stopped(&cancel, session.check()).await?;
+    let session = Session::audit(tools, steps::all(), inspection.state(), audit)?;
+    let report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
         // Also record the inputs of `facts`, so that it can run on the recording.
@@ -286,7 +286,7 @@ async fn look(
     let to = &mut text;
     let plugin = match args.format {
         CheckFormat::Json => {
-            print::json(to, &document::check(&report, &ground.facts, &warnings))?;
+            print::json(to, &document::check(&report, &inspection.facts, &warnings))?;
             None
         }
         CheckFormat::Nagios => Some(print::shown(to, |to| formats::nagios(to, &report))?),
@@ -296,11 +296,11 @@ async fn look(
                 CheckFormat::Junit => formats::junit(to, &report),
                 CheckFormat::Tap => formats::tap(to, &report),
                 CheckFormat::Prometheus => {
-                    formats::prometheus(to, &report, ground.facts.gpus.len(), to_ready)
+                    formats::prometheus(to, &report, inspection.facts.gpus.len(), to_ready)
                 }
-                CheckFormat::Html => formats::html(to, &report, &ground.facts),
+                CheckFormat::Html => formats::html(to, &report, &inspection.facts),
                 CheckFormat::Markdown => {
-                    formats::markdown(to, &report, &MachineSummary::of(&ground.facts))
+                    formats::markdown(to, &report, &MachineSummary::of(&inspection.facts))
                 }
                 _ => human::check(to, &report, examined, style),
             })?;
@@ -310,12 +310,12 @@ async fn look(
     // Update the node condition even if the output cannot be written, for example because the disk is full.
     let delivered = deliver(here, env, console, output.as_deref(), &text);
     if args.node_condition {
-        let said = Telling {
-            wish: ground.node_condition(&question, here)?,
+        let said = ConditionUpdate {
+            spec: inspection.node_condition(&question, here)?,
             node: wanted_node,
             fail_on,
         };
-        condition::tell(env, console, &ground.host, &session.state(), &said, &report).await?;
+        condition::tell(env, console, &inspection.host, &session.state(), &said, &report).await?;
     }
     delivered?;
     Ok(plugin.unwrap_or(report.exit))

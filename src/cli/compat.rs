@@ -6,13 +6,13 @@ use super::{
     Failure,
     args::{CompatArgs, OutputFormat},
     machine, print,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     compat::{
         matrix::{BranchKind, Matrix, Support},
         question::{
-            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, MeaningAnswer,
+            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, NameMatchAnswer,
             Question, answer,
         },
     },
@@ -24,7 +24,7 @@ use crate::{
     facts::{GpuFact, Os},
     host::Host,
     model::{
-        gpu::SupportedFlavours,
+        gpu::SupportedFlavors,
         pci::{NVIDIA, PciId},
         version::{Branch, DriverVersion},
     },
@@ -223,7 +223,7 @@ fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
     match (answer.verdict, asked, recommended) {
         (Compatibility::Compatible, Some(driver), _) => format!("compatible: {driver}"),
         (Compatibility::Compatible, None, Some(best)) => {
-            let modules = answer.module_flavour.map(modules);
+            let modules = answer.module_flavor.map(modules);
             let modules = modules.map_or_else(String::new, |one| format!(", {one} kernel modules"));
             format!("compatible: {}{modules}", described(matrix, best))
         }
@@ -297,9 +297,9 @@ fn human(result: &str, answer: &Answer, verbose: bool, style: Style) -> String {
     );
     row(
         "kernel modules",
-        answer.module_flavour.map(modules).map(str::to_owned),
+        answer.module_flavor.map(modules).map(str::to_owned),
     );
-    meanings(&mut text, &answer.meanings, style);
+    name_matches(&mut text, &answer.name_matches, style);
     let mut row = |name: &str, value: &str| {
         let head = format!("{name:<COLUMN$} ");
         let _ = writeln!(text, "{}", style.hanging(&head, value));
@@ -331,7 +331,7 @@ fn branches(text: &mut String, branches: &[BranchAnswer], style: Style) {
             row.newest.to_string(),
             support(row),
             cuda_of(row),
-            short(row.module_flavour).to_owned(),
+            short(row.module_flavor).to_owned(),
         ]
     });
     let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows).collect();
@@ -386,31 +386,31 @@ fn title(verdict: Compatibility) -> &'static str {
     }
 }
 
-fn modules(flavour: SupportedFlavours) -> &'static str {
-    match flavour {
-        SupportedFlavours::Open => "open",
-        SupportedFlavours::Proprietary => "proprietary",
-        SupportedFlavours::Either => "open or proprietary",
+fn modules(flavor: SupportedFlavors) -> &'static str {
+    match flavor {
+        SupportedFlavors::Open => "open",
+        SupportedFlavors::Proprietary => "proprietary",
+        SupportedFlavors::Either => "open or proprietary",
     }
 }
 
 /// The same in a table.
-fn short(flavour: SupportedFlavours) -> &'static str {
-    match flavour {
-        SupportedFlavours::Either => "either",
+fn short(flavor: SupportedFlavors) -> &'static str {
+    match flavor {
+        SupportedFlavors::Either => "either",
         other => modules(other),
     }
 }
 
 /// Writes the results of the GPUs that a name matches, if they differ.
-fn meanings(text: &mut String, meanings: &[MeaningAnswer], style: Style) {
-    for meaning in meanings {
-        let head = format!("{}: {}", meaning.gpus.join(", "), title(meaning.verdict));
+fn name_matches(text: &mut String, name_matches: &[NameMatchAnswer], style: Style) {
+    for name_match in name_matches {
+        let head = format!("{}: {}", name_match.gpus.join(", "), title(name_match.verdict));
         let _ = writeln!(text, "{}", style.hanging("", &head));
-        for why in &meaning.why {
+        for why in &name_match.why {
             let _ = writeln!(text, "{}", style.hanging("  ", why));
         }
-        let driver = &meaning.driver;
+        let driver = &name_match.driver;
         let facts = [
             driver
                 .min
@@ -418,9 +418,9 @@ fn meanings(text: &mut String, meanings: &[MeaningAnswer], style: Style) {
                 .map(|min| format!("oldest driver {min}")),
             driver.max_branch.map(|last| format!("last branch {last}")),
             (driver.recommended.as_ref()).map(|best| format!("recommended driver {best}")),
-            meaning
-                .module_flavour
-                .map(|flavour| format!("kernel modules {}", modules(flavour))),
+            name_match
+                .module_flavor
+                .map(|flavor| format!("kernel modules {}", modules(flavor))),
         ];
         let facts: Vec<String> = facts.into_iter().flatten().collect();
         if !facts.is_empty() {

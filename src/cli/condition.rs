@@ -2,11 +2,11 @@
 
 use super::{
     Failure,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     check::FailOn,
-    config::desired::ConditionWish,
+    config::desired::ConditionSpec,
     engine::RunReport,
     exit::Exit,
     host::{ExecError, Host},
@@ -23,8 +23,8 @@ use crate::{
 const ATTEMPTS: u32 = 5;
 
 /// The node condition settings of a check.
-pub(super) struct Telling {
-    pub(super) wish: ConditionWish,
+pub(super) struct ConditionUpdate {
+    pub(super) spec: ConditionSpec,
     /// The node name from the settings, if set.
     pub(super) node: Option<NodeName>,
     /// Selects the findings that count as problems.
@@ -37,10 +37,10 @@ pub(super) async fn tell(
     console: &mut Console<'_>,
     host: &Host,
     state: &State,
-    telling: &Telling,
+    telling: &ConditionUpdate,
     report: &RunReport,
 ) -> Result<(), Failure> {
-    let kind = &telling.wish.kind;
+    let kind = &telling.spec.kind;
     let failed = |why: &str, hint: &str| {
         let message = format!("failed to write the condition {kind} of this node: {why}");
         Failure::new(Exit::StepFailed, "node-condition", &message, Some(hint))
@@ -71,7 +71,7 @@ pub(super) async fn tell(
         ));
     };
     let gpus = state.facts().gpus.len();
-    let mut said = formats::condition(report, telling.wish.meaning, &telling.fail_on, gpus);
+    let mut said = formats::condition(report, telling.spec.meaning, &telling.fail_on, gpus);
     said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");

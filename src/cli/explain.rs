@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::{Failure, args, print, world::Console};
+use super::{Failure, args, print, env::Console};
 use crate::{
     config::reference::{self, KeyRow},
     event::Event,
@@ -284,7 +284,7 @@ fn of_message(message: &Message) -> Vec<Subject> {
         }),
         Message::ResetRequired | Message::RebootRequired => finding("log.xid"),
         Message::FellOffBus { .. } | Message::Lost => finding("log.fell-off-bus"),
-        _ => finding("log.rm-init"),
+        _ => finding("log.gpu-init"),
     }
 }
 

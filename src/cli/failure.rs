@@ -1,6 +1,6 @@
 //! The error type of commands. Errors are printed in one place, `super::run`.
 
-use crate::{change::Problem, error::Report, exit::Exit};
+use crate::{change::ChangeError, error::Report, exit::Exit};
 
 /// An error of any type.
 #[derive(Debug)]
@@ -41,9 +41,9 @@ impl Failure {
     /// Creates an error with its own exit code and reason.
     pub fn new(exit: Exit, reason: &'static str, message: &str, hint: Option<&str>) -> Self {
         let hint = hint.map(str::to_owned);
-        Self(Box::new(Problem {
+        Self(Box::new(ChangeError {
             hint,
-            ..Problem::new(reason, message).exiting(exit)
+            ..ChangeError::new(reason, message).exiting(exit)
         }))
     }
 
@@ -66,8 +66,8 @@ impl Failure {
         source: impl std::error::Error + Send + Sync + 'static,
         hint: Option<&str>,
     ) -> Self {
-        let problem = Problem::new(reason, message).exiting(exit);
-        Self(Box::new(Problem {
+        let problem = ChangeError::new(reason, message).exiting(exit);
+        Self(Box::new(ChangeError {
             hint: hint.map(str::to_owned),
             ..problem.caused_by(source)
         }))

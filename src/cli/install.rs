@@ -4,7 +4,7 @@ use super::{
     Failure, args,
     prepare::{self, Asked},
     viewers,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{engine, error::one_line, exit::Exit, host::Host, journal::Request};
 

@@ -4,7 +4,7 @@ use std::io::{self, Read as _};
 
 use camino::Utf8Path;
 
-use super::{Failure, world::Env};
+use super::{Failure, env::Env};
 use crate::{
     compat::{load::MatrixError, matrix::Matrix},
     exit::Exit,
@@ -27,7 +27,7 @@ const OF_SYSTEMS: [&str; 4] = ["/etc", "/usr", "/proc", "/sys"];
 pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure> {
     match root {
         None => Ok(here.clone()),
-        Some(folder) => {
+        Some(directory) => {
             let failed = |error| {
                 Failure::caused(
                     Exit::Usage,
@@ -37,7 +37,7 @@ pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure
                     None,
                 )
             };
-            let host = rooted::host(folder).map_err(failed)?;
+            let host = rooted::host(directory).map_err(failed)?;
             for of_system in OF_SYSTEMS {
                 if host.files.exists(of_system.into()).map_err(failed)? {
                     return Ok(host);
@@ -47,7 +47,7 @@ pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure
                 Exit::Usage,
                 "root-no-system",
                 &format!(
-                    "failed to find a Linux root filesystem in `--root {folder}`: \
+                    "failed to find a Linux root filesystem in `--root {directory}`: \
                      no `/etc`, `/usr`, `/proc` or `/sys`"
                 ),
                 Some(

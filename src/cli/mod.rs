@@ -14,15 +14,15 @@ mod plan;
 mod prepare;
 mod print;
 mod probe;
-mod prove;
-mod put_back;
+mod validate;
+mod restore;
 mod status;
 mod trial;
 mod unattended;
 mod uninstall;
 mod user_data;
 mod viewers;
-pub mod world;
+pub mod env;
 
 use std::{ffi::OsString, io::Write as _};
 
@@ -30,11 +30,11 @@ use clap::{CommandFactory as _, Parser};
 
 pub use failure::Failure;
 pub use machine::MATRIX;
-pub use world::{Console, Env, Sink};
+pub use env::{Console, Env, Sink};
 
 use self::args::{Cli, Command};
 use crate::{
-    config::{layers, network},
+    config::{sources, network},
     exit::Exit,
     host::{Host, real},
 };
@@ -45,9 +45,9 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
     let words = args.iter().filter_map(|word| word.to_str());
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
-        .chain(layers::assignments(env.vars.clone()))
+        .chain(sources::assignments(env.vars.clone()))
         .chain(network::assignments(env.vars.clone()))
-        .flat_map(|assignment| layers::secrets(&assignment))
+        .flat_map(|assignment| sources::secrets(&assignment))
         .for_each(|secret| env.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -83,7 +83,7 @@ async fn dispatch(
     console: &mut Console<'_>,
 ) -> Result<Exit, Failure> {
     match command {
-        Command::PutBack => put_back::run(host, env).await,
+        Command::PutBack => restore::run(host, env).await,
         Command::Check(args) => check::run(host, env, console, &args).await,
         Command::Plan(args) => match &args.trial.os {
             Some(system) => trial::run(host, env, console, &args, system),
@@ -137,13 +137,13 @@ mod tests {
     #[test]
     fn all_outputs_hide_secrets() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let mut folders = vec![root.clone()];
+        let mut directories = vec![root.clone()];
         let mut found = Vec::new();
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap() {
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
-                    folders.push(path);
+                    directories.push(path);
                     continue;
                 }
                 let text = fs::read_to_string(&path).unwrap();

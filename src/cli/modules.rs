@@ -14,7 +14,7 @@ use super::{
     Failure,
     args::{self, ExportTo},
     machine, prepare, print,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     error::one_line,
@@ -47,7 +47,7 @@ pub(super) async fn run(
     match &args.command {
         args::ModulesCommand::List(output) => list(host, console, output),
         args::ModulesCommand::Export(args) => export(host.clone(), env, console, args).await,
-        args::ModulesCommand::Take(args) => take(host.clone(), env, console, args).await,
+        args::ModulesCommand::Fetch(args) => take(host.clone(), env, console, args).await,
     }
 }
 
@@ -113,12 +113,12 @@ async fn export(
     let not_exported =
         |why: &str| Failure::new(Exit::StepFailed, "modules-not-exported", why, None);
     let to = match &args.to {
-        ExportTo::Folder(folder) => ExportTo::Folder(prepare::absolute(folder)?),
+        ExportTo::Directory(directory) => ExportTo::Directory(prepare::absolute(directory)?),
         registry @ ExportTo::Registry(_) => registry.clone(),
     };
     match &to {
-        ExportTo::Folder(folder) => refuse_foreign(&*host.files, folder)
-            .map_err(|error| failed(format!("failed to write to `{folder}`"), error))?,
+        ExportTo::Directory(directory) => refuse_foreign(&*host.files, directory)
+            .map_err(|error| failed(format!("failed to write to `{directory}`"), error))?,
         ExportTo::Registry(_) => through_proxy(&mut host, env, console),
     }
     let key = match &args.sign_key {
@@ -166,8 +166,8 @@ async fn export(
         let packed = packed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
         let packed = Packed::new(packed, key.as_ref(), &host);
         let place = match &to {
-            ExportTo::Folder(folder) => packed
-                .write(&*host.files, folder)
+            ExportTo::Directory(directory) => packed
+                .write(&*host.files, directory)
                 .map_err(|error| failed(what, error))?
                 .into_string(),
             ExportTo::Registry(address) => {
@@ -180,7 +180,7 @@ async fn export(
         print::show(&mut console.out, |out| writeln!(out, "{place}"))?;
         match &to {
             _ if packed.signature.is_some() => {}
-            ExportTo::Folder(_) => tell(
+            ExportTo::Directory(_) => tell(
                 console,
                 &format!(
                     "sign it on the machine with your private key: minisign -S -m {}",
@@ -212,7 +212,7 @@ async fn take(
     mut host: Host,
     env: &Env,
     console: &mut Console<'_>,
-    args: &args::TakeArgs,
+    args: &args::FetchArgs,
 ) -> Result<Exit, Failure> {
     env.only_root(&host, "take modules")?;
     through_proxy(&mut host, env, console);
@@ -224,7 +224,7 @@ async fn take(
                 kernel: args.kernel.clone(),
                 architecture,
                 driver: args.driver.clone(),
-                flavour: args.flavour,
+                flavor: args.flavor,
             };
             taken(&host, args, purpose, SOURCE_TIME_LIMIT).await
         }
@@ -242,7 +242,7 @@ async fn take(
 /// the DKMS log: the origin of the modules, or the reason that no source was used.
 async fn taken(
     host: &Host,
-    args: &args::TakeArgs,
+    args: &args::FetchArgs,
     purpose: BuildTarget,
     time_limit: Duration,
 ) -> (bool, String) {
@@ -267,7 +267,7 @@ async fn taken(
         match asked
             .and_then(|taken| put(&*host.files, &args.places, &taken.modules).map(|()| taken))
         {
-            Ok(Taken { modules, digest }) => {
+            Ok(Fetched { modules, digest }) => {
                 let names: Vec<&str> = modules.keys().map(String::as_str).collect();
                 return (
                     true,
@@ -287,7 +287,7 @@ async fn taken(
 }
 
 /// Modules from a source.
-struct Taken {
+struct Fetched {
     modules: Modules,
     /// The digest of the archive in the form `sha256:HEX`.
     digest: String,
@@ -306,7 +306,7 @@ struct Requirements {
 impl Requirements {
     async fn of(
         host: &Host,
-        args: &args::TakeArgs,
+        args: &args::FetchArgs,
         purpose: BuildTarget,
     ) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
@@ -328,7 +328,7 @@ impl Requirements {
 
     /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
     /// written.
-    async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
+    async fn fetch_from(&self, host: &Host, source: &str) -> Result<Fetched, String> {
         let name = self.purpose.archive();
         let unsigned = self.trust.keys.is_empty();
         // The configuration also rejects this, but it is not read here.
@@ -354,7 +354,7 @@ impl Requirements {
         self.kernel
             .accepts(&modules)
             .map_err(|why| format!("`{name}`: {why}"))?;
-        Ok(Taken {
+        Ok(Fetched {
             modules,
             digest: format!("sha256:{}", sha256(&archive)),
         })
@@ -362,7 +362,7 @@ impl Requirements {
 }
 
 /// Writes the modules to the paths where a build would create them.
-fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Result<(), String> {
+fn put(files: &dyn Files, places: &[args::FetchedModule], modules: &Modules) -> Result<(), String> {
     for place in places {
         let content = modules
             .get(&place.module)
@@ -378,7 +378,7 @@ fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Re
 
 /// Reads the data that decides which modules a kernel accepts.
 async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesError> {
-    let headers = kmod::folder_of(release).join("build");
+    let headers = kmod::directory_of(release).join("build");
     let read = |name: &str| host.files.read_lossy(&headers.join(name));
     let symbols = read("Module.symvers")?;
     let own = read("include/generated/utsrelease.h")?;
@@ -403,7 +403,7 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
         .lines()
         .filter_map(|line| line.split(':').next())
         .find(|path| path.starts_with("kernel/"));
-    let Some(path) = own.map(|own| kmod::folder_of(release).join(own)) else {
+    let Some(path) = own.map(|own| kmod::directory_of(release).join(own)) else {
         return Ok(None);
     };
     if path.extension() == Some("ko") {
@@ -431,10 +431,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::desired::{DriverWish, Prebuilt, Publish},
+        config::desired::{DriverSpec, Prebuilt, Publish},
         facts::{Facts, Os},
         host::{HttpError, fake},
-        model::gpu::Flavour,
+        model::gpu::Flavor,
         modules::{
             pair_in, publish,
             registry::{
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn flavour_comes_from_the_nvidia_module() {
+    async fn flavor_comes_from_the_nvidia_module() {
         let (host, fakes) = machine();
         let open = with_sections(&[(".modinfo", b"license=Dual MIT/GPL\0")]);
         for name in ["nvidia-current-drm", "nvidia-current-uvm"] {
@@ -522,7 +522,7 @@ mod tests {
                 kernel: KERNEL.parse().expect("a kernel"),
                 architecture: "x86_64".to_owned(),
                 driver: "535.261.03".parse().expect("a version"),
-                flavour: Flavour::Proprietary,
+                flavor: Flavor::Proprietary,
             },
             compiler: compiler(&*host.files, KERNEL).expect("read"),
             kernel: kernel(host, KERNEL).await.expect("read"),
@@ -561,7 +561,7 @@ mod tests {
             .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
-        let place: args::TakenModule = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
+        let place: args::FetchedModule = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
         put(&*host.files, &[place], &taken.modules).expect("written");
         assert_eq!(
             host.files.read("/build/nvidia.ko".into()).expect("read"),
@@ -623,11 +623,11 @@ mod tests {
         );
     }
 
-    fn asked(sources: &[&str]) -> args::TakeArgs {
-        args::TakeArgs {
+    fn asked(sources: &[&str]) -> args::FetchArgs {
+        args::FetchArgs {
             driver: "535.261.03".parse().expect("a version"),
             kernel: KERNEL.parse().expect("a kernel"),
-            flavour: Flavour::Proprietary,
+            flavor: Flavor::Proprietary,
             source: sources.iter().map(ToString::to_string).collect(),
             public_key: Vec::new(),
             not_before: None,
@@ -738,10 +738,10 @@ mod tests {
     }
 
     /// Returns the desired driver: the one that [`machine`] has compiled.
-    fn wanted() -> DriverWish {
+    fn wanted() -> DriverSpec {
         let mut driver = fixtures::desired().driver.expect("a driver");
         driver.dkms = Some("nvidia-current".to_owned());
-        driver.flavour = Flavour::Proprietary;
+        driver.flavor = Flavor::Proprietary;
         driver
     }
 
@@ -766,22 +766,22 @@ mod tests {
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
             .expect("written");
-        let wish = Publish {
+        let spec = Publish {
             to: OF_REGISTRY.to_owned(),
             key: Some(KEY.into()),
         };
         let publish =
-            async |driver: &DriverWish, to: &Publish| publish(&host, &running(), driver, to).await;
+            async |driver: &DriverSpec, to: &Publish| publish(&host, &running(), driver, to).await;
         let mut driver = wanted();
         driver.prebuilt = Some(Prebuilt {
             sources: Vec::new(),
             public_keys: vec![OTHER_KEY.to_owned()],
             not_before: None,
         });
-        let refused = publish(&driver, &wish).await.expect_err("another key");
+        let refused = publish(&driver, &spec).await.expect_err("another key");
         assert!(refused.contains("driver.prebuilt.sign-key"), "{refused}");
         driver.prebuilt = None;
-        let published = publish(&driver, &wish)
+        let published = publish(&driver, &spec)
             .await
             .expect("published")
             .expect("new");
@@ -790,7 +790,7 @@ mod tests {
             "{published}"
         );
         let stored = *registry.stored.lock().expect("a lock");
-        assert_eq!(publish(&driver, &wish).await, Ok(None));
+        assert_eq!(publish(&driver, &spec).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
         // Archives that were signed before `not-before` are published again.
         let now = host.clock.now();
@@ -801,7 +801,7 @@ mod tests {
                 public_keys: vec![ITS_PUBLIC.to_owned()],
                 not_before,
             });
-            let published = publish(&driver, &wish).await;
+            let published = publish(&driver, &spec).await;
             // The clock of this machine is also before `not-before`.
             let is_tried = published.is_err_and(|why| why.contains("not-before"));
             assert_eq!(is_tried, again, "{not_before:?}");
@@ -810,12 +810,12 @@ mod tests {
         let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
         assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
         // Publish to a directory that is writable only by root.
-        let folder = Publish {
+        let directory = Publish {
             to: "/srv/modules".to_owned(),
-            ..wish
+            ..spec
         };
         assert!(
-            publish(&driver, &folder)
+            publish(&driver, &directory)
                 .await
                 .is_ok_and(|place| place.is_some())
         );
@@ -823,7 +823,7 @@ mod tests {
             host.files.list("/srv/modules".into()).expect("read").len(),
             2
         );
-        assert_eq!(publish(&driver, &folder).await, Ok(None));
+        assert_eq!(publish(&driver, &directory).await, Ok(None));
     }
 
     /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with
@@ -869,12 +869,12 @@ mod tests {
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
             .expect("written");
-        let wish = Publish {
+        let spec = Publish {
             to: "/srv/modules".to_owned(),
             key: Some(KEY.into()),
         };
         assert!(verified().is_err());
-        let published = publish(&host, &running(), &wanted(), &wish).await;
+        let published = publish(&host, &running(), &wanted(), &spec).await;
         assert!(published.is_ok_and(|place| place.is_some()));
         assert_eq!(verified(), Ok(()));
     }
@@ -885,11 +885,11 @@ mod tests {
         let older = BUILT.replace("535.261.03", "470.256.02");
         let of_older = format!("{older}/module/nvidia-current.ko");
         fakes.files.put(&of_older, module());
-        let wish = Publish {
+        let spec = Publish {
             to: "/srv/modules".to_owned(),
             key: None,
         };
-        let publish = async || publish(&host, &running(), &wanted(), &wish).await;
+        let publish = async || publish(&host, &running(), &wanted(), &spec).await;
         let published = publish().await.expect("published").expect("new");
         assert!(published.contains("535.261.03"), "{published}");
         fakes.files.take("/srv/modules");
@@ -902,31 +902,31 @@ mod tests {
         let (host, fakes, registry) = beside_a_registry();
         let log = format!("{SAYS}{TOOK}nvidia-current from /srv (sha256:0)\n");
         fakes.files.put(&format!("{BUILT}/log/make.log"), log);
-        let wish = Publish {
+        let spec = Publish {
             to: OF_REGISTRY.to_owned(),
             key: None,
         };
-        assert_eq!(publish(&host, &running(), &wanted(), &wish).await, Ok(None));
+        assert_eq!(publish(&host, &running(), &wanted(), &spec).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), 0);
     }
 
     #[tokio::test]
-    async fn publishing_requires_the_key_and_the_configured_flavour() {
+    async fn publishing_requires_the_key_and_the_configured_flavor() {
         let (host, _, registry) = beside_a_registry();
         host.files
             .write(KEY.into(), PRIVATE.as_bytes(), 0o644)
             .expect("written");
-        let wish = |key: Option<&str>| Publish {
+        let spec = |key: Option<&str>| Publish {
             to: OF_REGISTRY.to_owned(),
             key: key.map(Into::into),
         };
-        let open = publish(&host, &running(), &wanted(), &wish(Some(KEY))).await;
+        let open = publish(&host, &running(), &wanted(), &spec(Some(KEY))).await;
         assert!(open.is_err_and(|why| why.contains("accessible to users other than root")));
-        let none = publish(&host, &running(), &wanted(), &wish(Some("/none"))).await;
+        let none = publish(&host, &running(), &wanted(), &spec(Some("/none"))).await;
         assert!(none.is_err_and(|why| why.contains("missing")));
         let mut driver = wanted();
-        driver.flavour = Flavour::Open;
-        let other = publish(&host, &running(), &driver, &wish(None)).await;
+        driver.flavor = Flavor::Open;
+        let other = publish(&host, &running(), &driver, &spec(None)).await;
         assert!(other.is_err_and(|why| why.contains("-proprietary-")));
         assert_eq!(*registry.stored.lock().expect("a lock"), 0);
     }

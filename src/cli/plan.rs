@@ -6,7 +6,7 @@ use super::{
     Failure,
     args::{self, OutputFormat},
     prepare, print,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     engine::{Cancel, Planned},

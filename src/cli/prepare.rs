@@ -6,18 +6,18 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     Failure, args, machine,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     change::Applier,
     compat::matrix::Matrix,
     config::{
-        desired::{ConditionWish, Guard, PackagePolicy},
+        desired::{ConditionSpec, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
-        layers::{self, Layers, Provenance},
-        load::{self, Ask, Question},
+        sources::{self, SettingSources, Provenance},
+        load::{self, SettingsRequest, Question},
         network,
-        place::Place,
+        location::Location,
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The machine that a command inspects, without the desired state.
-pub(super) struct Ground {
+pub(super) struct Inspection {
     /// This machine, a directory tree (`--root`), or a recorder around this machine (`--record`).
     pub(super) host: Host,
     /// The limits of the inspection.
@@ -78,7 +78,7 @@ impl Asked {
 
 /// The machine of a command, and its desired state.
 pub(super) struct Target {
-    ground: Ground,
+    inspection: Inspection,
     question: Question,
     deadline: Option<Duration>,
     resumed: bool,
@@ -118,7 +118,7 @@ pub(super) fn request(
 /// Splits settings into open ones and secret ones. A setting is secret because of its key, or because it contains one of
 /// `secrets` under another key. If a key is repeated, the last one is used.
 fn parted(set: Vec<String>, secrets: &Secrets) -> (Vec<String>, Vec<Secret>) {
-    let key = |setting: &str| setting.split('=').next().map(layers::path_of);
+    let key = |setting: &str| setting.split('=').next().map(sources::path_of);
     let last: Vec<String> = set
         .iter()
         .enumerate()
@@ -127,7 +127,7 @@ fn parted(set: Vec<String>, secrets: &Secrets) -> (Vec<String>, Vec<Secret>) {
         .collect();
     let (secret, open): (Vec<String>, Vec<String>) = last
         .into_iter()
-        .partition(|setting| !layers::secrets(setting).is_empty() || secrets.are_in(setting));
+        .partition(|setting| !sources::secrets(setting).is_empty() || secrets.are_in(setting));
     (open, secret.into_iter().map(Secret::new).collect())
 }
 
@@ -173,15 +173,15 @@ pub(super) fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
 ///
 /// # Errors
 /// If the compatibility matrix cannot be read.
-pub(super) async fn ground(
+pub(super) async fn inspection(
     host: Host,
     here: &Host,
     env: &Env,
     request: Request,
     scope: Scope,
-) -> Result<Ground, Failure> {
+) -> Result<Inspection, Failure> {
     let (facts, matrix) = machine::known(&host, here, env, scope).await?;
-    Ok(Ground {
+    Ok(Inspection {
         host,
         scope,
         facts: Arc::new(facts),
@@ -202,16 +202,16 @@ pub(super) async fn target(
     let asked = asked.into();
     let (deadline, resumed) = (asked.deadline(), asked.resumed);
     let scope = machine::scope(None);
-    let mut ground = ground(host.clone(), host, env, asked.request, scope).await?;
-    if !ground.request.image {
-        on_a_system(&ground)?;
+    let mut inspection = inspection(host.clone(), host, env, asked.request, scope).await?;
+    if !inspection.request.image {
+        on_a_system(&inspection)?;
     }
-    let question = ground.question(env, host);
-    let mut resolution = ground.resolve(env, &question)?;
-    let kept = steps::kept_branch(&ground.state(), &resolution.desired).await;
+    let question = inspection.question(env, host);
+    let mut resolution = inspection.resolve(env, &question)?;
+    let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
     Ok(Target {
-        ground,
+        inspection,
         question,
         deadline,
         resumed,
@@ -220,11 +220,11 @@ pub(super) async fn target(
 }
 
 /// Returns an error in an application container, because no operating system runs there. Image builds may run in one.
-fn on_a_system(ground: &Ground) -> Result<(), Failure> {
-    let Some(manager) = ground.facts.application_container() else {
+fn on_a_system(inspection: &Inspection) -> Result<(), Failure> {
+    let Some(manager) = inspection.facts.application_container() else {
         return Ok(());
     };
-    let booted = ground.host.files.exists(systemctl::BOOTED.into());
+    let booted = inspection.host.files.exists(systemctl::BOOTED.into());
     let booted = booted.map_err(|error| {
         let message = "failed to check whether systemd is running";
         Failure::caused(Exit::StepFailed, "unreadable", message, error, None)
@@ -240,12 +240,12 @@ fn on_a_system(ground: &Ground) -> Result<(), Failure> {
     ))
 }
 
-impl Ground {
+impl Inspection {
     /// Returns the configuration query of the request. Its files are on the machine `named`.
     pub(super) fn question(&self, env: &Env, named: &Host) -> Question {
         let request = &self.request;
         Question {
-            ask: Ask {
+            ask: SettingsRequest {
                 profile: request.profile.clone(),
                 config: request.config.clone(),
                 env: env.pairs(),
@@ -294,7 +294,7 @@ impl Ground {
         question: &Question,
         request: &Request,
     ) -> Result<bool, ConfigError> {
-        let ask = Ask {
+        let ask = SettingsRequest {
             profile: request.profile.clone(),
             config: request.config.clone(),
             set: settings(request),
@@ -311,7 +311,7 @@ impl Ground {
         &self,
         question: &Question,
         here: &Host,
-    ) -> Result<ConditionWish, ConfigError> {
+    ) -> Result<ConditionSpec, ConfigError> {
         load::node_condition(&*here.files, &*here.files, &question.ask)
     }
 
@@ -357,7 +357,7 @@ pub(super) fn tools(
     let applier = Applier::new(host.clone(), policy, paths::STATE.into());
     let applier = applier.hiding(env.secrets.clone());
     Tools {
-        verbs: Arc::new(applier.stopped_by(cancel.token())),
+        change_applier: Arc::new(applier.stopped_by(cancel.token())),
         host: host.clone(),
         events,
         cancel,
@@ -424,7 +424,7 @@ fn policy_of_profile(
 ) -> Result<Policy, Failure> {
     let files = &Trusted::new(&*host.files, env.root);
     // Without applied changes, no package manager is called, so any profile is fine.
-    let nothing_stands = engine::status(host, None)?.changes_standing == 0;
+    let nothing_stands = engine::status(host, None)?.changes_applied == 0;
     let asked = engine::asked(host)?.and_then(|request| request.profile);
     let chosen = match Profile::choose(asked.as_deref(), facts.os.as_ref(), files) {
         Ok(choice) => choice.profile,
@@ -470,7 +470,7 @@ pub(super) fn proxy(
     let files = &Trusted::new(&*host.files, env.root);
     let read = |request: Request| {
         let set = settings(&request);
-        let layers = Layers::read(files, files, &request.config, env.pairs(), &set)?;
+        let layers = SettingSources::read(files, files, &request.config, env.pairs(), &set)?;
         layers
             .secrets()
             .for_each(|secret| env.secrets.learn(&secret));
@@ -503,7 +503,7 @@ fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<Stri
         .filter(|found| {
             provenance.iter().any(|one| {
                 one.key == found.key
-                    && matches!(&one.place, Place::Env { variable } if variable == found.variable)
+                    && matches!(&one.place, Location::Env { variable } if variable == found.variable)
             })
         })
         .map(|found| format!("{}={}", found.key, found.value))
@@ -521,38 +521,38 @@ impl Target {
         subscribers: Vec<Box<dyn Subscriber>>,
         cancel: Cancel,
     ) -> Result<(Session, Reporter), Failure> {
-        let Ground { host, facts, .. } = &self.ground;
+        let Inspection { host, facts, .. } = &self.inspection;
         let desired = self.resolution.desired.clone();
         let (events, reporter) = events(host, &env.secrets, subscribers)?;
         let mut tools = tools(host, env, desired.packages.clone(), facts, (events, cancel));
-        tools.verbs = tools.verbs.anew(&desired, engine::holds(host));
+        tools.change_applier = tools.change_applier.anew(&desired, engine::holds(host));
         tools.options = Options {
             request: self.kept(env),
             deadline: self.deadline,
             resumed: self.resumed,
             ..tools.options
         };
-        let session = Session::new(tools, steps::all(), self.ground.state(), desired)?;
+        let session = Session::new(tools, steps::all(), self.inspection.state(), desired)?;
         let reasons = self.resolution.reasons.clone();
         Ok((session.asking(self.question.clone(), reasons), reporter))
     }
 
     /// The immutable facts of the machine.
     pub(super) fn facts(&self) -> &Facts {
-        &self.ground.facts
+        &self.inspection.facts
     }
 
     /// Returns the request for the journal. A run that resumes after a reboot has another environment, so settings from
     /// environment variables are also kept, with lower priority than the others.
     fn kept(&self, env: &Env) -> Request {
         let mut set = used_network(&env.pairs(), &self.resolution.provenance);
-        set.extend(layers::assignments(env.pairs()));
-        set.extend(settings(&self.ground.request));
+        set.extend(sources::assignments(env.pairs()));
+        set.extend(settings(&self.inspection.request));
         let (set, credentials) = parted(set, &env.secrets);
         Request {
             set,
             credentials,
-            ..self.ground.request.clone()
+            ..self.inspection.request.clone()
         }
     }
 }

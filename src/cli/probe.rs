@@ -9,7 +9,7 @@ use super::{
     Failure,
     args::{OutputArgs, OutputFormat},
     machine, print,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     change::probe::host,
@@ -21,7 +21,7 @@ use crate::{
     state::State,
     steps::{
         devices::{self, DevicesState, Disagreement},
-        promise::{self, Promise},
+        expected::{self, ExpectedGpus},
     },
     tools::{
         container_view,
@@ -142,13 +142,13 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
         ))
     };
     let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
-    let passes = [
+    let retryable = [
         (ProbeLayer::Pci, count(gpus)),
         (ProbeLayer::Driver, format!("bound to nvidia {version}")),
         (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
         (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
     ];
-    below(layers, passes, fault);
+    below(layers, retryable, fault);
 }
 
 /// Tests the layers that are visible in a container. Its PCI bus is not the bus of its GPUs, and the module is the host's.
@@ -172,20 +172,20 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
         Some(loaded) => devices::agree(seen, loaded, None).err().map(disagreement),
         None => Some(disagreement(devices::unready(seen, None))),
     };
-    let passes = [
+    let retryable = [
         (ProbeLayer::DeviceNodes, format!("of {}", count(nodes))),
         (ProbeLayer::Nvml, format!("lists {}", count(nodes))),
     ];
-    below(layers, passes, fault);
+    below(layers, retryable, fault);
 }
 
 /// Marks all layers below the first failed one as passed.
 fn below(
     layers: &mut LayerResults,
-    passes: impl IntoIterator<Item = (ProbeLayer, String)>,
+    retryable: impl IntoIterator<Item = (ProbeLayer, String)>,
     fault: Option<LayerFault>,
 ) {
-    for (layer, why) in passes {
+    for (layer, why) in retryable {
         if fault.as_ref().is_none_or(|fault| layer < fault.layer) {
             layers.pass(layer, why);
         }
@@ -202,13 +202,13 @@ fn disagreement(differ: Disagreement) -> LayerFault {
 /// Compares the GPUs with the number in the provider's instance type, using the rule of `validation.devices`.
 fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
     let layer = ProbeLayer::InstanceType;
-    match Promise::of(facts, matrix) {
+    match ExpectedGpus::of(facts, matrix) {
         Err(why) => layers.skip(layer, why),
-        Ok(promise) => match promise.broken() {
-            Some(why) => layers.fail(LayerFault::new(layer, why, promise::REMEDY)),
+        Ok(expected_gpus) => match expected_gpus.broken() {
+            Some(why) => layers.fail(LayerFault::new(layer, why, expected::REMEDY)),
             None => layers.pass(
                 layer,
-                format!("{} has {}", promise.instance_type, count(promise.promised)),
+                format!("{} has {}", expected_gpus.instance_type, count(expected_gpus.promised)),
             ),
         },
     }

@@ -9,19 +9,19 @@ use super::{
     Failure,
     args::{self, OutputFormat},
     compat, machine, plan, prepare, print,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     compat::{
-        kernels::Consent,
+        kernels::KernelPolicy,
         matrix::{Fabric, InstanceType, Matrix},
-        names::Meaning,
+        names::NameMatch,
     },
     config::{
-        desired::{Desired, DriverWish, KernelWish, ModuleWay, PackageWish, Purpose},
+        desired::{Desired, DriverSpec, KernelSpec, ModuleMethod, PackageSpec, Purpose},
         error::ResolveError,
         kernel,
-        load::{self, Ask},
+        load::{self, SettingsRequest},
         resolve::{Flags, Resolution},
     },
     error::Report as _,
@@ -65,7 +65,7 @@ pub(super) fn run(
     let matrix = machine::matrix(host, env)?;
     let os = compat::os_named(system)?;
     let machines = machines(&matrix, &args.trial, &os)?;
-    let ask = Ask {
+    let ask = SettingsRequest {
         profile: args.target.profile.clone(),
         config: prepare::absolute_all(&args.target.config)?,
         set: args.target.set.clone(),
@@ -74,7 +74,7 @@ pub(super) fn run(
             ..Flags::default()
         },
         secrets: env.secrets.clone(),
-        ..Ask::default()
+        ..SettingsRequest::default()
     };
     let nothing = nothing();
     let mut tried = Vec::new();
@@ -142,7 +142,7 @@ fn newer_than(matrix: &Matrix, desired: &Desired) -> Option<Unknown> {
 /// Returns a machine without files, so that the settings and packages of this machine have no effect.
 pub(super) fn nothing() -> Host {
     let mut tree = Tree::new(NO_MACHINE);
-    tree.folder("/");
+    tree.directory("/");
     tree.host()
 }
 
@@ -152,7 +152,7 @@ pub(super) const SETTINGS: &str = "the template's settings";
 /// Returns a machine with only these settings.
 pub(super) fn with_settings(text: &str) -> Host {
     let mut tree = Tree::new(NO_MACHINE);
-    tree.folder("/");
+    tree.directory("/");
     tree.file(SETTINGS.to_owned(), text);
     tree.host()
 }
@@ -182,20 +182,20 @@ fn machines(
             facts: facts(matrix, os, arch, asked, None),
         }]);
     };
-    let meanings = matrix.meanings(name).map_err(|unknown| {
+    let name_matches = matrix.name_matches(name).map_err(|unknown| {
         Failure::usage(
             unknown,
             "run `gpu-bootstrap compat --gpu NAME`, which accepts the same names",
         )
     })?;
-    let machine = |meaning: Meaning<'_>| {
-        let arch = arch(asked, meaning.instance)?;
+    let machine = |name_match: NameMatch<'_>| {
+        let arch = arch(asked, name_match.instance)?;
         Ok(TrialMachine {
-            facts: facts(matrix, os, arch, asked, Some(&meaning)),
-            label: Some(meaning.label),
+            facts: facts(matrix, os, arch, asked, Some(&name_match)),
+            label: Some(name_match.label),
         })
     };
-    meanings.into_iter().map(machine).collect()
+    name_matches.into_iter().map(machine).collect()
 }
 
 fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result<&'a str, Failure> {
@@ -218,7 +218,7 @@ fn facts(
     os: &Os,
     arch: &str,
     asked: &args::TrialArgs,
-    meant: Option<&Meaning<'_>>,
+    meant: Option<&NameMatch<'_>>,
 ) -> Facts {
     let nothing = Tree::new(NO_MACHINE).host();
     let mut facts = machine::facts(&nothing, matrix, machine::TEXT_ONLY);
@@ -230,19 +230,19 @@ fn facts(
         arch: Some(arch.to_owned()),
         compiler: None,
     };
-    if let Some(row) = meant.and_then(|meaning| meaning.instance) {
+    if let Some(row) = meant.and_then(|name_match| name_match.instance) {
         facts.cloud.provider = Some(row.provider.clone());
         facts.cloud.instance_type = Some(row.name.clone());
     }
-    if let Some(meaning) = meant
-        && let Some(gpu) = &meaning.gpu
+    if let Some(name_match) = meant
+        && let Some(gpu) = &name_match.gpu
     {
-        let count = meaning.gpus.unwrap_or(1);
+        let count = name_match.gpus.unwrap_or(1);
         let one = |at| gpu_fact(matrix, gpu, at);
         facts.gpus = (0..u8::try_from(count).unwrap_or(u8::MAX))
             .map(one)
             .collect();
-        if meaning.instance.is_none() && meaning.switches == Some(true) {
+        if name_match.instance.is_none() && name_match.switches == Some(true) {
             match matrix.board(gpu).fabric() {
                 Fabric::FmNvlsm => facts.nvlink_management = Some(true),
                 _ => facts.nvswitches = nvswitch(matrix).into_iter().collect(),
@@ -285,7 +285,7 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
         architecture: described.architecture,
         architecture_evidence: described.architecture_evidence,
         compute_capability: described.compute_capability,
-        module_flavour: described.module_flavour,
+        module_flavor: described.module_flavor,
         vgpu: described.vgpu,
         numa_node: None,
     }
@@ -365,7 +365,7 @@ fn no_gpu(label: Option<String>) -> Failure {
 }
 
 /// The parts of the desired state that must be equal for a common result.
-fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, Vec<&str>) {
+fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageSpec]>, Vec<&str>) {
     let driver = desired.driver.as_ref();
     let groups = desired.package_groups().into_iter();
     (
@@ -377,10 +377,10 @@ fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, Vec<&str
     )
 }
 
-fn title(driver: &DriverWish) -> String {
+fn title(driver: &DriverSpec) -> String {
     format!(
         "driver branch {}, {} modules, from {}",
-        driver.branch, driver.flavour, driver.source
+        driver.branch, driver.flavor, driver.source
     )
 }
 
@@ -418,25 +418,25 @@ struct TriedMachine<'r> {
 struct TrialDriver<'r> {
     branch: Branch,
     version: Option<String>,
-    flavour: String,
+    flavor: String,
     source: &'r str,
     reasons: &'r [String],
     /// The install methods of the modules, preferred first. Only the machine shows which one is possible.
-    ways: Vec<TrialWay>,
+    methods: Vec<TrialMethod>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct TrialWay {
+struct TrialMethod {
     compiled: bool,
-    packages: Vec<PackageWish>,
+    packages: Vec<PackageSpec>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PackageGroup<'r> {
     r#for: &'r str,
-    packages: &'r [PackageWish],
+    packages: &'r [PackageSpec],
 }
 
 /// The expected duration of `install`.
@@ -450,7 +450,7 @@ struct Duration {
 }
 
 impl Duration {
-    fn of(id: &str, version: &str, driver: Option<&DriverWish>, compiled: bool) -> Self {
+    fn of(id: &str, version: &str, driver: Option<&DriverSpec>, compiled: bool) -> Self {
         let system = format!("{id} {version}");
         let unknown = |basis: String| Self {
             about_seconds: None,
@@ -502,8 +502,8 @@ impl Reboots {
         let mut why = Vec::new();
         if desired.driver.is_some() {
             why.push("nouveau or nova is bound to a GPU");
-            let consent = desired.kernel.as_ref().map(|kernel| kernel.consent);
-            if consent != Some(Consent::No) {
+            let policy = desired.kernel.as_ref().map(|kernel| kernel.policy);
+            if policy != Some(KernelPolicy::No) {
                 why.push("the running kernel cannot get the driver module, and another kernel is installed");
             }
         }
@@ -531,8 +531,8 @@ impl<'r> TrialDocument<'r> {
         let first = desired
             .kernel
             .as_ref()
-            .and_then(|kernel| kernel.ways.first());
-        let compiled = first.is_some_and(|way| way.dkms.is_some());
+            .and_then(|kernel| kernel.methods.first());
+        let compiled = first.is_some_and(|method| method.dkms.is_some());
         Self {
             schema: SCHEMA,
             tool: TOOL,
@@ -585,15 +585,15 @@ impl<'r> TrialDocument<'r> {
                 "driver",
                 &format!(
                     "branch {}{version}, {} modules, from {}",
-                    driver.branch, driver.flavour, driver.source
+                    driver.branch, driver.flavor, driver.source
                 ),
             );
             for reason in driver.reasons {
                 row("", reason);
             }
-            for (at, way) in driver.ways.iter().enumerate() {
+            for (at, method) in driver.methods.iter().enumerate() {
                 let name = if at == 0 { "  packages" } else { "  or" };
-                let packages: Vec<String> = way.packages.iter().map(shown).collect();
+                let packages: Vec<String> = method.packages.iter().map(shown).collect();
                 row(name, &packages.join(", "));
             }
         }
@@ -623,26 +623,26 @@ impl<'r> TrialDocument<'r> {
 }
 
 impl<'r> TrialDriver<'r> {
-    fn of(driver: &'r DriverWish, kernel: Option<&KernelWish>, kernels: &[KernelVersion]) -> Self {
-        let way = |wish: &KernelWish, way: &ModuleWay| {
-            let templates: Vec<PackageWish> =
-                way.packages.iter().chain(&way.headers).cloned().collect();
-            TrialWay {
-                compiled: way.is_compiled(),
+    fn of(driver: &'r DriverSpec, kernel: Option<&KernelSpec>, kernels: &[KernelVersion]) -> Self {
+        let method = |spec: &KernelSpec, method: &ModuleMethod| {
+            let templates: Vec<PackageSpec> =
+                method.packages.iter().chain(&method.headers).cloned().collect();
+            TrialMethod {
+                compiled: method.is_compiled(),
                 packages: match kernels {
                     [] => templates.iter().map(kernel::for_any_kernel).collect(),
-                    kernels => wish.packages(&templates, kernels),
+                    kernels => spec.packages(&templates, kernels),
                 },
             }
         };
         Self {
             branch: driver.branch,
             version: driver.version.as_ref().map(ToString::to_string),
-            flavour: driver.flavour.to_string(),
+            flavor: driver.flavor.to_string(),
             source: &driver.source,
             reasons: &driver.reasons,
-            ways: (kernel.iter())
-                .flat_map(|wish| wish.ways.iter().map(|one| way(wish, one)))
+            methods: (kernel.iter())
+                .flat_map(|spec| spec.methods.iter().map(|one| method(spec, one)))
                 .collect(),
         }
     }
@@ -653,7 +653,7 @@ fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
             Purpose::Headers | Purpose::Driver => return None,
-            Purpose::Runtime(wish) => wish.kind.name(),
+            Purpose::Runtime(spec) => spec.kind.name(),
             Purpose::Toolkit => "toolkit",
             Purpose::Cluster => "cluster",
             Purpose::Holds => "holds",
@@ -667,10 +667,10 @@ fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
         .collect()
 }
 
-fn shown(wish: &PackageWish) -> String {
-    match &wish.version {
-        Some(version) => format!("{}={version}", wish.name),
-        None => wish.name.clone(),
+fn shown(spec: &PackageSpec) -> String {
+    match &spec.version {
+        Some(version) => format!("{}={version}", spec.name),
+        None => spec.name.clone(),
     }
 }
 
@@ -709,7 +709,7 @@ fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
 #[cfg(test)]
 mod tests {
     use super::{Duration, Reboots};
-    use crate::{compat::kernels::Consent, steps::fixtures::desired};
+    use crate::{compat::kernels::KernelPolicy, steps::fixtures::desired};
 
     #[test]
     fn only_measured_systems_have_a_duration() {
@@ -732,7 +732,7 @@ mod tests {
         let mut desired = desired();
         assert_eq!(Reboots::of(&desired).max, 1);
         if let Some(kernel) = &mut desired.kernel {
-            kernel.consent = Consent::No;
+            kernel.policy = KernelPolicy::No;
         }
         assert!(!Reboots::of(&desired).human().contains("kernel"));
         desired.driver = None;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::{
     Failure, args, prepare, status,
-    world::{Console, Env},
+    env::{Console, Env},
 };
-use crate::{config::layers, engine, exit::Exit, host::Host, journal::Request};
+use crate::{config::sources, engine, exit::Exit, host::Host, journal::Request};
 
 /// The maximum wait for an unattended run, as in `status --wait`.
 const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
@@ -19,7 +19,7 @@ pub(super) async fn run(
     args: &args::InstallArgs,
 ) -> Result<Exit, Failure> {
     env.only_root(host, "install")?;
-    if let Some(setting) = layers::assignments(env.vars.clone()).first() {
+    if let Some(setting) = sources::assignments(env.vars.clone()).first() {
         let name = setting.split('=').next().unwrap_or_default();
         return Err(Failure::new(
             Exit::Usage,

@@ -3,7 +3,7 @@
 
 use super::{
     Failure, args, machine, prepare, viewers,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     engine, event::StepTitle, exit::Exit, facts::gather, host::Host, model::findings, steps,

@@ -9,13 +9,13 @@ use super::{
     Failure,
     args::{self, UserDataForm},
     compat, machine, prepare, print, trial,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     config::{
         error::{ConfigError, ResolveError},
-        layers::{self, Layers},
-        load::{self, Ask},
+        sources::{self, SettingSources},
+        load::{self, SettingsRequest},
         resolve::{Flags, Resolution},
     },
     exit::Exit,
@@ -184,7 +184,7 @@ pub(super) fn run(
     )?;
     if let Some(file) = &args.token_file {
         let cluster = resolution.desired.cluster.as_ref();
-        text = with_token(host, file, &text, cluster.map(|wish| &wish.method))?;
+        text = with_token(host, file, &text, cluster.map(|spec| &spec.method))?;
     }
     let left = left(&form, &marks, &text);
     if is_applied(args.form) {
@@ -397,7 +397,7 @@ fn with_token(
             "write only the token to this file",
         ));
     }
-    if let Some(why) = method.and_then(|method| method.way().wrong_token(token)) {
+    if let Some(why) = method.and_then(|method| method.method().wrong_token(token)) {
         return Err(usage(
             &format!("read `{path}`: {why}"),
             "create the token with the command in the template's comments",
@@ -461,9 +461,9 @@ impl Block {
 
 /// Adds a setting or replaces its value. A new setting is added to its existing table.
 fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
-    let mut one = Layers::default();
+    let mut one = SettingSources::default();
     one.set(assignment).map_err(ResolveError::from)?;
-    if !layers::secrets(assignment).is_empty() {
+    if !sources::secrets(assignment).is_empty() {
         let key = assignment.split('=').next().unwrap_or_default();
         return Err(usage(
             &format!("read `--set {key}`: secrets are not allowed on the command line"),
@@ -512,7 +512,7 @@ fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolut
     let matrix = machine::matrix(host, env)?;
     let os = compat::os_named(system)?;
     let facts = trial::without_gpu(&matrix, &os);
-    let ask = Ask {
+    let ask = SettingsRequest {
         config: vec![trial::SETTINGS.into()],
         set: vec!["gpu=optional".to_owned()],
         flags: Flags {
@@ -520,7 +520,7 @@ fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolut
             ..Flags::default()
         },
         secrets: env.secrets.clone(),
-        ..Ask::default()
+        ..SettingsRequest::default()
     };
     let nothing = trial::nothing();
     let named = trial::with_settings(settings);

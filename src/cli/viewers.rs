@@ -17,7 +17,7 @@ use nix::{
 
 use super::{
     Failure, args,
-    world::{Console, Env},
+    env::{Console, Env},
 };
 use crate::{
     engine::{Cancel, RunFile, StatusFile},
@@ -113,13 +113,13 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
 /// to any file. Other symlinks, such as `/dev/stderr`, are followed.
 fn open_events(place: &Path) -> std::io::Result<File> {
     let absolute = std::path::absolute(place)?;
-    let folder = absolute.parent().unwrap_or(Path::new("/"));
-    let folder = Utf8Path::from_path(folder).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let directory = absolute.parent().unwrap_or(Path::new("/"));
+    let directory = Utf8Path::from_path(directory).ok_or(std::io::ErrorKind::InvalidInput)?;
     let is_link_of_others = match std::fs::symlink_metadata(&absolute) {
         Ok(about) => about.is_symlink() && about.uid() != 0,
         Err(_) => false,
     };
-    let is_others = match refuse_foreign(&RealFiles, folder) {
+    let is_others = match refuse_foreign(&RealFiles, directory) {
         Ok(_) => is_link_of_others,
         Err(FilesError::Foreign { .. }) => true,
         Err(error) => return Err(std::io::Error::other(error)),
@@ -151,11 +151,11 @@ mod tests {
     use crate::error::one_line;
 
     fn pipe() -> (tempfile::TempDir, String) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("events");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("events");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let path = path.into_os_string().into_string().unwrap();
-        (folder, path)
+        (directory, path)
     }
 
     #[test]
@@ -185,9 +185,9 @@ mod tests {
     #[test]
     fn events_do_not_follow_untrusted_symlinks() {
         use std::os::unix::fs::{PermissionsExt, symlink};
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| {
-            folder
+            directory
                 .path()
                 .join(name)
                 .into_os_string()
@@ -195,7 +195,7 @@ mod tests {
                 .unwrap()
         };
         // Writable by all users.
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         std::fs::write(path("victim"), "root's\n").unwrap();
         symlink(path("victim"), path("events")).unwrap();
         std::fs::create_dir(path("real")).unwrap();

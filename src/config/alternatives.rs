@@ -2,7 +2,7 @@
 //! a source with the other kind of modules.
 
 use crate::{
-    compat::pick::{Pick, Wish, pick},
+    compat::pick::{Pick, Constraints, pick},
     config::{desired::OtherSource, driver::DriverInputs, profile::DriverRow},
 };
 
@@ -15,24 +15,24 @@ impl DriverInputs<'_> {
         row: &DriverRow,
         first: &Pick,
     ) -> Vec<Pick> {
-        let wish = self.wish();
-        if !row.is_rolling() || wish.branch.is_some() {
+        let spec = self.spec();
+        if !row.is_rolling() || spec.branch.is_some() {
             return Vec::new();
         }
-        let mut left = self.candidates(rows, Some(first.flavour));
+        let mut left = self.candidates(rows, Some(first.flavor));
         left.retain(|version| version.branch() != first.branch);
         let mut found = Vec::new();
         while !left.is_empty() {
-            let narrowed = Wish {
-                flavour: Some(first.flavour),
+            let narrowed = Constraints {
+                flavor: Some(first.flavor),
                 candidates: Some(left.clone()),
-                ..wish.clone()
+                ..spec.clone()
             };
             let Ok(next) = pick(self.matrix, &narrowed) else {
                 break;
             };
             left.retain(|version| version.branch() != next.branch);
-            let options = |pick: &Pick| self.options(row, pick.branch, pick.flavour);
+            let options = |pick: &Pick| self.options(row, pick.branch, pick.flavor);
             if row.branches.contains(&next.branch)
                 && next.fabric == first.fabric
                 && options(&next) == options(first)
@@ -51,7 +51,7 @@ impl DriverInputs<'_> {
         }
         let other = (self.profile.driver.iter()).find(|row| {
             row.source != fitting[0].source
-                && row.flavour == fitting[0].flavour
+                && row.flavor == fitting[0].flavor
                 && row.build != build
                 && self.served(row)
         })?;

@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        desired::{ClusterWish, JoinKind, Manager, NodeWish, PackageWish, RuntimeKind},
+        desired::{ClusterSpec, JoinKind, Manager, NodeSpec, PackageSpec, RuntimeKind},
         error::ResolveError,
         file::ClusterConfig,
-        layers::Layers,
+        sources::SettingSources,
         profile::RepositoryRow,
         values::{AbsolutePath, Fingerprint, TimeLimit, Word},
     },
@@ -95,22 +95,22 @@ fn version_of_packages(config: &ClusterConfig) -> Option<&KubernetesVersion> {
 }
 
 /// Returns the packages of a Kubernetes version.
-fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
+fn packages(version: &KubernetesVersion) -> Vec<PackageSpec> {
     let pattern = match version.patch {
         Some(_) => format!("{version}-*"),
         None => format!("{version}.*"),
     };
-    let wish = |name: &String| PackageWish {
+    let spec = |name: &String| PackageSpec {
         name: name.clone(),
         version: Some(pattern.clone()),
     };
-    KUBERNETES.packages.iter().map(wish).collect()
+    KUBERNETES.packages.iter().map(spec).collect()
 }
 
 /// The inputs of resolving `[cluster]`.
 pub(super) struct ClusterInputs<'a> {
     pub config: &'a ClusterConfig,
-    pub layers: &'a Layers,
+    pub layers: &'a SettingSources,
     /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
     /// Whether the machine has a GPU for containers.
@@ -128,19 +128,19 @@ impl ClusterInputs<'_> {
     ///
     /// # Errors
     /// All missing or contradictory settings.
-    pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
+    pub(super) fn resolve(&self) -> Result<Option<ClusterSpec>, ResolveError> {
         let row = self.config.join.unwrap_or_default().row();
         self.only_what_counts(row);
-        let wish = row.and_then(|row| self.wish(row));
+        let spec = row.and_then(|row| self.spec(row));
         let wrong = self.wrong.take();
         if wrong.is_empty() {
-            return Ok(wish);
+            return Ok(spec);
         }
         Err(ResolveError::all(wrong))
     }
 
     /// Returns the cluster settings. `None` if there are errors.
-    fn wish(&self, row: &WayRow) -> Option<ClusterWish> {
+    fn spec(&self, row: &WayRow) -> Option<ClusterSpec> {
         let config = self.config;
         let given = Given {
             version: config.version.as_ref(),
@@ -173,7 +173,7 @@ impl ClusterInputs<'_> {
             None => Vec::new(),
         };
         let node = self.node(&row.node);
-        Some(ClusterWish {
+        Some(ClusterSpec {
             method: method?,
             node: node?,
             packages,
@@ -218,7 +218,7 @@ impl ClusterInputs<'_> {
         None
     }
 
-    fn node(&self, rule: &NodeRule) -> Option<NodeWish> {
+    fn node(&self, rule: &NodeRule) -> Option<NodeSpec> {
         let config = self.config;
         let name = config.node_name.as_ref();
         let name = name.map(|name| name.as_str().parse::<NodeName>());
@@ -261,7 +261,7 @@ impl ClusterInputs<'_> {
                 "set `cluster.kubeconfig-file` to a kubeconfig with permission to change nodes",
             );
         }
-        Some(NodeWish {
+        Some(NodeSpec {
             name,
             labels: (labels.iter())
                 .map(|label| (label.key.clone(), label.value.clone()))

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::compat::matrix::Fabric;
 use crate::config::file::Config;
 use crate::model::{
-    gpu::Flavour,
+    gpu::Flavor,
     pci::PciId,
     secret::{self, Secret},
     version::{Branch, DriverVersion},
@@ -16,9 +16,9 @@ use crate::tools::prebuilt::Trust;
 
 pub use crate::{
     config::choices::{ConditionMeaning, Existing, Restart},
-    config::kernel::{KernelWish, ModuleWay},
-    joins::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
-    model::packages::{PackageWish, Pin, Repository},
+    config::kernel::{KernelSpec, ModuleMethod},
+    joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
+    model::packages::{PackageSpec, Pin, Repository},
     runtimes::{Daemon, RuntimeKind},
     tools::packages::Manager,
 };
@@ -45,24 +45,24 @@ pub struct Desired {
     /// In-tree drivers that must not claim the GPU, such as `nouveau`.
     pub deny_modules: Vec<String>,
     /// Kernel headers and build tools for the running and the next kernel.
-    pub headers: Vec<PackageWish>,
+    pub headers: Vec<PackageSpec>,
     /// Packages with modules of these kernels that container runtimes and pod networks need, if the kernel package
     /// does not include them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub container_modules: Vec<PackageWish>,
+    pub container_modules: Vec<PackageSpec>,
     /// The kernels that may run, with the module methods. `None` without a driver.
-    pub kernel: Option<KernelWish>,
+    pub kernel: Option<KernelSpec>,
     /// The driver. `None` on a machine without a GPU, if that is allowed.
-    pub driver: Option<DriverWish>,
+    pub driver: Option<DriverSpec>,
     /// Persistence of the driver's state.
     pub persistence: Option<Persistence>,
     /// Container runtimes.
-    pub runtimes: Vec<RuntimeWish>,
+    pub runtimes: Vec<RuntimeSpec>,
     /// Whether restarting or removing a daemon may stop containers. Also applies to a runtime that is no longer
     /// configured.
     pub runtime_restart: Restart,
     /// NVIDIA Container Toolkit.
-    pub toolkit: Option<ToolkitWish>,
+    pub toolkit: Option<ToolkitSpec>,
     /// Container Device Interface.
     pub cdi: Option<Cdi>,
     /// The container probe.
@@ -71,16 +71,16 @@ pub struct Desired {
     pub hold: Hold,
     /// The cluster of the machine. `None` if it joins none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cluster: Option<ClusterWish>,
+    pub cluster: Option<ClusterSpec>,
     /// Outputs of `check` results for other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reports: Option<ReportsWish>,
+    pub reports: Option<ReportsSpec>,
 }
 
 /// The outputs of the `check` timer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct ReportsWish {
+pub struct ReportsSpec {
     /// The metrics file for node_exporter.
     pub metrics: Option<Utf8PathBuf>,
     /// Whether the node condition is updated.
@@ -89,7 +89,7 @@ pub struct ReportsWish {
 
 /// A condition of the node in its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConditionWish {
+pub struct ConditionSpec {
     /// The condition type.
     pub kind: String,
     pub meaning: ConditionMeaning,
@@ -103,7 +103,7 @@ pub enum Purpose<'d> {
     /// The driver.
     Driver,
     /// A container runtime.
-    Runtime(&'d RuntimeWish),
+    Runtime(&'d RuntimeSpec),
     /// NVIDIA Container Toolkit.
     Toolkit,
     /// The packages of a cluster node.
@@ -116,7 +116,7 @@ impl Desired {
     /// Returns all required packages by purpose. Code that needs the whole set uses this function, so a new part of the
     /// desired state does not compile until it is listed below.
     #[must_use]
-    pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageWish])> {
+    pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageSpec])> {
         let Self {
             headers,
             container_modules,
@@ -141,7 +141,7 @@ impl Desired {
             cluster,
             reports: _,
         } = self;
-        let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![
+        let mut groups: Vec<(Purpose<'_>, &[PackageSpec])> = vec![
             (Purpose::Headers, headers),
             (Purpose::Headers, container_modules),
         ];
@@ -200,13 +200,13 @@ pub struct Guard {
 /// The driver.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct DriverWish {
+pub struct DriverSpec {
     /// Series.
     pub branch: Branch,
     /// The exact version, if requested or selected. Otherwise the newest of the branch.
     pub version: Option<DriverVersion>,
-    /// Kernel module flavour.
-    pub flavour: Flavour,
+    /// Kernel module flavor.
+    pub flavor: Flavor,
     /// The flavor is a guess, because the matrix does not contain the GPU.
     pub assumed: bool,
     /// The package source by profile name: `distribution` or `nvidia`.
@@ -217,7 +217,7 @@ pub struct DriverWish {
     /// The DNF module stream to enable first, such as `nvidia-driver:580-open`.
     pub stream: Option<String>,
     /// Packages to install.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// The DKMS module name, if the module is compiled on the machine.
     pub dkms: Option<String>,
     /// File name of the kernel module, without `.ko`. The loaded module is always named `nvidia`; Debian renames the
@@ -322,7 +322,7 @@ pub struct ModuleOption {
     pub why: String,
 }
 
-impl DriverWish {
+impl DriverSpec {
     /// Whether the module is compiled on the machine.
     #[must_use]
     pub const fn is_compiled(&self) -> bool {
@@ -330,9 +330,9 @@ impl DriverWish {
     }
 
     /// Sets the module method.
-    pub fn take_module(&mut self, way: &ModuleWay) {
-        self.dkms.clone_from(&way.dkms);
-        self.module.clone_from(&way.module);
+    pub fn take_module(&mut self, method: &ModuleMethod) {
+        self.dkms.clone_from(&method.dkms);
+        self.module.clone_from(&method.module);
     }
 }
 
@@ -351,12 +351,12 @@ pub struct FabricService {
 impl FabricService {
     /// Returns its packages that require a driver of exactly this version.
     #[must_use]
-    pub fn at(&self, version: &DriverVersion) -> Vec<PackageWish> {
-        let wish = |name: &String| PackageWish {
+    pub fn at(&self, version: &DriverVersion) -> Vec<PackageSpec> {
+        let spec = |name: &String| PackageSpec {
             name: name.clone(),
             version: Some(format!("{version}-*")),
         };
-        self.exact.iter().map(wish).collect()
+        self.exact.iter().map(spec).collect()
     }
 }
 
@@ -371,11 +371,11 @@ pub struct Persistence {
 /// A container runtime.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct RuntimeWish {
+pub struct RuntimeSpec {
     /// The kind of runtime.
     pub kind: RuntimeKind,
     /// Packages to install.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// Packages that indicate that the runtime is already installed from another source, which is kept.
     pub alternatives: Vec<String>,
     /// The systemd unit. `None` for a runtime without a daemon.
@@ -387,9 +387,9 @@ pub struct RuntimeWish {
 /// NVIDIA Container Toolkit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct ToolkitWish {
+pub struct ToolkitSpec {
     /// Packages to install, all at one version.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// The security fixes that the requested exact version lacks, because of which it is not newly installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
@@ -433,5 +433,5 @@ pub struct Hold {
     pub blacklist: Vec<String>,
     /// Packages that holds depend on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
 }

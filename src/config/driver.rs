@@ -3,26 +3,26 @@
 use crate::{
     compat::{
         matrix::{Fabric, Matrix},
-        pick::{NoDriver, Pick, Wish, pick},
-        ruling::Rule,
+        pick::{NoDriver, Pick, Constraints, pick},
+        rule_result::Rule,
         security,
     },
     config::{
         desired::{
-            DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, Prebuilt, Publish, SigningKey,
+            DriverSpec, ModuleOption, ModuleMethod, PackageSpec, Pin, Prebuilt, Publish, SigningKey,
         },
         error::{Refusal, ResolveError, or_noted},
         fabric,
         file::DriverConfig,
         kernel::{for_its_kernel, template},
-        layers::Layers,
+        sources::SettingSources,
         profile::{At, DriverRow, FabricRow, Profile, Release},
         template::Placeholders,
         values::Moment,
     },
     facts::{Facts, Os, switches::switches},
     model::{
-        gpu::{Flavour, GpuIdentity},
+        gpu::{Flavor, GpuIdentity},
         text::nearest,
         version::{Branch, DriverVersion, KernelVersion},
     },
@@ -30,11 +30,11 @@ use crate::{
 
 /// The selected driver with its related choices.
 pub(super) struct DriverChoice<'p> {
-    pub wish: DriverWish,
+    pub spec: DriverSpec,
     /// The entry of the profile with its packages.
     pub row: &'p DriverRow,
     /// The module methods, that of the entry first. Never empty.
-    pub ways: Vec<ModuleWay>,
+    pub methods: Vec<ModuleMethod>,
     pub pin: Option<Pin>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct DriverInputs<'a> {
     pub profile: &'a Profile,
     pub release: &'a Release,
     pub config: &'a DriverConfig,
-    pub layers: &'a Layers,
+    pub layers: &'a SettingSources,
     pub facts: &'a Facts,
     pub matrix: &'a Matrix,
     pub placeholders: &'a Placeholders,
@@ -78,25 +78,25 @@ impl<'a> DriverInputs<'a> {
         let row = fitting[0];
         let version = self.config.version.clone();
         let fabric = self.seen(pick.fabric);
-        let beside = fabric::row(
+        let companions = fabric::row(
             self.profile,
             self.placeholders,
             &row.source,
             Some(pick.branch),
             fabric,
         );
-        let mut ways: Vec<ModuleWay> = (fitting.iter())
+        let mut methods: Vec<ModuleMethod> = (fitting.iter())
             // Only entries without a further repository, because the added repositories must serve every method.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
-            .map(|row| self.way(row, beside, &pick))
+            .map(|row| self.method(row, companions, &pick))
             .collect();
         let other_branches = self.other_branches(&rows, row, &pick);
-        ways.extend(
+        methods.extend(
             other_branches
                 .iter()
-                .map(|pick| self.way(row, beside, pick)),
+                .map(|pick| self.method(row, companions, pick)),
         );
-        let packages = self.placeholders.for_kernels(&ways[0].packages);
+        let packages = self.placeholders.for_kernels(&methods[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),
@@ -124,7 +124,7 @@ impl<'a> DriverInputs<'a> {
         let mut warnings = pick.warnings;
         match pick.fabric {
             // The GPUs of one node work without IMEX.
-            Fabric::Imex if beside.is_none() => warnings.push(format!(
+            Fabric::Imex if companions.is_none() => warnings.push(format!(
                 "multi-node NVLink requires IMEX, which `{}` does not provide",
                 row.source
             )),
@@ -145,10 +145,10 @@ impl<'a> DriverInputs<'a> {
         }
         let branch = pick.branch.to_string();
         Ok(DriverChoice {
-            wish: DriverWish {
+            spec: DriverSpec {
                 branch: pick.branch,
                 version,
-                flavour: pick.flavour,
+                flavor: pick.flavor,
                 assumed: pick.assumed,
                 source: row.source.clone(),
                 alternative: self.alternative(&fitting),
@@ -164,25 +164,25 @@ impl<'a> DriverInputs<'a> {
                 reasons,
                 warnings,
                 fabric,
-                options: self.options(row, pick.branch, pick.flavour),
+                options: self.options(row, pick.branch, pick.flavor),
                 signing,
                 prebuilt,
                 publish,
-                fabric_service: beside
-                    .map(|beside| fabric::service(beside, self.placeholders, pick.branch)),
+                fabric_service: companions
+                    .map(|companions| fabric::service(companions, self.placeholders, pick.branch)),
             },
             row,
-            ways,
+            methods,
             pin,
         })
     }
 
     /// Turns an entry into a module method for any kernel, with the companion packages of the driver.
-    fn way(&self, row: &DriverRow, beside: Option<&FabricRow>, pick: &Pick) -> ModuleWay {
+    fn method(&self, row: &DriverRow, companions: Option<&FabricRow>, pick: &Pick) -> ModuleMethod {
         let version = self.config.version.as_ref();
-        let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
+        let of_fabric = companions.iter().flat_map(|companions| &companions.packages);
         let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
-            Some(PackageWish {
+            Some(PackageSpec {
                 name: self
                     .placeholders
                     .driver_template(&package.name, pick.branch)?,
@@ -202,7 +202,7 @@ impl<'a> DriverInputs<'a> {
                 &self.placeholders.driver_template(text, pick.branch)?,
             ))
         });
-        ModuleWay {
+        ModuleMethod {
             packages: packages.collect(),
             headers: match row.build.is_compiled() {
                 true => self.placeholders.kernel_templates(&self.release.headers),
@@ -212,7 +212,7 @@ impl<'a> DriverInputs<'a> {
             dkms: row.dkms.clone(),
             module: row.module.clone(),
             branch: row.is_rolling().then_some(pick.branch),
-            beside: match row.is_rolling() {
+            companions: match row.is_rolling() {
                 true => beside_it.collect(),
                 false => Vec::new(),
             },
@@ -222,10 +222,10 @@ impl<'a> DriverInputs<'a> {
     /// Returns the fabric if this machine certainly needs it, because its switches were detected, or its boards require the
     /// switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
-        let wish = self.wish();
+        let spec = self.spec();
         let seen = match fabric {
-            Fabric::Fm => wish.nvswitch,
-            Fabric::FmNvlsm => wish.nvlink_management,
+            Fabric::Fm => spec.nvswitch,
+            Fabric::FmNvlsm => spec.nvlink_management,
             Fabric::Imex => Some(true),
             Fabric::None => None,
         };
@@ -333,11 +333,11 @@ impl<'a> DriverInputs<'a> {
         &self,
         row: &DriverRow,
         branch: Branch,
-        flavour: Flavour,
+        flavor: Flavor,
     ) -> Vec<ModuleOption> {
-        let wish = self.wish();
+        let spec = self.spec();
         (self.matrix.module_options.iter())
-            .filter(|one| one.is_for(&wish.gpus, wish.instance.as_ref(), branch, flavour))
+            .filter(|one| one.is_for(&spec.gpus, spec.instance.as_ref(), branch, flavor))
             .map(|one| ModuleOption {
                 // modprobe uses the file name of the module.
                 module: match one.module.as_str() {
@@ -429,20 +429,20 @@ impl<'a> DriverInputs<'a> {
             "set `driver.source = \"{}\"`, which has {} ({} modules)",
             row.source,
             branches(&[row]),
-            row.flavour
+            row.flavor
         ))
     }
 
-    pub(super) fn wish(&self) -> Wish {
+    pub(super) fn spec(&self) -> Constraints {
         let kernel = &self.placeholders.kernels;
-        let facts = Wish::from(self.facts);
+        let facts = Constraints::from(self.facts);
         let switches = switches(self.matrix, self.facts);
         let shown = |kind| {
             switches
                 .as_ref()
                 .and_then(|(fabric, _)| (*fabric == kind).then_some(true))
         };
-        Wish {
+        Constraints {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
@@ -460,7 +460,7 @@ impl<'a> DriverInputs<'a> {
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
             version: self.config.version.clone(),
-            flavour: self.config.flavour,
+            flavor: self.config.flavor,
             cuda: self.config.cuda.clone().unwrap_or_default(),
             cudnn: None,
             candidates: None,
@@ -469,14 +469,14 @@ impl<'a> DriverInputs<'a> {
     }
 
     fn pick(&self, rows: &[&DriverRow]) -> Result<Pick, ResolveError> {
-        let wish = self.wish();
+        let spec = self.spec();
         if let (Some(branch), Some(version)) = (self.config.branch, &self.config.version)
             && version.branch() != branch.0
         {
             let why = format!("does not match `driver.branch = {}`", branch.0);
             return Err(self.layers.wrong("driver.version", why, None).into());
         }
-        if let Some(branch) = wish.branch
+        if let Some(branch) = spec.branch
             && !rows.iter().any(|row| row.branches.contains(&branch))
         {
             return Err(self.not_offered(rows, branch).into());
@@ -486,30 +486,30 @@ impl<'a> DriverInputs<'a> {
         }
         let offered = |pick: &Pick| {
             rows.iter()
-                .any(|row| row.branches.contains(&pick.branch) && row.flavour == pick.flavour)
+                .any(|row| row.branches.contains(&pick.branch) && row.flavor == pick.flavor)
         };
         // The best driver for the machine, if the source has it.
-        if wish.branch.is_none() {
-            let pick = (self.pick_for_kernels(&wish)).map_err(|none| self.refused(&wish, &none))?;
+        if spec.branch.is_none() {
+            let pick = (self.pick_for_kernels(&spec)).map_err(|none| self.refused(&spec, &none))?;
             if offered(&pick) {
                 return Ok(pick);
             }
         }
         // Otherwise the best driver in the source: of any flavor, then of each flavor separately.
         let mut first_failure = None;
-        for flavour in [
-            wish.flavour,
-            Some(Flavour::Open),
-            Some(Flavour::Proprietary),
+        for flavor in [
+            spec.flavor,
+            Some(Flavor::Open),
+            Some(Flavor::Proprietary),
         ] {
-            if wish.flavour.is_some() && flavour != wish.flavour {
+            if spec.flavor.is_some() && flavor != spec.flavor {
                 continue;
             }
-            let candidates = self.candidates(rows, flavour);
-            let narrowed = Wish {
-                flavour,
-                candidates: wish.version.is_none().then_some(candidates),
-                ..wish.clone()
+            let candidates = self.candidates(rows, flavor);
+            let narrowed = Constraints {
+                flavor,
+                candidates: spec.version.is_none().then_some(candidates),
+                ..spec.clone()
             };
             match self.pick_for_kernels(&narrowed) {
                 Ok(pick) if offered(&pick) => return Ok(pick),
@@ -520,7 +520,7 @@ impl<'a> DriverInputs<'a> {
         Err(first_failure
             .map_or_else(
                 || {
-                    let version = wish.version.as_ref();
+                    let version = spec.version.as_ref();
                     let what = version.map_or("driver".into(), |v| format!("driver {v}"));
                     Refusal::new(
                         "driver-not-offered",
@@ -528,24 +528,24 @@ impl<'a> DriverInputs<'a> {
                             "`{}` has no {what} with a suitable module flavor",
                             self.source()
                         ),
-                        "use another `driver.source`, or remove `driver.flavour`",
+                        "use another `driver.source`, or remove `driver.flavor`",
                     )
                 },
-                |no_driver| self.refused(&wish, &no_driver),
+                |no_driver| self.refused(&spec, &no_driver),
             )
             .into())
     }
 
     /// Returns the best driver for both the running kernel and the default boot kernel. If none supports both,
     /// returns the best one for the default boot kernel with a warning. `steps::kernels` then requires a reboot.
-    fn pick_for_kernels(&self, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
-        pick(self.matrix, wish).or_else(|none| {
+    fn pick_for_kernels(&self, spec: &Constraints) -> Result<Pick, Box<NoDriver>> {
+        pick(self.matrix, spec).or_else(|none| {
             let (Some(running), Some(next), true) =
-                (&wish.kernel, &wish.next_kernel, is_of_kernels(&none))
+                (&spec.kernel, &spec.next_kernel, is_of_kernels(&none))
             else {
                 return Err(none);
             };
-            let mut found = match pick(self.matrix, &on_kernel(wish, next)) {
+            let mut found = match pick(self.matrix, &on_kernel(spec, next)) {
                 Ok(found) => found,
                 Err(_) => return Err(none),
             };
@@ -559,20 +559,20 @@ impl<'a> DriverInputs<'a> {
     }
 
     /// Rejects the machine because the matrix has no driver for it.
-    fn refused(&self, wish: &Wish, none: &NoDriver) -> Refusal {
+    fn refused(&self, spec: &Constraints, none: &NoDriver) -> Refusal {
         let is_vgpu = none.reasons.iter().any(|r| r.rule == Rule::Vgpu);
         let mut hints = none.nearest.clone();
         hints.extend(self.other_sources(|row| {
-            let narrowed = Wish {
-                flavour: Some(row.flavour),
+            let narrowed = Constraints {
+                flavor: Some(row.flavor),
                 candidates: Some(self.candidates(&[row], None)),
-                ..wish.clone()
+                ..spec.clone()
             };
-            wish.flavour.is_none_or(|one| one == row.flavour)
+            spec.flavor.is_none_or(|one| one == row.flavor)
                 && pick(self.matrix, &narrowed).is_ok()
         }));
         if is_of_kernels(none) && !self.image {
-            hints.push(self.other_kernel(wish));
+            hints.push(self.other_kernel(spec));
         }
         Refusal {
             reason: if is_vgpu {
@@ -586,12 +586,12 @@ impl<'a> DriverInputs<'a> {
     }
 
     /// Returns a hint to use another kernel. Considers only installed kernels, because package lists are read later.
-    fn other_kernel(&self, wish: &Wish) -> String {
+    fn other_kernel(&self, spec: &Constraints) -> String {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();
         let fits = |kernel: &&KernelVersion| {
             !self.placeholders.kernels.contains(kernel)
-                && pick(self.matrix, &on_kernel(wish, kernel)).is_ok()
+                && pick(self.matrix, &on_kernel(spec, kernel)).is_ok()
         };
         match installed.iter().rev().find(fits) {
             Some(kernel) => {
@@ -617,10 +617,10 @@ impl<'a> DriverInputs<'a> {
     pub(super) fn candidates(
         &self,
         rows: &[&DriverRow],
-        flavour: Option<Flavour>,
+        flavor: Option<Flavor>,
     ) -> Vec<DriverVersion> {
         rows.iter()
-            .filter(|row| flavour.is_none_or(|flavour| row.flavour == flavour))
+            .filter(|row| flavor.is_none_or(|flavor| row.flavor == flavor))
             .flat_map(|row| {
                 row.branches.iter().filter_map(|branch| {
                     let known = self.matrix.branch(*branch);
@@ -680,12 +680,12 @@ impl<'a> DriverInputs<'a> {
     ) -> Result<Vec<&'a DriverRow>, ResolveError> {
         let fits = |row: &&DriverRow| {
             row.branches.contains(&pick.branch)
-                && row.flavour == pick.flavour
+                && row.flavor == pick.flavor
                 && self.config.build.is_none_or(|build| row.build == build)
-                && (row.kernel_flavours.is_empty()
-                    || (self.placeholders.kernel_flavour.as_ref()).map_or(
+                && (row.kernel_flavors.is_empty()
+                    || (self.placeholders.kernel_flavor.as_ref()).map_or(
                         self.trial && self.placeholders.kernels.is_empty(),
-                        |flavour| row.kernel_flavours.contains(flavour),
+                        |flavor| row.kernel_flavors.contains(flavor),
                     ))
         };
         let fitting: Vec<&DriverRow> = rows.iter().copied().filter(fits).collect();
@@ -697,11 +697,11 @@ impl<'a> DriverInputs<'a> {
                 format!(
                     "`{}` has no {} modules of branch {} for kernel {} with `driver.build` {build}",
                     self.source(),
-                    pick.flavour,
+                    pick.flavor,
                     pick.branch,
                     kernel.map_or("(unknown)", |kernel| kernel.as_str()),
                 ),
-                "remove `driver.build` and `driver.flavour`, or use another `driver.source`",
+                "remove `driver.build` and `driver.flavor`, or use another `driver.source`",
             )
             .into());
         }
@@ -734,14 +734,14 @@ fn reasons(none: &NoDriver) -> String {
 fn is_of_kernels(none: &NoDriver) -> bool {
     none.reasons
         .iter()
-        .all(|ruling| ruling.rule == Rule::Kernel)
+        .all(|rule_result| rule_result.rule == Rule::Kernel)
 }
 
 /// Returns the same request for a machine that only runs this kernel.
-fn on_kernel(wish: &Wish, kernel: &KernelVersion) -> Wish {
-    Wish {
+fn on_kernel(spec: &Constraints, kernel: &KernelVersion) -> Constraints {
+    Constraints {
         kernel: Some(kernel.clone()),
         next_kernel: None,
-        ..wish.clone()
+        ..spec.clone()
     }
 }

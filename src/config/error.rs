@@ -3,7 +3,7 @@
 use camino::Utf8PathBuf;
 
 use crate::{
-    config::place::{PREFIX, Place},
+    config::location::{PREFIX, Location},
     error::{Report, one_line},
     exit::Exit,
     host::FilesError,
@@ -34,7 +34,7 @@ pub enum ConfigError {
     #[error("read {place}: {why}")]
     Syntax {
         /// The location.
-        place: Place,
+        place: Location,
         /// The parser message.
         why: String,
     },
@@ -42,7 +42,7 @@ pub enum ConfigError {
     #[error("read {place}: unknown key `{key}`")]
     UnknownKey {
         /// The location.
-        place: Place,
+        place: Location,
         /// The full dotted key.
         key: String,
         /// The nearest existing key.
@@ -52,7 +52,7 @@ pub enum ConfigError {
     #[error("read {place}: `{key}` cannot be {value}: {why}")]
     Value {
         /// The location.
-        place: Box<Place>,
+        place: Box<Location>,
         /// The full dotted key.
         key: String,
         /// The value as TOML.
@@ -120,7 +120,7 @@ impl ConfigError {
     pub(super) fn syntax(file: &str, text: &str, error: &toml::de::Error) -> Self {
         let byte = error.span().map_or(0, |span| span.start);
         Self::Syntax {
-            place: Place::in_file(file, text, byte),
+            place: Location::in_file(file, text, byte),
             why: error.message().trim().replace('\n', "; "),
         }
     }
@@ -167,7 +167,7 @@ impl Report for ConfigError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownKey { nearest, place, .. } => Some(match (nearest, place) {
-                (Some(key), Place::Env { .. }) => format!(
+                (Some(key), Location::Env { .. }) => format!(
                     "did you mean `{key}`? Its variable is `{PREFIX}{}`",
                     key.replace('.', "__").replace('-', "_").to_uppercase()
                 ),
@@ -197,7 +197,7 @@ impl Report for ConfigError {
                 shell_word(path)
             )),
             Self::Syntax {
-                place: Place::File { .. },
+                place: Location::File { .. },
                 ..
             } => Some(
                 "use TOML: `KEY = VALUE` below a `[TABLE]` line, with text and versions in quotes"

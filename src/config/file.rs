@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
-    compat::kernels::Consent,
+    compat::kernels::KernelPolicy,
     config::{
         choices::{ConditionMeaning, Existing, Restart},
         values::{
@@ -18,7 +18,7 @@ use crate::{
     },
     joins::JoinKind,
     model::{
-        gpu::Flavour,
+        gpu::Flavor,
         kubernetes::{KubernetesVersion, MigStrategy, OwnLabel, Taint},
         token::TokenSource,
         version::{CudaVersion, DriverVersion},
@@ -112,7 +112,7 @@ settings! {
         /// An exact version in quotes, such as `"580.178.04"`.
         pub version: Option<DriverVersion> => "the newest of the branch",
         /// Kernel modules: `"open"` or `"proprietary"`.
-        pub flavour: Option<Flavour> => "by GPU and branch",
+        pub flavor: Option<Flavor> => "by GPU and branch",
         /// The package source: the distribution's archive or the NVIDIA repository.
         pub source: Option<Word> => r#"`"nvidia"`; on Ubuntu `"distribution"`, unless only the NVIDIA repository has the required fabric manager"#,
         /// Precompiled modules, or modules compiled on the machine.
@@ -121,7 +121,7 @@ settings! {
         /// the same series and flavor (6.8, `aws`) if the kernels of the machine have no precompiled module, even if
         /// one could be compiled; `"any"` also for a different series if no module is available otherwise. Each needs
         /// one reboot.
-        pub may_change_kernel: Option<Consent> => r#"`"same-series"`"#,
+        pub may_change_kernel: Option<KernelPolicy> => r#"`"same-series"`"#,
         /// Policy for a driver that gpu-bootstrap did not install: `"refuse"` stops the run (exit 5). `"keep"` uses a
         /// driver from the NVIDIA installer or the image (e.g. the Amazon accelerated image for EKS) if it supports
         /// the GPUs, with a warning if its branch is not the configured one. `"replace"` removes it. A driver that

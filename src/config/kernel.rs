@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compat::kernels::Consent,
+    compat::kernels::KernelPolicy,
     model::{
-        packages::PackageWish,
+        packages::PackageSpec,
         pattern,
         version::{Branch, KernelVersion},
     },
@@ -21,7 +21,7 @@ const FOR: &str = " for ";
 const SERIES_UNLESS: &str = "{series-unless:";
 
 /// How to install a kernel. The texts are `NAME` or `NAME=VERSION`, with the placeholders `{kernel}`,
-/// `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}`, `{series}`, and `{series-unless:6.1}`, which is empty for a
+/// `{kernel-version}`, `{variant}`, `{abi}`, `{flavor}`, `{series}`, and `{series-unless:6.1}`, which is empty for a
 /// kernel of that series.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -33,7 +33,7 @@ pub struct KernelRow {
     pub newest: String,
     /// Additional packages of a kernel that a new kernel also gets, if the current one has them.
     #[serde(default)]
-    pub beside: Vec<String>,
+    pub companions: Vec<String>,
     /// Packages that keep a machine at the newest kernel of its series, if they are available for exactly the
     /// installed kernel.
     #[serde(default)]
@@ -61,37 +61,37 @@ pub struct RefusedKernel {
 /// Kernel requirements. Package names and versions have placeholders if they differ between kernels.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct KernelWish {
+pub struct KernelSpec {
     /// The kernel policy.
-    pub consent: Consent,
+    pub policy: KernelPolicy,
     /// The architecture by kernel name.
     pub arch: String,
     /// The package that contains a kernel. `None` if the profile does not specify it.
-    pub image: Option<PackageWish>,
+    pub image: Option<PackageSpec>,
     /// Additional packages that a new kernel also gets, if the current one has them.
-    pub beside: Vec<PackageWish>,
+    pub companions: Vec<PackageSpec>,
     /// Packages that keep the machine at the newest kernel of its series.
-    pub follow: Vec<PackageWish>,
+    pub follow: Vec<PackageSpec>,
     /// Packages with kernel modules that containers need.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub container_modules: Vec<PackageWish>,
+    pub container_modules: Vec<PackageSpec>,
     /// Kernels without a possible driver module.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedKernel>,
     /// The module methods in order of preference.
-    pub ways: Vec<ModuleWay>,
+    pub methods: Vec<ModuleMethod>,
 }
 
 /// A module method: precompiled for the kernel, or compiled with its headers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct ModuleWay {
+pub struct ModuleMethod {
     /// The driver's packages.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// Headers and build tools.
-    pub headers: Vec<PackageWish>,
+    pub headers: Vec<PackageSpec>,
     /// Packages that keep the modules at the newest kernel of a series.
-    pub follow: Vec<PackageWish>,
+    pub follow: Vec<PackageSpec>,
     /// The DKMS name of the module, if it is compiled.
     pub dkms: Option<String>,
     /// File name of the module.
@@ -101,10 +101,10 @@ pub struct ModuleWay {
     pub branch: Option<Branch>,
     /// Packages that must have the version of the build that [`built_for`] finds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub beside: Vec<String>,
+    pub companions: Vec<String>,
 }
 
-impl ModuleWay {
+impl ModuleMethod {
     /// Whether the module is compiled on the machine.
     #[must_use]
     pub const fn is_compiled(&self) -> bool {
@@ -112,19 +112,19 @@ impl ModuleWay {
     }
 }
 
-impl KernelWish {
+impl KernelSpec {
     /// Returns the packages for these kernels. Packages without placeholders are included once.
     #[must_use]
     pub fn packages(
         &self,
-        templates: &[PackageWish],
+        templates: &[PackageSpec],
         kernels: &[KernelVersion],
-    ) -> Vec<PackageWish> {
+    ) -> Vec<PackageSpec> {
         expand(templates, kernels, &self.arch)
     }
 }
 
-impl KernelWish {
+impl KernelSpec {
     /// Returns the first of these kernels without a possible module, with the reason.
     #[must_use]
     pub fn refusal<'k>(
@@ -140,7 +140,7 @@ impl KernelWish {
     /// Returns whether the methods are of several branches, so that the package lists decide.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        let mut branches = self.ways.iter().filter_map(|way| way.branch);
+        let mut branches = self.methods.iter().filter_map(|method| method.branch);
         branches
             .next()
             .is_some_and(|first| branches.any(|one| one != first))
@@ -149,38 +149,38 @@ impl KernelWish {
     /// Returns shell patterns for names of module packages with a kernel version instead of a driver version.
     #[must_use]
     pub fn module_patterns(&self) -> Vec<String> {
-        (self.ways.iter().flat_map(|way| &way.packages))
-            .filter(|wish| wish.version.is_none() && wish.name.contains("{kernel}"))
-            .map(|wish| wish.name.replace("{kernel}", "*"))
+        (self.methods.iter().flat_map(|method| &method.packages))
+            .filter(|spec| spec.version.is_none() && spec.name.contains("{kernel}"))
+            .map(|spec| spec.name.replace("{kernel}", "*"))
             .collect()
     }
 
     /// Returns the names of the kernel packages of these kernels.
     #[must_use]
     pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {
-        let follow = self.ways.iter().flat_map(|way| &way.follow);
-        let templates: Vec<PackageWish> = (self.image.iter().chain(&self.beside))
+        let follow = self.methods.iter().flat_map(|method| &method.follow);
+        let templates: Vec<PackageSpec> = (self.image.iter().chain(&self.companions))
             .chain(self.follow.iter().chain(follow))
             .cloned()
             .collect();
         let packages = self.packages(&templates, kernels).into_iter();
-        packages.map(|wish| wish.name).collect()
+        packages.map(|spec| spec.name).collect()
     }
 }
 
-impl ModuleWay {
+impl ModuleMethod {
     /// Returns the packages of this method for each kernel.
-    pub fn by_kernel(&self) -> impl Iterator<Item = &PackageWish> {
-        (self.packages.iter().chain(&self.headers)).filter(|wish| names_kernel(wish))
+    pub fn by_kernel(&self) -> impl Iterator<Item = &PackageSpec> {
+        (self.packages.iter().chain(&self.headers)).filter(|spec| names_kernel(spec))
     }
 
     /// Sets these packages to exact versions.
-    pub fn fix(&mut self, exact: &[PackageWish]) {
-        for wish in &mut self.packages {
-            let Some(one) = exact.iter().find(|one| one.name == wish.name) else {
+    pub fn fix(&mut self, exact: &[PackageSpec]) {
+        for spec in &mut self.packages {
+            let Some(one) = exact.iter().find(|one| one.name == spec.name) else {
                 continue;
             };
-            wish.version = match (built_for(wish).is_some(), &one.version) {
+            spec.version = match (built_for(spec).is_some(), &one.version) {
                 (true, Some(version)) => Some(for_its_kernel(version)),
                 (_, version) => version.clone(),
             };
@@ -188,24 +188,24 @@ impl ModuleWay {
     }
 
     /// Returns the packages with one build for each kernel.
-    pub fn built(&self) -> impl Iterator<Item = &PackageWish> {
-        (self.packages.iter()).filter(|wish| built_for(wish).is_some())
+    pub fn built(&self) -> impl Iterator<Item = &PackageSpec> {
+        (self.packages.iter()).filter(|spec| built_for(spec).is_some())
     }
 
     /// Returns the packages of this method that are the same for all kernels.
-    pub fn common(&self) -> impl Iterator<Item = &PackageWish> {
-        (self.packages.iter().chain(&self.headers)).filter(|wish| !names_kernel(wish))
+    pub fn common(&self) -> impl Iterator<Item = &PackageSpec> {
+        (self.packages.iter().chain(&self.headers)).filter(|spec| !names_kernel(spec))
     }
 }
 
 /// Parses `NAME` or `NAME=VERSION`.
-pub(super) fn template(text: &str) -> PackageWish {
+pub(super) fn template(text: &str) -> PackageSpec {
     match text.split_once('=') {
-        Some((name, version)) => PackageWish {
+        Some((name, version)) => PackageSpec {
             name: name.to_owned(),
             version: Some(version.to_owned()),
         },
-        None => PackageWish {
+        None => PackageSpec {
             name: text.to_owned(),
             version: None,
         },
@@ -220,47 +220,47 @@ pub(super) fn for_its_kernel(version: &str) -> String {
 /// Returns the version pattern and the kernel of a requirement for the build for one kernel. `None` for any other
 /// requirement.
 #[must_use]
-pub fn built_for(wish: &PackageWish) -> Option<(&str, &str)> {
-    wish.version.as_deref()?.split_once(FOR)
+pub fn built_for(spec: &PackageSpec) -> Option<(&str, &str)> {
+    spec.version.as_deref()?.split_once(FOR)
 }
 
 /// Returns whether a package differs between kernels.
 #[must_use]
-pub fn names_kernel(wish: &PackageWish) -> bool {
+pub fn names_kernel(spec: &PackageSpec) -> bool {
     let has = |text: &str| {
         [
             "{kernel}",
             "{kernel-version}",
             "{variant}",
             "{abi}",
-            "{flavour}",
+            "{flavor}",
             "{series}",
             SERIES_UNLESS,
         ]
         .iter()
         .any(|placeholder| text.contains(placeholder))
     };
-    has(&wish.name) || wish.version.as_deref().is_some_and(has)
+    has(&spec.name) || spec.version.as_deref().is_some_and(has)
 }
 
 /// Returns the packages for these kernels without duplicates.
 pub(super) fn expand(
-    templates: &[PackageWish],
+    templates: &[PackageSpec],
     kernels: &[KernelVersion],
     arch: &str,
-) -> Vec<PackageWish> {
-    let mut found: Vec<PackageWish> = Vec::new();
-    for wish in templates {
-        let filled: Vec<PackageWish> = if names_kernel(wish) {
+) -> Vec<PackageSpec> {
+    let mut found: Vec<PackageSpec> = Vec::new();
+    for spec in templates {
+        let filled: Vec<PackageSpec> = if names_kernel(spec) {
             (kernels.iter())
-                .map(|kernel| for_kernel(wish, kernel, arch))
+                .map(|kernel| for_kernel(spec, kernel, arch))
                 .collect()
         } else {
-            vec![wish.clone()]
+            vec![spec.clone()]
         };
-        for wish in filled {
-            if !found.contains(&wish) {
-                found.push(wish);
+        for spec in filled {
+            if !found.contains(&spec) {
+                found.push(spec);
             }
         }
     }
@@ -269,36 +269,36 @@ pub(super) fn expand(
 
 /// Returns the package for one kernel.
 #[must_use]
-pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> PackageWish {
+pub fn for_kernel(spec: &PackageSpec, kernel: &KernelVersion, arch: &str) -> PackageSpec {
     let (major, minor) = kernel.series();
     let whole = kernel.as_str();
     // RPM kernel packages have the kernel release as their version, without the architecture.
     let version = (whole.split_once(&format!(".{arch}"))).map_or(whole, |(version, _)| version);
     // The kernel release has the variant after a plus sign, the packages after a dash.
     let variant = (whole.split_once('+')).map(|(_, variant)| format!("-{variant}"));
-    let flavour = kernel.flavour().unwrap_or_default();
-    let abi = whole.strip_suffix(flavour).unwrap_or(whole);
+    let flavor = kernel.flavor().unwrap_or_default();
+    let abi = whole.strip_suffix(flavor).unwrap_or(whole);
     let fill = |text: &str| {
         series_unless(text, &format!("{major}.{minor}"))
             .replace("{kernel}", whole)
             .replace("{kernel-version}", version)
             .replace("{variant}", variant.as_deref().unwrap_or_default())
-            .replace("{flavour}", flavour)
+            .replace("{flavor}", flavor)
             .replace("{series}", &format!("{major}.{minor}"))
             .replace("{abi}", abi.trim_end_matches(['-', '+']))
     };
-    PackageWish {
-        name: fill(&wish.name),
-        version: wish.version.as_deref().map(fill),
+    PackageSpec {
+        name: fill(&spec.name),
+        version: spec.version.as_deref().map(fill),
     }
 }
 
 /// Returns the package without a known kernel, with a wildcard for the kernel.
 #[must_use]
-pub fn for_any_kernel(wish: &PackageWish) -> PackageWish {
-    PackageWish {
-        name: series_unless(&wish.name, "{series}"),
-        version: wish.version.clone(),
+pub fn for_any_kernel(spec: &PackageSpec) -> PackageSpec {
+    PackageSpec {
+        name: series_unless(&spec.name, "{series}"),
+        version: spec.version.clone(),
     }
 }
 
@@ -328,12 +328,12 @@ mod tests {
                 "linux-image-6.8.0-1050-aws",
             ),
             (
-                "linux-image-{flavour}-{series}={abi}.*",
+                "linux-image-{flavor}-{series}={abi}.*",
                 "6.8.0-1050-aws",
                 "linux-image-aws-6.8=6.8.0-1050.*",
             ),
             (
-                "linux-image-{flavour}-{series}={abi}.*",
+                "linux-image-{flavor}-{series}={abi}.*",
                 "6.8.0-1050-aws-64k",
                 "linux-image-aws-64k-6.8=6.8.0-1050.*",
             ),
@@ -373,8 +373,8 @@ mod tests {
             } else {
                 "x86_64"
             };
-            let wish = for_kernel(&template(text), &kernel.parse().unwrap(), arch);
-            assert_eq!(wish, template(expected), "{text}");
+            let spec = for_kernel(&template(text), &kernel.parse().unwrap(), arch);
+            assert_eq!(spec, template(expected), "{text}");
         }
     }
 }

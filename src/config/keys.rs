@@ -38,7 +38,7 @@ pub enum Secrecy {
     /// The credentials in a URL.
     Login,
     /// The value is the location of a secret. An invalid location may be the secret itself, by mistake.
-    Place,
+    Location,
     /// The whole value.
     Whole,
 }
@@ -72,7 +72,7 @@ fn node(schema: &Value) -> KeyNode {
     KeyNode::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
         None => Secrecy::Open,
         Some(LOGIN) => Secrecy::Login,
-        Some(PLACE) => Secrecy::Place,
+        Some(PLACE) => Secrecy::Location,
         Some(_) => Secrecy::Whole,
     })
 }
@@ -114,7 +114,7 @@ pub fn secrecy(path: &[String]) -> Secrecy {
         Some(KeyNode::Leaf(Secrecy::Open)) if !named(&path[path.len().saturating_sub(1)..]) => {
             Secrecy::Open
         }
-        Some(KeyNode::Leaf(secrecy @ (Secrecy::Login | Secrecy::Place | Secrecy::Whole))) => {
+        Some(KeyNode::Leaf(secrecy @ (Secrecy::Login | Secrecy::Location | Secrecy::Whole))) => {
             *secrecy
         }
         _ if named(path) => Secrecy::Whole,
@@ -128,7 +128,7 @@ pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {
         Secrecy::Whole => !value.is_empty(),
         Secrecy::Login => value.contains('@'),
-        Secrecy::Place => !value.is_empty() && value.parse::<TokenSource>().is_err(),
+        Secrecy::Location => !value.is_empty() && value.parse::<TokenSource>().is_err(),
         Secrecy::Open => secret::has_login(value),
     };
     is_secret.then(|| Secret::new(value))
@@ -185,7 +185,7 @@ mod tests {
         let path = |key: &str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
         for (key, is) in [
             ("packages.proxy", Secrecy::Login),
-            ("cluster.token", Secrecy::Place),
+            ("cluster.token", Secrecy::Location),
             ("cluster.join-token", Secrecy::Whole),
             ("registry.NAME.password", Secrecy::Whole),
             ("registry.credentials.user", Secrecy::Whole),
@@ -229,7 +229,7 @@ mod tests {
         );
         assert_eq!(
             suggestion(driver, "driver", "flavor").as_deref(),
-            Some("driver.flavour")
+            Some("driver.flavor")
         );
     }
 }

@@ -7,10 +7,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     compat::matrix::Matrix,
     config::{
-        desired::{ClusterWish, ConditionWish, JoinMethod, RuntimeKind},
+        desired::{ClusterSpec, ConditionSpec, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
-        layers::Layers,
-        place::Place,
+        sources::SettingSources,
+        location::Location,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
     },
@@ -29,7 +29,7 @@ use crate::{
 
 /// The configuration from the command line and the environment.
 #[derive(Debug, Clone, Default)]
-pub struct Ask {
+pub struct SettingsRequest {
     pub profile: Option<String>,
     /// `--config`, in order.
     pub config: Vec<Utf8PathBuf>,
@@ -37,7 +37,7 @@ pub struct Ask {
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
-    /// Settings that select the driver of a rollback, see [`Layers::only_driver`].
+    /// Settings that select the driver of a rollback, see [`SettingSources::only_driver`].
     pub driver: Vec<String>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
@@ -54,7 +54,7 @@ pub struct Ask {
 #[derive(Clone)]
 pub struct Question {
     /// The configuration sources.
-    pub ask: Ask,
+    pub ask: SettingsRequest,
     /// The files of the inspected machine.
     pub files: Arc<dyn Files>,
     /// The files of the machine that runs the command.
@@ -99,7 +99,7 @@ const NODE_CONDITION: &str = "nvidia.com/GPUReady";
 pub fn load(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
-    ask: &Ask,
+    ask: &SettingsRequest,
     facts: &Facts,
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
@@ -144,7 +144,7 @@ pub fn load(
         flags: &ask.flags,
     })?;
     if let Some(cluster) = &mut resolution.desired.cluster {
-        settle_credential(files, &ask.env, cluster);
+        resolve_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
         // The journal stores the command for `uninstall`.
         if let JoinMethod::Command { leave_command, .. } = &cluster.method
@@ -156,7 +156,7 @@ pub fn load(
                 "let the command read the value from its environment (`cluster.environment-file`)";
             let key = "cluster.leave-command";
             let wrong = ConfigError::Value {
-                place: Box::new(layers.place(key).cloned().unwrap_or(Place::Profile)),
+                place: Box::new(layers.place(key).cloned().unwrap_or(Location::Profile)),
                 key: key.to_owned(),
                 value: "this value".to_owned(),
                 why: why.to_owned(),
@@ -175,7 +175,7 @@ pub fn load(
 pub fn is_gpu_optional(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
-    ask: &Ask,
+    ask: &SettingsRequest,
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
     Ok(config.is_gpu_optional())
@@ -188,22 +188,22 @@ pub fn is_gpu_optional(
 pub fn node_condition(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
-    ask: &Ask,
-) -> Result<ConditionWish, ConfigError> {
+    ask: &SettingsRequest,
+) -> Result<ConditionSpec, ConfigError> {
     let config = layers(files, named, ask)?.merged()?.check;
     let kind = config.node_condition;
-    Ok(ConditionWish {
+    Ok(ConditionSpec {
         kind: kind.map_or_else(|| NODE_CONDITION.to_owned(), |kind| kind.to_string()),
         meaning: config.node_condition_true.unwrap_or_default(),
     })
 }
 
 /// Returns all settings with their locations.
-fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Layers, ConfigError> {
+fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &SettingsRequest) -> Result<SettingSources, ConfigError> {
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
     let env = ask.env.iter().cloned();
-    Layers::read(&obeyed, &named, &ask.config, env, &ask.set)
+    SettingSources::read(&obeyed, &named, &ask.config, env, &ask.set)
 }
 
 /// Credential directories of systemd: credentials of the machine, and those stored by an administrator. Sources:
@@ -216,7 +216,7 @@ const CREDENTIALS: [&str; 3] = [
 
 /// Resolves a credential to its file. The credential directory of our unit has priority over those of the machine. A
 /// missing credential keeps its name, and the step `cluster.join` reports it.
-fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &mut ClusterWish) {
+fn resolve_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &mut ClusterSpec) {
     let Some(source) = cluster.method.token_source_mut() else {
         return;
     };
@@ -224,10 +224,10 @@ fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &
         return;
     };
     let own = (env.iter()).find(|(variable, _)| variable == "CREDENTIALS_DIRECTORY");
-    let own = own.map(|(_, folder)| folder.as_str());
-    let found = (own.into_iter().filter(|folder| folder.starts_with('/')))
+    let own = own.map(|(_, directory)| directory.as_str());
+    let found = (own.into_iter().filter(|directory| directory.starts_with('/')))
         .chain(CREDENTIALS)
-        .map(|folder| Utf8Path::new(folder).join(&*name))
+        .map(|directory| Utf8Path::new(directory).join(&*name))
         // Non-root users cannot look there, and never join a cluster.
         .find(|path| files.exists(path).unwrap_or(false));
     if let Some(path) = found {
@@ -237,7 +237,7 @@ fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &
 
 /// Registers the secrets in configured files of the cluster settings, so that they are never printed. An unreadable
 /// file cannot leak, and the step `cluster.join` reports it.
-fn learn(files: &dyn ReadFiles, cluster: &ClusterWish, secrets: &Secrets) {
+fn learn(files: &dyn ReadFiles, cluster: &ClusterSpec, secrets: &Secrets) {
     let access = (cluster.access.iter()).map(|path| (path, SecretKind::Kubeconfig));
     for (path, kind) in cluster.method.secret_files().into_iter().chain(access) {
         if let Ok(Some(text)) = files.read_text(path) {
@@ -265,7 +265,7 @@ fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::{ConditionMeaning, NodeWish},
+        config::desired::{ConditionMeaning, NodeSpec},
         host::fake::FakeFiles,
         steps::fixtures::debian,
     };
@@ -304,7 +304,7 @@ mod tests {
         let files = FakeFiles::new();
         files.put_mode("/etc/join.env", "TOKEN=s3cret-1\n", 0o600);
         let leave = |word: &str| {
-            let ask = Ask {
+            let ask = SettingsRequest {
                 set: vec![
                     "cluster.join=command".to_owned(),
                     "cluster.command=[\"/usr/local/sbin/join\"]".to_owned(),
@@ -312,7 +312,7 @@ mod tests {
                     "cluster.environment-file=/etc/join.env".to_owned(),
                     "cluster.joined-file=/etc/joined".to_owned(),
                 ],
-                ..Ask::default()
+                ..SettingsRequest::default()
             };
             let matrix = crate::steps::fixtures::matrix();
             load(&files, &files, &ask, &debian(), &matrix).map(|_| ())
@@ -335,9 +335,9 @@ mod tests {
                 "cluster.kubeconfig-file=/k".to_owned(),
             ];
             all.extend(set.iter().map(|&one| one.to_owned()));
-            let ask = Ask {
+            let ask = SettingsRequest {
                 set: all,
-                ..Ask::default()
+                ..SettingsRequest::default()
             };
             let matrix = crate::steps::fixtures::matrix();
             let loaded = load(&files, &files, &ask, &debian(), &matrix).expect("settings");
@@ -365,17 +365,17 @@ mod tests {
     #[test]
     fn metrics_and_condition_require_a_setting() {
         let files = FakeFiles::new();
-        let ask = |set: &[&str]| Ask {
+        let ask = |set: &[&str]| SettingsRequest {
             set: set.iter().map(|&one| one.to_owned()).collect(),
-            ..Ask::default()
+            ..SettingsRequest::default()
         };
         let reports = |set: &[&str]| {
             let matrix = crate::steps::fixtures::matrix();
             let loaded = load(&files, &files, &ask(set), &debian(), &matrix).expect("settings");
-            let wish = loaded.desired.reports?;
+            let spec = loaded.desired.reports?;
             Some((
-                wish.metrics.map(|path| path.to_string()),
-                wish.node_condition,
+                spec.metrics.map(|path| path.to_string()),
+                spec.node_condition,
             ))
         };
         assert_eq!(reports(&["check.node-condition-true=problem"]), None);
@@ -389,8 +389,8 @@ mod tests {
             Some((None, true))
         );
         let condition = |set: &[&str]| {
-            let wish = node_condition(&files, &files, &ask(set)).expect("settings");
-            (wish.kind, wish.meaning)
+            let spec = node_condition(&files, &files, &ask(set)).expect("settings");
+            (spec.kind, spec.meaning)
         };
         assert_eq!(
             condition(&[]),
@@ -401,7 +401,7 @@ mod tests {
                 "check.node-condition=A",
                 "check.node-condition-true=problem"
             ]),
-            ("A".to_owned(), ConditionMeaning::Problem)
+            ("A".to_owned(), ConditionMeaning::ChangeError)
         );
         for wrong in ["Ready", "a b", "/x", "-x"] {
             let set = format!("check.node-condition={wrong}");
@@ -419,7 +419,7 @@ mod tests {
         ] {
             let files = FakeFiles::new();
             files.put_link(path, "/mnt/settings");
-            let loaded = load(&files, &files, &Ask::default(), &debian(), &matrix).map(|_| ());
+            let loaded = load(&files, &files, &SettingsRequest::default(), &debian(), &matrix).map(|_| ());
             let error = loaded.expect_err("no settings").to_string();
             assert!(
                 error.contains(&format!("`{path}`: dangling symlink to `/mnt/settings`")),
@@ -436,7 +436,7 @@ mod tests {
             "/etc/gpu-bootstrap/config.d/.#50-site.toml",
             "root@node.412:1764",
         );
-        load(&files, &files, &Ask::default(), &debian(), &matrix).expect("settings");
+        load(&files, &files, &SettingsRequest::default(), &debian(), &matrix).expect("settings");
     }
 
     #[test]
@@ -446,18 +446,18 @@ mod tests {
             "CREDENTIALS_DIRECTORY".to_owned(),
             "/run/credentials/gpu-bootstrap.service".to_owned(),
         )];
-        let settled = |env: &[(String, String)]| {
-            let mut cluster = ClusterWish {
+        let resolved = |env: &[(String, String)]| {
+            let mut cluster = ClusterSpec {
                 method: JoinMethod::K3s {
                     server: "https://10.0.0.1:6443".to_owned(),
                     token_source: "credential:join-token".parse().expect("a place"),
                 },
-                node: NodeWish::default(),
+                node: NodeSpec::default(),
                 packages: Vec::new(),
                 access: None,
                 timeout_seconds: 300,
             };
-            settle_credential(&files, env, &mut cluster);
+            resolve_credential(&files, env, &mut cluster);
             let secrets = Secrets::default();
             learn(&files, &cluster, &secrets);
             let source = cluster.method.token_source().map(ToString::to_string);
@@ -466,19 +466,19 @@ mod tests {
                 secrets.are_in("K10abc::server:x"),
             )
         };
-        assert_eq!(settled(&env), ("credential:join-token".to_owned(), false));
-        for (folder, env) in [
+        assert_eq!(resolved(&env), ("credential:join-token".to_owned(), false));
+        for (directory, env) in [
             ("/run/credstore", &env[..]),
             ("/etc/credstore", &env),
             ("/run/credentials/@system", &env),
             ("/run/credentials/gpu-bootstrap.service", &env),
         ] {
-            let path = format!("{folder}/join-token");
+            let path = format!("{directory}/join-token");
             files.put(&path, "K10abc::server:x\n");
-            assert_eq!(settled(env), (format!("file:{path}"), true));
+            assert_eq!(resolved(env), (format!("file:{path}"), true));
         }
         // As after a reboot, in a different unit.
-        let (source, _) = settled(&[]);
+        let (source, _) = resolved(&[]);
         assert_eq!(source, "file:/run/credentials/@system/join-token");
     }
 
@@ -490,14 +490,14 @@ mod tests {
             "/etc/admin.conf",
             r#"{"users":[{"user":{"token":"ey.J-admin"}}]}"#,
         );
-        let cluster = ClusterWish {
+        let cluster = ClusterSpec {
             method: JoinMethod::Command {
                 command: vec!["/usr/local/sbin/join".to_owned()],
                 environment_file: Some("/etc/join.env".into()),
                 joined_file: "/var/lib/joined".into(),
                 leave_command: Vec::new(),
             },
-            node: NodeWish::default(),
+            node: NodeSpec::default(),
             packages: Vec::new(),
             access: Some("/etc/admin.conf".into()),
             timeout_seconds: 300,

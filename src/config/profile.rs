@@ -17,7 +17,7 @@ use crate::{
     host::ReadFiles,
     model::{
         packages::Signed,
-        text::{folder, table},
+        text::{directory, table},
     },
 };
 
@@ -171,18 +171,18 @@ pub struct Release {
     pub container_modules: Vec<String>,
     /// The flavor in the names of module packages, if it differs from the kernel flavor.
     #[serde(default)]
-    pub kernel_flavour: Vec<KernelFlavour>,
+    pub kernel_flavor: Vec<KernelFlavor>,
 }
 
 /// The name of a kernel flavor in module packages.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct KernelFlavour {
+pub struct KernelFlavor {
     /// The flavor at the end of the kernel release.
     pub kernel: String,
     /// The kernel series of this entry, such as `6.8`. Without it, the entry matches every other series.
     pub series: Option<String>,
-    /// The flavour in package names.
+    /// The flavor in package names.
     pub package: String,
 }
 
@@ -444,13 +444,13 @@ impl Profile {
             if row.newest.is_some() && row.branches.len() != 1 {
                 return Err(format!(
                     "driver set `{}` {}: `newest` requires exactly one branch",
-                    row.source, row.flavour
+                    row.source, row.flavor
                 ));
             }
             if let Some(why) = row.contradiction() {
                 return Err(format!(
                     "driver set `{}` {}: {why}",
-                    row.source, row.flavour
+                    row.source, row.flavor
                 ));
             }
         }
@@ -463,7 +463,7 @@ pub const DISTRIBUTION: &str = "distribution";
 
 /// Returns the names of the built-in profiles: the files of `profiles/`.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {
-    let files = folder("profiles").into_iter().flatten();
+    let files = directory("profiles").into_iter().flatten();
     files.map(|(name, _)| name)
 }
 
@@ -482,8 +482,8 @@ mod tests {
 
     #[test]
     fn all_profile_files_are_built_in() {
-        let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
-        let mut files: Vec<String> = folder
+        let directory = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
+        let mut files: Vec<String> = directory
             .read_dir_utf8()
             .unwrap()
             .map(|entry| entry.unwrap().file_name().to_owned())

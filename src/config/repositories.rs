@@ -10,7 +10,7 @@ use crate::{
         desired::Repository,
         error::{ConfigError, Refusal, ResolveError, or_noted},
         file::RepositoryConfig,
-        layers::Layers,
+        sources::SettingSources,
         profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
         template::Placeholders,
         values::{AbsolutePath, Fingerprint, Url, Word},
@@ -27,7 +27,7 @@ pub(super) struct RepositoryInputs<'a> {
     pub release: &'a Release,
     pub placeholders: &'a Placeholders,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
-    pub layers: &'a Layers,
+    pub layers: &'a SettingSources,
     /// The package sources of the machine. `None` if unknown.
     pub sources: Option<&'a [SourceEntry]>,
 }
@@ -218,28 +218,28 @@ impl RepositoryInputs<'_> {
     }
 
     /// Returns further components of the distribution archive, from the mirror that the machine uses.
-    fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
+    fn of_the_archive(&self, spec: Repository) -> Result<Option<Repository>, ResolveError> {
         let Some(sources) = self.sources else {
             return Ok(None);
         };
         let backend = self.profile.manager.backend();
-        let found = backend.further(sources, &wish.suites, &wish.components);
-        let further = found.map_err(|error| self.no_archive(&wish, &error))?;
+        let found = backend.further(sources, &spec.suites, &spec.components);
+        let further = found.map_err(|error| self.no_archive(&spec, &error))?;
         Ok(further.map(|further| Repository {
             url: further.url,
             suites: further.suites,
             components: further.components,
-            keyring: wish.keyring.or(further.keyring.map(Utf8PathBuf::from)),
-            ..wish
+            keyring: spec.keyring.or(further.keyring.map(Utf8PathBuf::from)),
+            ..spec
         }))
     }
 
-    fn no_archive(&self, wish: &Repository, error: &ArchiveError) -> Refusal {
-        let key = |name: &str| format!("`repositories.{}.{name}`", wish.name);
+    fn no_archive(&self, spec: &Repository, error: &ArchiveError) -> Refusal {
+        let key = |name: &str| format!("`repositories.{}.{name}`", spec.name);
         let hint = match error {
             ArchiveError::NoEntry { .. } => format!(
                 "packages of {} are required: set {} to the URL of the archive",
-                wish.components.join(", "),
+                spec.components.join(", "),
                 key("url")
             ),
             ArchiveError::NoKeyFile { .. } => format!(

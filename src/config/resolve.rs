@@ -6,18 +6,18 @@ use std::cell::RefCell;
 use serde::Serialize;
 
 use crate::{
-    compat::{kernels::Consent, matrix::Matrix, security},
+    compat::{kernels::KernelPolicy, matrix::Matrix, security},
     config::{
         cluster::{self, ClusterInputs},
         desired::{
-            Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
-            Persistence, Purpose, ReportsWish, RuntimeKind, RuntimeWish, ToolkitWish,
+            Cdi, Desired, Guard, Hold, KernelSpec, ModuleMethod, PackagePolicy, PackageSpec,
+            Persistence, Purpose, ReportsSpec, RuntimeKind, RuntimeSpec, ToolkitSpec,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
-        layers::{Layers, Provenance},
+        sources::{SettingSources, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         template::Placeholders,
@@ -59,7 +59,7 @@ pub struct Inputs<'a> {
     /// The profile.
     pub choice: &'a ProfileChoice,
     /// The configuration.
-    pub layers: &'a Layers,
+    pub layers: &'a SettingSources,
     /// The machine.
     pub facts: &'a Facts,
     /// The compatibility matrix.
@@ -150,7 +150,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let validation = validation(
         (profile, inputs.layers, &config),
         (inputs.matrix, inputs.facts),
-        (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.wish, known.as_slice())),
+        (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.spec, known.as_slice())),
     );
     let validation = or_noted(validation, wrong);
     let (Some(runtimes), Some(cluster), Some(driver), Some(validation), true) =
@@ -170,11 +170,11 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
 
     let mut needed: Vec<Needed<'_>> = Vec::new();
     if let Some(driver) = &driver {
-        let wished = driver.wish.packages.iter().map(|wish| wish.name.clone());
+        let requested = driver.spec.packages.iter().map(|spec| spec.name.clone());
         let pinned = driver.pin.iter().flat_map(|pin| pin.packages.clone());
         needed.push(Needed {
             repositories: &driver.row.repositories,
-            packages: wished.chain(pinned).collect(),
+            packages: requested.chain(pinned).collect(),
         });
     }
     needed.extend(runtimes.iter().map(|row| Needed {
@@ -196,7 +196,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         needed.push(Needed {
             repositories: &named,
             packages: (cluster.packages.iter())
-                .map(|wish| wish.name.clone())
+                .map(|spec| spec.name.clone())
                 .collect(),
         });
     }
@@ -212,11 +212,11 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     .choose(&needed)?;
 
     let headers = (driver.as_ref())
-        .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
+        .map(|driver| placeholders.for_kernels(&driver.methods[0].headers))
         .unwrap_or_default();
     // Podman does not need these modules, and kernels on EKS and provider nodes include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
-        || (cluster.as_ref()).is_some_and(|cluster| !cluster.method.way().has_kernel_of_provider());
+        || (cluster.as_ref()).is_some_and(|cluster| !cluster.method.method().has_kernel_of_provider());
     let container_modules = match runs_containers {
         true => placeholders.kernel_templates(&release.container_modules),
         false => Vec::new(),
@@ -224,18 +224,18 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
-        let consent = config.driver.may_change_kernel.unwrap_or_default();
-        KernelWish {
+        let policy = config.driver.may_change_kernel.unwrap_or_default();
+        KernelSpec {
             container_modules: container_modules.clone(),
             ..kernel(
                 profile.kernel.as_ref(),
                 &placeholders,
-                consent,
-                &driver.ways,
+                policy,
+                &driver.methods,
             )
         }
     });
-    let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
+    let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.spec), chosen.pin));
     let mut desired = Desired {
         profile: profile.name.clone(),
         image: inputs.flags.image,
@@ -256,17 +256,17 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         }),
         runtimes: runtimes
             .into_iter()
-            .map(|row| RuntimeWish {
+            .map(|row| RuntimeSpec {
                 kind: row.kind,
-                packages: wishes(&row.packages, None),
+                packages: specs(&row.packages, None),
                 alternatives: row.alternatives.clone(),
                 unit: row.unit.clone(),
                 nvidia_default,
             })
             .collect(),
         runtime_restart: config.runtime.restart.unwrap_or_default(),
-        toolkit: with_toolkit.then(|| ToolkitWish {
-            packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
+        toolkit: with_toolkit.then(|| ToolkitSpec {
+            packages: specs(&profile.toolkit.packages, toolkit_version(&config)),
             vulnerable: (toolkit_lacks.clone())
                 .filter(|_| !config.driver.allow_vulnerable.unwrap_or(false)),
         }),
@@ -278,10 +278,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     };
     // If only the package lists contain the branch, the package requirements have exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
-        .filter(|_| !desired.kernel.as_ref().is_some_and(KernelWish::is_open))
+        .filter(|_| !desired.kernel.as_ref().is_some_and(KernelSpec::is_open))
         .map(|driver| driver.branch);
     desired.packages.guard.modules = (desired.kernel.iter())
-        .flat_map(KernelWish::module_patterns)
+        .flat_map(KernelSpec::module_patterns)
         .collect();
     desired.packages.guard.exact = (desired.driver.iter())
         .filter_map(|driver| driver.fabric_service.as_ref())
@@ -411,7 +411,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
         ));
     }
     // With a configured branch and flavor, an image can be built without the matrix.
-    if flags.image && config.driver.branch.is_some() && config.driver.flavour.is_some() {
+    if flags.image && config.driver.branch.is_some() && config.driver.flavor.is_some() {
         return Ok(Some(Vec::new()));
     }
     Err(Refusal::new(
@@ -501,21 +501,21 @@ fn cdi_reaches(
 fn kernel(
     row: Option<&KernelRow>,
     placeholders: &Placeholders,
-    consent: Consent,
-    ways: &[ModuleWay],
-) -> KernelWish {
-    let templates = |texts: &[String]| -> Vec<PackageWish> {
+    policy: KernelPolicy,
+    methods: &[ModuleMethod],
+) -> KernelSpec {
+    let templates = |texts: &[String]| -> Vec<PackageSpec> {
         (texts.iter().map(|text| template(&placeholders.fill(text)))).collect()
     };
-    KernelWish {
-        consent,
+    KernelSpec {
+        policy,
         arch: placeholders.arch.clone(),
         image: row.map(|row| template(&placeholders.fill(&row.image))),
-        beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
+        companions: row.map(|row| templates(&row.companions)).unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
         container_modules: Vec::new(),
         refused: row.map(|row| row.refused.clone()).unwrap_or_default(),
-        ways: ways.to_vec(),
+        methods: methods.to_vec(),
     }
 }
 
@@ -540,11 +540,11 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
 }
 
 /// Returns the outputs of the `check` timer. `None` if none is configured.
-fn reports(config: &Config) -> Option<ReportsWish> {
-    let folder = config.check.textfile.clone().map(AbsolutePath::into_inner);
+fn reports(config: &Config) -> Option<ReportsSpec> {
+    let directory = config.check.textfile.clone().map(AbsolutePath::into_inner);
     let node_condition = config.check.node_condition.is_some();
-    (folder.is_some() || node_condition).then(|| ReportsWish {
-        metrics: folder.map(|folder| folder.join(METRICS)),
+    (directory.is_some() || node_condition).then(|| ReportsSpec {
+        metrics: directory.map(|directory| directory.join(METRICS)),
         node_condition,
     })
 }
@@ -598,7 +598,7 @@ fn hold_what_is_wanted(desired: &mut Desired) {
     let forgotten: Vec<String> = (desired.package_groups().into_iter())
         .filter(|(purpose, _)| !matches!(purpose, Purpose::Headers | Purpose::Holds))
         .flat_map(|(_, packages)| packages)
-        .map(|wish| wish.name.clone())
+        .map(|spec| spec.name.clone())
         .filter(|name| !is_held(name))
         .collect();
     desired.hold.patterns.extend(forgotten);
@@ -626,10 +626,10 @@ fn toolkit_lacks(matrix: &Matrix, profile: &Profile, config: &Config) -> Option<
     (!version.contains(['*', '?'])).then_some(lacking.why)
 }
 
-fn wishes(names: &[String], version: Option<String>) -> Vec<PackageWish> {
-    let wish = |name: &String| PackageWish {
+fn specs(names: &[String], version: Option<String>) -> Vec<PackageSpec> {
+    let spec = |name: &String| PackageSpec {
         name: name.clone(),
         version: version.clone(),
     };
-    names.iter().map(wish).collect()
+    names.iter().map(spec).collect()
 }

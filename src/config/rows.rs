@@ -6,7 +6,7 @@ use crate::{
     compat::matrix::Fabric,
     config::{desired::RuntimeKind, values::Build},
     model::{
-        gpu::Flavour,
+        gpu::Flavor,
         version::{Branch, DriverVersion},
     },
 };
@@ -56,13 +56,13 @@ pub struct DriverRow {
     pub branches: Vec<Branch>,
     /// The available version when this was recorded, for an entry with one branch.
     pub newest: Option<DriverVersion>,
-    /// Kernel module flavour.
-    pub flavour: Flavour,
+    /// Kernel module flavor.
+    pub flavor: Flavor,
     /// Compiled on the machine or packaged.
     pub build: Build,
     /// Kernel flavors with precompiled modules. Empty for any.
     #[serde(default)]
-    pub kernel_flavours: Vec<String>,
+    pub kernel_flavors: Vec<String>,
     /// The DKMS name of the module.
     pub dkms: Option<String>,
     /// File name of the module.

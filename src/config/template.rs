@@ -3,7 +3,7 @@
 use crate::{
     compat::kernels::Kernels,
     config::{
-        desired::PackageWish,
+        desired::PackageSpec,
         kernel::{expand, template},
         profile::{ArchitectureNames, Release},
     },
@@ -23,8 +23,8 @@ pub(super) struct Placeholders {
     pub cuda_arch: String,
     /// `{kernel}`: each kernel that needs a module.
     pub kernels: Vec<KernelVersion>,
-    /// `{kernel-flavour}` of the default boot kernel.
-    pub kernel_flavour: Option<String>,
+    /// `{kernel-flavor}` of the default boot kernel.
+    pub kernel_flavor: Option<String>,
     /// `{compiler}` of the running kernel.
     pub compiler: Option<String>,
 }
@@ -51,9 +51,9 @@ impl Placeholders {
             arch: arch.to_owned(),
             package_arch: names.package.clone(),
             cuda_arch: names.cuda.clone(),
-            kernel_flavour: kernels
+            kernel_flavor: kernels
                 .last()
-                .and_then(|kernel| packaged_flavour(release, kernel)),
+                .and_then(|kernel| packaged_flavor(release, kernel)),
             kernels,
             compiler: kernel.compiler.clone(),
         }
@@ -73,14 +73,14 @@ impl Placeholders {
     /// has no value.
     pub(super) fn driver_template(&self, name: &str, branch: Branch) -> Option<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
-        match (name.contains("{kernel-flavour}"), &self.kernel_flavour) {
-            (true, flavour) => Some(name.replace("{kernel-flavour}", flavour.as_ref()?)),
+        match (name.contains("{kernel-flavor}"), &self.kernel_flavor) {
+            (true, flavor) => Some(name.replace("{kernel-flavor}", flavor.as_ref()?)),
             (false, _) => Some(name),
         }
     }
 
     /// Returns packages of a kernel with kernel placeholders, without `{compiler}` if the compiler is unknown.
-    pub(super) fn kernel_templates(&self, names: &[String]) -> Vec<PackageWish> {
+    pub(super) fn kernel_templates(&self, names: &[String]) -> Vec<PackageSpec> {
         let filled = names.iter().filter_map(|name| {
             let name = self.fill(name);
             match (name.contains("{compiler}"), &self.compiler) {
@@ -92,19 +92,19 @@ impl Placeholders {
     }
 
     /// Returns the packages for the kernels that need a module.
-    pub(super) fn for_kernels(&self, templates: &[PackageWish]) -> Vec<PackageWish> {
+    pub(super) fn for_kernels(&self, templates: &[PackageSpec]) -> Vec<PackageSpec> {
         expand(templates, &self.kernels, &self.arch)
     }
 }
 
-fn packaged_flavour(release: &Release, kernel: &KernelVersion) -> Option<String> {
-    let flavour = kernel.flavour()?;
+fn packaged_flavor(release: &Release, kernel: &KernelVersion) -> Option<String> {
+    let flavor = kernel.flavor()?;
     let (major, minor) = kernel.series();
     let series = format!("{major}.{minor}");
-    let row = release.kernel_flavour.iter().find(|row| {
-        row.kernel == flavour && row.series.as_ref().is_none_or(|wanted| *wanted == series)
+    let row = release.kernel_flavor.iter().find(|row| {
+        row.kernel == flavor && row.series.as_ref().is_none_or(|wanted| *wanted == series)
     });
-    Some(row.map_or_else(|| flavour.to_owned(), |row| row.package.clone()))
+    Some(row.map_or_else(|| flavor.to_owned(), |row| row.package.clone()))
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    fn headers_of(placeholders: &Placeholders, names: &[String]) -> Vec<PackageWish> {
+    fn headers_of(placeholders: &Placeholders, names: &[String]) -> Vec<PackageSpec> {
         placeholders.for_kernels(&placeholders.kernel_templates(names))
     }
 
@@ -157,8 +157,8 @@ mod tests {
         let name = placeholders
             .driver_template(name, Branch(580))
             .expect("all known");
-        let wishes = placeholders.for_kernels(&[template(&name)]);
-        wishes.into_iter().map(|wish| wish.name).collect()
+        let specs = placeholders.for_kernels(&[template(&name)]);
+        specs.into_iter().map(|spec| spec.name).collect()
     }
 
     fn kernel(running: &str, next: &str, installed: &[&str]) -> Kernel {
@@ -176,8 +176,8 @@ mod tests {
         let (old, new) = ("6.1.0-40-amd64", "6.1.0-44-amd64");
         let names = ["linux-headers-{kernel}".to_owned()];
         let headers = |kernel, image| {
-            let wishes = headers_of(&placeholders("debian", "12", kernel, image), &names);
-            wishes.into_iter().map(|wish| wish.name).collect::<Vec<_>>()
+            let specs = headers_of(&placeholders("debian", "12", kernel, image), &names);
+            specs.into_iter().map(|spec| spec.name).collect::<Vec<_>>()
         };
         assert_eq!(
             headers(kernel(old, new, &[old, new]), false),
@@ -224,12 +224,12 @@ mod tests {
     fn profile_sets_flavor_for_a_kernel_series() {
         let profile = Profile::built_in("ubuntu").unwrap();
         let mut release = profile.release_for("24.04").unwrap().clone();
-        let row = |series: Option<&str>, package: &str| crate::config::profile::KernelFlavour {
+        let row = |series: Option<&str>, package: &str| crate::config::profile::KernelFlavor {
             kernel: "generic".into(),
             series: series.map(str::to_owned),
             package: package.into(),
         };
-        release.kernel_flavour = vec![row(Some("6.8"), "generic"), row(None, "generic-hwe-24.04")];
+        release.kernel_flavor = vec![row(Some("6.8"), "generic"), row(None, "generic-hwe-24.04")];
         for (running, package) in [
             ("6.8.0-90-generic", "modules-generic"),
             ("6.14.0-37-generic", "modules-generic-hwe-24.04"),
@@ -242,7 +242,7 @@ mod tests {
                 &kernel(running, running, &[]),
                 false,
             );
-            let names = driver_packages(&placeholders, "modules-{kernel-flavour}");
+            let names = driver_packages(&placeholders, "modules-{kernel-flavor}");
             assert_eq!(names, [package], "{running}");
         }
     }
@@ -274,11 +274,11 @@ mod tests {
             let headers = headers_of(&placeholders, names);
             let version = running.strip_suffix(".x86_64");
             for part in ["devel", "headers", "modules-extra"] {
-                let wish = PackageWish {
+                let spec = PackageSpec {
                     name: format!("{prefix}-{part}"),
                     version: version.map(str::to_owned),
                 };
-                assert!(headers.contains(&wish), "{headers:?}");
+                assert!(headers.contains(&spec), "{headers:?}");
             }
         }
     }
@@ -295,8 +295,8 @@ mod tests {
         let headers = headers_of(&placeholders, names);
         let versions: Vec<(&str, Option<&str>)> = headers
             .iter()
-            .filter(|wish| wish.name.ends_with("-devel"))
-            .map(|wish| (wish.name.as_str(), wish.version.as_deref()))
+            .filter(|spec| spec.name.ends_with("-devel"))
+            .map(|spec| (spec.name.as_str(), spec.version.as_deref()))
             .collect();
         assert_eq!(
             versions,
@@ -315,7 +315,7 @@ mod tests {
             &placeholders("ubuntu", "22.04", kernel.clone(), false),
             &names,
         );
-        let known: Vec<&str> = known.iter().map(|wish| wish.name.as_str()).collect();
+        let known: Vec<&str> = known.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(known, ["linux-headers-6.8.0-60-generic", "gcc-12"]);
         kernel.compiler = None;
         let unknown = placeholders("ubuntu", "22.04", kernel, false);

@@ -3,10 +3,10 @@
 use crate::{
     compat::{cuda_image::ImageFor, matrix::Matrix},
     config::{
-        desired::{DriverWish, Validation, pull_timeout},
+        desired::{DriverSpec, Validation, pull_timeout},
         error::{Refusal, ResolveError},
         file::Config,
-        layers::Layers,
+        sources::SettingSources,
         profile::Profile,
         values::TimeLimit,
     },
@@ -22,9 +22,9 @@ const CUDA: &str = "cuda";
 /// # Errors
 /// If the image name is invalid, or there is no image for the driver.
 pub(super) fn validation(
-    (profile, layers, config): (&Profile, &Layers, &Config),
+    (profile, layers, config): (&Profile, &SettingSources, &Config),
     (matrix, facts): (&Matrix, &Facts),
-    driver: Option<(&DriverWish, &[GpuIdentity])>,
+    driver: Option<(&DriverSpec, &[GpuIdentity])>,
 ) -> Result<Validation, ResolveError> {
     let (own, default) = (&config.validation, &profile.validation);
     let name = own.image.as_ref().map(|image| image.as_str());
@@ -60,7 +60,7 @@ fn cuda(
     matrix: &Matrix,
     profile: &Profile,
     facts: &Facts,
-    driver: &DriverWish,
+    driver: &DriverSpec,
     gpus: &[GpuIdentity],
 ) -> Result<String, Refusal> {
     let branch = driver.branch;

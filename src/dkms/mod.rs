@@ -40,7 +40,7 @@ pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Proc
                 false => {
                     process.is_called("make")
                         && link_of(files, pid, &format!("/proc/{pid}/cwd"))?
-                            .is_some_and(|folder| folder.starts_with(TREE))
+                            .is_some_and(|directory| directory.starts_with(TREE))
                 }
             };
         if is_dkms && is_in_own_namespaces(files, pid)? {
@@ -92,7 +92,7 @@ for gpu_bootstrap_at in "${{!BUILT_MODULE_NAME[@]}}"; do
     gpu_bootstrap_files+=" ${{DEST_MODULE_NAME[gpu_bootstrap_at]:-$gpu_bootstrap_built}}"
     gpu_bootstrap_files+="=${{BUILT_MODULE_LOCATION[gpu_bootstrap_at]:-.}}/$gpu_bootstrap_built.ko"
 done
-if [[ -n $gpu_bootstrap_files && -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules take"* ]] &&
+if [[ -n $gpu_bootstrap_files && -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules fetch"* ]] &&
     [[ ! -e ${{kernel_source_dir-}}/vmlinux ]] &&
     ! grep -qs '^CONFIG_CC_IS_CLANG=y' "${{kernel_source_dir-}}/.config" "${{kernel_config-}}"; then
     MAKE[0]="$gpu_bootstrap {words} --driver=$PACKAGE_VERSION --kernel=$kernelver --$gpu_bootstrap_files || {{ ${{MAKE[0]/#make/make -j${{parallel_jobs:-1}} KERNELRELEASE=$kernelver}}; }} || false"
@@ -121,26 +121,26 @@ pub struct DkmsBuild {
 }
 
 impl DkmsBuild {
-    fn folder(&self) -> Utf8PathBuf {
+    fn directory(&self) -> Utf8PathBuf {
         let Self {
             module,
             version,
             kernel,
             architecture,
         } = self;
-        folder_of(module, version, kernel).join(architecture)
+        directory_of(module, version, kernel).join(architecture)
     }
 
     /// The directory of its modules, which have their installed names.
     #[must_use]
     pub fn modules(&self) -> Utf8PathBuf {
-        self.folder().join("module")
+        self.directory().join("module")
     }
 
     /// The output of the compiler and of the commands that run before it.
     #[must_use]
     pub fn log(&self) -> Utf8PathBuf {
-        self.folder().join("log/make.log")
+        self.directory().join("log/make.log")
     }
 }
 
@@ -151,11 +151,11 @@ impl DkmsBuild {
 pub fn builds(files: &dyn ReadFiles) -> Result<Vec<DkmsBuild>, FilesError> {
     let mut found = Vec::new();
     let tree = Utf8Path::new(TREE);
-    for module in folders(files, tree)? {
-        for version in folders(files, &tree.join(&module))? {
-            for kernel in folders(files, &tree.join(&module).join(&version))? {
+    for module in directories(files, tree)? {
+        for version in directories(files, &tree.join(&module))? {
+            for kernel in directories(files, &tree.join(&module).join(&version))? {
                 for architecture in
-                    folders(files, &tree.join(&module).join(&version).join(&kernel))?
+                    directories(files, &tree.join(&module).join(&version).join(&kernel))?
                 {
                     let build = DkmsBuild {
                         module: module.clone(),
@@ -173,16 +173,16 @@ pub fn builds(files: &dyn ReadFiles) -> Result<Vec<DkmsBuild>, FilesError> {
     Ok(found)
 }
 
-fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+fn directories(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
     let mut found = Vec::new();
     // DKMS 3.2 uses names with a leading dot for builds that have not started.
     for name in files
-        .list(folder)?
+        .list(directory)?
         .into_iter()
         .filter(|name| !name.starts_with('.'))
     {
-        let stat = files.stat(&folder.join(&name))?;
-        if stat.is_some_and(|stat| stat.kind == FileKind::Folder) {
+        let stat = files.stat(&directory.join(&name))?;
+        if stat.is_some_and(|stat| stat.kind == FileKind::Directory) {
             found.push(name);
         }
     }
@@ -198,7 +198,7 @@ pub const TREE: &str = "/var/lib/dkms";
 
 /// Returns the build directory for a kernel. It has a subdirectory for each architecture.
 #[must_use]
-pub fn folder_of(module: &str, version: &str, kernel: &str) -> Utf8PathBuf {
+pub fn directory_of(module: &str, version: &str, kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{TREE}/{module}/{version}/{kernel}"))
 }
 
@@ -210,7 +210,7 @@ pub const SOURCES: &str = "/usr/src";
 /// # Errors
 /// If a directory cannot be read.
 pub fn is_used(files: &dyn ReadFiles) -> Result<bool, FilesError> {
-    Ok(!folders(files, Utf8Path::new(TREE))?.is_empty())
+    Ok(!directories(files, Utf8Path::new(TREE))?.is_empty())
 }
 
 /// Whether the source of a module is installed, in any version.
@@ -219,13 +219,13 @@ pub fn is_used(files: &dyn ReadFiles) -> Result<bool, FilesError> {
 /// If the directory cannot be read.
 pub fn has_source(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
     let sources = files.list(Utf8Path::new(SOURCES))?;
-    Ok((sources.iter()).any(|folder| version_in(folder, module).is_some()))
+    Ok((sources.iter()).any(|directory| version_in(directory, module).is_some()))
 }
 
 /// Returns the version in the name of a directory in [`SOURCES`], if it belongs to this module.
 #[must_use]
-pub fn version_in<'n>(folder: &'n str, module: &str) -> Option<&'n str> {
-    let version = folder.strip_prefix(module)?.strip_prefix('-')?;
+pub fn version_in<'n>(directory: &'n str, module: &str) -> Option<&'n str> {
+    let version = directory.strip_prefix(module)?.strip_prefix('-')?;
     // The source `nvidia-fs` does not belong to `nvidia`.
     (version.starts_with(|first: char| first.is_ascii_digit())).then_some(version)
 }
@@ -284,7 +284,7 @@ pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
 /// # Errors
 /// If a directory or the kernel configuration cannot be read.
 pub fn needs_debug_information(files: &dyn ReadFiles, kernel: &str) -> Result<bool, FilesError> {
-    let headers = kmod::folder_of(kernel).join("build");
+    let headers = kmod::directory_of(kernel).join("build");
     if files.exists(&headers.join("vmlinux"))? {
         return Ok(true);
     }
@@ -378,8 +378,8 @@ pub fn ends_at_module_without_source(version: &str) -> bool {
 /// If a directory cannot be read.
 pub fn without_source(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
     let (mut gone, mut buildable) = (None, false);
-    for module in folders(files, Utf8Path::new(TREE))? {
-        for version in folders(files, &Utf8Path::new(TREE).join(&module))? {
+    for module in directories(files, Utf8Path::new(TREE))? {
+        for version in directories(files, &Utf8Path::new(TREE).join(&module))? {
             let source = Utf8PathBuf::from(format!("{TREE}/{module}/{version}/source"));
             let stat = files.stat(&source)?;
             if !stat.is_some_and(|stat| matches!(stat.kind, FileKind::Link(_))) {
@@ -510,8 +510,8 @@ mod tests {
     /// Runs a `dkms.conf` and the override like DKMS does, in both of its modes. DKMS reads each file in a separate shell, and
     /// then evaluates the variables that this shell prints.
     fn built(conf: &str, program: &str) -> (bool, String) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| directory.path().join(name);
         let own = camino::Utf8PathBuf::try_from(at("program")).expect("UTF-8");
         let text = format!("#!/bin/sh\necho asked \"$@\"\n{program}\n");
         std::fs::write(&own, text).expect("written");
@@ -546,7 +546,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
         let output = std::process::Command::new("bash")
             .args(["-c", script])
             .env("KERNEL", kernel)
-            .current_dir(folder.path())
+            .current_dir(directory.path())
             .output()
             .expect("bash");
         (
@@ -560,7 +560,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
 
     #[test]
     fn dkms_queries_the_program_and_compiles_if_it_fails() {
-        let asked = "asked modules take --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
+        let asked = "asked modules fetch --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
                      nvidia-uvm=sub/nvidia-uvm.ko\n";
         for (make, made) in rows! {
             // The forms in packages from Debian, NVIDIA and other distributions.

@@ -46,7 +46,7 @@ impl Applying<'_> {
                 return;
             }
             Ok(Assessment::BlockedNow {
-                passes: Some(limit),
+                retryable: Some(limit),
                 ..
             }) => {
                 let limit = *limit;
@@ -105,7 +105,7 @@ impl Applying<'_> {
             }
             Ok(Assessment::BlockedNow {
                 why,
-                passes: Some(limit),
+                retryable: Some(limit),
                 ..
             }) if self.again(at, &why, Some(limit)) => {}
             Ok(

@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    gate::{due, gate, only_compiles},
+    batch::{due, batch, only_compiles},
     job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
 };
 use crate::{
-    change::{CHANGED_SINCE, Change, Lock, Problem, STOPPED},
+    change::{CHANGED_SINCE, Change, Lock, ChangeError, STOPPED},
     error::one_line,
     event::{Event, Outcome},
     exit::Exit,
@@ -81,7 +81,7 @@ pub(super) enum Done {
     Applied {
         steps: Vec<usize>,
         count: usize,
-        failed: Option<(String, Problem)>,
+        failed: Option<(String, ChangeError)>,
     },
     /// The pause before another attempt is over.
     Paused {
@@ -97,7 +97,7 @@ impl<'s> Applying<'s> {
         jobs: Vec<Job>,
     ) -> Self {
         // Retry everything that could not be read before.
-        session.inner.begin_epoch();
+        session.inner.invalidate();
         session.inner.state().note_lists(false);
         Self {
             session,
@@ -228,7 +228,7 @@ impl<'s> Applying<'s> {
                 self.reboot(at, why);
                 true
             }
-            Some(change) if gate(change).is_some() => false,
+            Some(change) if batch(change).is_some() => false,
             Some(_) => self.apply_changes(at),
         }
     }
@@ -254,7 +254,7 @@ impl<'s> Applying<'s> {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
             .iter()
-            .take_while(|change| gate(change).is_none() && !matches!(change, Change::Reboot { .. }))
+            .take_while(|change| batch(change).is_none() && !matches!(change, Change::Reboot { .. }))
             .cloned()
             .collect();
         let mut locks: BTreeSet<Lock> = self.jobs[at].locks.iter().copied().collect();
@@ -345,8 +345,8 @@ impl<'s> Applying<'s> {
 
     fn next_epoch(&mut self) {
         self.epoch += 1;
-        self.session.inner.begin_epoch();
-        (self.session).know_unread(&self.ledger.journal.receipt().standing);
+        self.session.inner.invalidate();
+        (self.session).know_unread(&self.ledger.journal.receipt().applied);
     }
 
     pub(super) fn start(
@@ -425,13 +425,13 @@ impl<'s> Applying<'s> {
                         let message = format!("failed to {summary}: {}", one_line(&failure));
                         // Outdated lists may be the cause of the failure.
                         let job = &self.jobs[at];
-                        if failure.passes
+                        if failure.retryable
                             && (job.changes.get(job.applied)).is_some_and(needs_package_lock)
                         {
                             self.lists_are_new = false;
                             self.session.inner.state().note_lists(false);
                         }
-                        if !(failure.passes && self.again(at, &message, None)) {
+                        if !(failure.retryable && self.again(at, &message, None)) {
                             self.fail(at, End::failed(&summary, &failure));
                         }
                     }

@@ -19,7 +19,7 @@ use crate::{
     error::{causes, one_line},
     exit::Exit,
     facts::Facts,
-    journal::GoingBack,
+    journal::RollbackStarted,
     model::{
         findings::{self, Kind, Layer, Remedy},
         id::{Id, stands_for},
@@ -45,7 +45,7 @@ impl Session {
         let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
         let mut blind = jobs
             .iter()
-            .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_asked().is_none()));
+            .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_queried().is_none()));
         for examined in self.examine().await {
             match examined {
                 Ok(found) => findings.extend(
@@ -54,7 +54,7 @@ impl Session {
                         .filter(|finding| self.tools.options.wants(finding.id.as_str())),
                 ),
                 Err((ids, error)) => {
-                    blind |= error.not_asked().is_none();
+                    blind |= error.not_queried().is_none();
                     findings.extend(
                         ids.into_iter()
                             .filter(|id| self.tools.options.wants(id.as_str()))
@@ -63,8 +63,8 @@ impl Session {
                 }
             }
         }
-        let proven = self.audit.iter().flat_map(|audit| &audit.proven);
-        let proven: Vec<&Finding> = proven
+        let validated = self.audit.iter().flat_map(|audit| &audit.validated);
+        let validated: Vec<&Finding> = validated
             .filter(|finding| self.tools.options.wants(finding.id.as_str()))
             .collect();
         let refresh = self.refresh().await;
@@ -72,11 +72,11 @@ impl Session {
             .filter_map(|job| Some(self.with_tool(job, of_step(job, refresh.as_deref())?)));
         // A validation that failed just now takes precedence over the record of an earlier one.
         findings
-            .extend(of_steps.filter(|finding| proven.iter().all(|proof| proof.id != finding.id)));
+            .extend(of_steps.filter(|finding| validated.iter().all(|validation_run| validation_run.id != finding.id)));
         // The finding is about the GPUs, not about a missing record.
-        findings.extend(proven.into_iter().cloned().map(|proof| Finding {
-            as_kind: (proof.status == Verdict::Fail).then_some(Kind::Fault),
-            ..proof
+        findings.extend(validated.into_iter().cloned().map(|validation_run| Finding {
+            as_kind: (validation_run.status == Verdict::Fail).then_some(Kind::Fault),
+            ..validation_run
         }));
         for finding in &mut findings {
             finding.derive_command();
@@ -229,16 +229,16 @@ impl Session {
     }
 }
 
-fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
+fn resolved(desired: &Desired, back: Option<&RollbackStarted>) -> Finding {
     let driver = match &desired.driver {
         Some(driver) => format!(
             "driver branch {}, {} modules",
-            driver.branch, driver.flavour
+            driver.branch, driver.flavor
         ),
         None => "no driver".to_owned(),
     };
     let why = format!("profile `{}`, {driver}", desired.profile);
-    let Some(GoingBack {
+    let Some(RollbackStarted {
         from,
         to,
         why: failed,
@@ -319,7 +319,7 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
         because: because.clone(),
         ..Finding::new(job.id.clone(), status, why)
     };
-    if let Some(why) = job.why_left_over() {
+    if let Some(why) = job.why_obsolete() {
         let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
         let remedy = format!("{WOULD}{}", undos.join("; "));
         return Some(Finding {
@@ -340,12 +340,12 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
             )
         }
         // No problem is known: `validation.devices` examines the GPUs now.
-        Assessment::Needs { why, changes } if changes.iter().all(Change::only_repeats_proof) => {
+        Assessment::Needs { why, changes } if changes.iter().all(Change::only_repeats_validation) => {
             finding(
                 Verdict::Warn,
                 why,
                 None,
-                Some("run `gpu-bootstrap check --prove`, or `gpu-bootstrap install`".to_owned()),
+                Some("run `gpu-bootstrap check --validate`, or `gpu-bootstrap install`".to_owned()),
             )
         }
         Assessment::Needs { why, changes } => match changes.as_slice() {
@@ -465,7 +465,7 @@ fn would(changes: &[Change]) -> String {
 }
 
 fn not_seen(id: Id, error: &StepError) -> Finding {
-    let (status, why, observed) = match error.not_asked() {
+    let (status, why, observed) = match error.not_queried() {
         Some(_) => (Verdict::Skip, causes(error).join(": "), None),
         None => (
             Verdict::Unknown,

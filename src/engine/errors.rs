@@ -2,7 +2,7 @@
 
 use super::graph::GraphError;
 use crate::{
-    change::Problem,
+    change::ChangeError,
     error::Report,
     exit::Exit,
     host::FilesError,
@@ -39,33 +39,33 @@ pub enum EngineError {
     },
     /// Any other error.
     #[error(transparent)]
-    Problem(#[from] Problem),
+    ChangeError(#[from] ChangeError),
 }
 
 /// The error if a finding passed to `check` or `explain` does not exist. `nearest` is the most
 /// similar ID.
-pub fn no_finding(name: &str, nearest: Option<&str>) -> Problem {
+pub fn no_finding(name: &str, nearest: Option<&str>) -> ChangeError {
     let hint = nearest.map_or_else(
         || "run `gpu-bootstrap explain` to list all IDs".to_owned(),
         |nearest| format!("did you mean `{nearest}`?"),
     );
     let what = format!("find `{name}`: no such finding");
-    Problem::new("no-finding", what)
+    ChangeError::new("no-finding", what)
         .exiting(Exit::Usage)
         .advice(hint)
 }
 
 /// The error if the run lock cannot be opened.
-pub(super) fn not_locked(error: FilesError) -> Problem {
+pub(super) fn not_locked(error: FilesError) -> ChangeError {
     let (mut exit, mut reason, mut hint) = (Exit::Internal, "run-lock", error.hint());
     if error.disk().is_some() {
         (exit, reason) = (Exit::Blocked, error.reason().unwrap_or(reason));
     } else if error.is_denied() {
         (exit, hint) = (Exit::NotPermitted, Some("run it as root".to_owned()));
     }
-    Problem {
+    ChangeError {
         hint,
-        ..Problem::new(reason, "acquire the run lock")
+        ..ChangeError::new(reason, "acquire the run lock")
             .exiting(exit)
             .caused_by(error)
     }
@@ -82,7 +82,7 @@ impl Report for EngineError {
                 other => other,
             },
             Self::RebootFirst { .. } => Exit::RebootRequired,
-            Self::Problem(problem) => problem.exit,
+            Self::ChangeError(problem) => problem.exit,
         }
     }
 
@@ -91,7 +91,7 @@ impl Report for EngineError {
             Self::Graph(_) => "steps-out-of-order",
             Self::Journal(error) | Self::Unfinished(error) => error.reason(),
             Self::RebootFirst { .. } => "reboot-first",
-            Self::Problem(problem) => problem.reason,
+            Self::ChangeError(problem) => problem.reason,
         }
     }
 
@@ -99,7 +99,7 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
             Self::Journal(error) | Self::Unfinished(error) => error.hint(),
-            Self::Problem(problem) => problem.hint.clone(),
+            Self::ChangeError(problem) => problem.hint.clone(),
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
                     "the machine reboots automatically in a moment (reboot {reboots} of \
@@ -118,7 +118,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
-    use crate::host::files::{FullFilesystem, Limit, Room};
+    use crate::host::files::{FullFilesystem, Limit, FreeSpace};
 
     #[test]
     fn lock_denied_to_non_root_is_not_a_bug() {
@@ -138,7 +138,7 @@ mod tests {
         assert_ne!(other.hint().as_deref(), Some("run it as root"));
         let full = FullFilesystem {
             mount: "/run".into(),
-            room: Room {
+            free_space: FreeSpace {
                 total: 1,
                 free: 0,
                 read_only: false,

@@ -5,7 +5,7 @@ use super::{
     reboot::{REBOOT_STOPPED, reboot},
     resume::{self, UNIT},
 };
-use crate::{change::Problem, error::one_line, exit::Exit, modules};
+use crate::{change::ChangeError, error::one_line, exit::Exit, modules};
 
 /// A message after the last event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Session {
         &self,
         report: &RunReport,
         say: &mut (dyn FnMut(Message<'_>) + Send),
-    ) -> Result<Exit, Problem> {
+    ) -> Result<Exit, ChangeError> {
         // A rollback is a separate run with its own ID and driver.
         let session = self.inner.rollback.get().map_or(self, |session| &**session);
         let is_due = report.reboot.as_ref().is_some_and(|one| one.automatic);
@@ -65,12 +65,12 @@ impl Session {
     async fn publish(&self, say: &mut (dyn FnMut(Message<'_>) + Send)) {
         let desired = self.inner.desired.as_ref().filter(|desired| !desired.image);
         let driver = desired.and_then(|desired| desired.driver.as_ref());
-        let Some((driver, wish)) = driver.and_then(|one| Some((one, one.publish.as_ref()?))) else {
+        let Some((driver, spec)) = driver.and_then(|one| Some((one, one.publish.as_ref()?))) else {
             return;
         };
         let state = self.inner.state();
         let published = tokio::select! {
-            published = modules::publish(&self.tools.host, state.facts(), driver, wish) => published,
+            published = modules::publish(&self.tools.host, state.facts(), driver, spec) => published,
             _ = self.tools.cancel.cancelled() => Err("stopped by a signal".to_owned()),
         };
         match published {
@@ -78,7 +78,7 @@ impl Session {
             Ok(Some(what)) => say(Message::Note(&format!("published {what}"))),
             Err(why) => say(Message::Warning(&format!(
                 "the modules compiled on this machine were not published to `{}`: {why}",
-                wish.to
+                spec.to
             ))),
         }
     }

@@ -21,10 +21,10 @@ use super::{
     units::{self, modules, not_at_all},
 };
 use crate::{
-    change::{Change, Problem, Reverted},
+    change::{Change, ChangeError, Reverted},
     dkms,
     host::{Files, FilesError, Host},
-    journal::{JournalError, Receipt, Record, Request, Standing},
+    journal::{JournalError, Receipt, Record, Request, AppliedChange},
     model::id::StepId,
     steps,
     tools::packages::HEADER,
@@ -75,9 +75,9 @@ pub(super) fn told(path: &Utf8PathBuf) -> String {
 /// the journal.
 pub(super) fn release(
     files: &dyn Files,
-    standing: &[Standing],
+    applied: &[AppliedChange],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    let mut removed = units::release(files, resume::UNIT, standing)?;
+    let mut removed = units::release(files, resume::UNIT, applied)?;
     // While this file exists, new kernels do not get a module.
     let flag = Utf8Path::new(dkms::NO_AUTOINSTALL);
     if (files.read(flag)?).is_some_and(|found| found.starts_with(HEADER.as_bytes())) {
@@ -123,26 +123,26 @@ pub fn release_lost(
 }
 
 /// Prevents all loading of the driver modules.
-async fn deny(ledger: &Ledger) -> Result<(), Problem> {
-    let standing = ledger.journal.receipt().standing;
-    let modules = modules(&standing);
-    if modules.is_empty() || standing.iter().any(|one| one.whole && is_denial(one)) {
+async fn deny(ledger: &Ledger) -> Result<(), ChangeError> {
+    let applied = ledger.journal.receipt().applied;
+    let modules = modules(&applied);
+    if modules.is_empty() || applied.iter().any(|one| one.whole && is_denial(one)) {
         return Ok(());
     }
     ledger.perform(&[GUARD], &not_at_all(&modules)).await
 }
 
-fn is_denial(standing: &Standing) -> bool {
-    standing.steps == [GUARD]
+fn is_denial(applied: &AppliedChange) -> bool {
+    applied.steps == [GUARD]
 }
 
 /// Allows the modules again, for a run that an administrator started after an earlier run gave up.
 /// Returns a note for each change that could not be reverted.
 pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
     let mut notes = Vec::new();
-    for standing in ledger.journal.receipt().standing {
-        if is_denial(&standing) {
-            let left = revert(ledger, standing).await?;
+    for applied in ledger.journal.receipt().applied {
+        if is_denial(&applied) {
+            let left = revert(ledger, applied).await?;
             notes.extend(left.map(|left| format!("the modules are still denied: {left}")));
         }
     }
@@ -150,9 +150,9 @@ pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
 }
 
 /// Undoes a change. Returns the part that could not be undone, with the reason.
-async fn revert(ledger: &Ledger, standing: Standing) -> Result<Option<String>, EngineError> {
-    let undo = standing.undo.clone();
-    let reverted = ledger.revert(&[standing], &undo).await;
+async fn revert(ledger: &Ledger, applied: AppliedChange) -> Result<Option<String>, EngineError> {
+    let undo = applied.undo.clone();
+    let reverted = ledger.revert(&[applied], &undo).await;
     Ok(match reverted.map_err(EngineError::Unfinished)? {
         Some(Reverted::Left { what, why }) => Some(format!("{what}: {why}")),
         _ => None,
@@ -176,11 +176,11 @@ impl Session {
             self.tools
                 .note(notes, format!("failed to deny the modules: {failure}"));
         }
-        let autoload = |one: &Standing| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
-        for standing in ledger.journal.receipt().standing {
-            if autoload(&standing) {
+        let autoload = |one: &AppliedChange| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
+        for applied in ledger.journal.receipt().applied {
+            if autoload(&applied) {
                 // The modules are not loaded, so there is nothing to unload.
-                if let Some(left) = revert(ledger, standing).await? {
+                if let Some(left) = revert(ledger, applied).await? {
                     let note = format!("the modules are still loaded at each boot: {left}");
                     self.tools.note(notes, note);
                 }

@@ -5,7 +5,7 @@ use super::{
     apply::{Applying, Reboots, Stop},
     guard,
     job::{End, Job},
-    lasting,
+    persist,
     ledger::Ledger,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
@@ -15,7 +15,7 @@ use crate::{
     change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{Awaited, GoingBack, History, Journal, JournalError, Record, Standing},
+    journal::{Awaited, RollbackStarted, History, Journal, JournalError, Record, AppliedChange},
 };
 
 impl Session {
@@ -71,7 +71,7 @@ impl Session {
         }
         let ledger = Ledger {
             journal,
-            verbs: self.tools.verbs.clone(),
+            change_applier: self.tools.change_applier.clone(),
             events: self.tools.events.clone(),
         };
         // Write nothing to an untouched machine before it is clear that the run is not blocked.
@@ -81,9 +81,9 @@ impl Session {
             self.begin(&ledger)?;
         }
         if self.give_up_rollback(&ledger, &mut notes)? {
-            before.going_back = None;
+            before.rollback_started = None;
         }
-        if let Some(GoingBack { from, to, why }) = &before.going_back {
+        if let Some(RollbackStarted { from, to, why }) = &before.rollback_started {
             let note = format!("driver {from} failed validation ({why}): rolling back to {to}");
             self.tools.note(&mut notes, note);
         }
@@ -93,7 +93,7 @@ impl Session {
         let reboots = Reboots {
             since: before.reboots,
             // Reboots of earlier runs do not count towards the limit of a rollback.
-            in_all: match before.going_back {
+            in_all: match before.rollback_started {
                 Some(_) => 0,
                 None => before.reboots_in_all,
             },
@@ -101,7 +101,7 @@ impl Session {
         for note in ledger.reconcile().await? {
             self.tools.note(&mut notes, note);
         }
-        let back = before.going_back.clone();
+        let back = before.rollback_started.clone();
         if is_automatic {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
@@ -116,7 +116,7 @@ impl Session {
                 return Ok(report);
             }
         }
-        let released = guard::release(&*self.tools.host.files, &before.standing)
+        let released = guard::release(&*self.tools.host.files, &before.applied)
             .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
         for path in released {
             self.tools.note(&mut notes, guard::told(&path));
@@ -127,9 +127,9 @@ impl Session {
             }
         }
 
-        let standing = ledger.journal.receipt().standing;
-        self.know(&standing);
-        let mut jobs = self.survey_before_changes(&standing, &mut notes).await;
+        let applied = ledger.journal.receipt().applied;
+        self.know(&applied);
+        let mut jobs = self.survey_before_changes(&applied, &mut notes).await;
         let mut left = Vec::new();
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);
@@ -145,7 +145,7 @@ impl Session {
                 armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
             }
             jobs.iter_mut().for_each(|job| job.ended = None);
-            let mut undone = self.undo_left_over(&ledger, &mut jobs, &mut notes).await?;
+            let mut undone = self.undo_obsolete(&ledger, &mut jobs, &mut notes).await?;
             if undone.any {
                 // State that was read before the undo is outdated.
                 jobs.iter_mut().for_each(|job| job.answer = None);
@@ -185,7 +185,7 @@ impl Session {
                 exit
             }
         };
-        if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().going_back.is_none() {
+        if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none() {
             // The next boot must not try the failed driver again.
             notes.extend(resume::dismiss(&ledger).await?);
         }
@@ -282,7 +282,7 @@ impl Session {
     fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
         let files = &*self.tools.host.files;
         let (request, copies) =
-            lasting::request(files, &self.tools.options.request).map_err(JournalError::from)?;
+            persist::request(files, &self.tools.options.request).map_err(JournalError::from)?;
         // The journal is written first, because `uninstall` reads from it which files to remove.
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
@@ -292,7 +292,7 @@ impl Session {
             request,
             policy: self.tools.options.policy.clone(),
         })?;
-        lasting::copy(files, &copies).map_err(JournalError::from)?;
+        persist::copy(files, &copies).map_err(JournalError::from)?;
         ledger
             .journal
             .keep_credentials(&self.tools.options.request.credentials)?;
@@ -478,11 +478,11 @@ fn done(job: &Job) -> Vec<ChangeReport> {
 /// Whether a run changed anything since its `first` record. A failed package transaction may have
 /// installed some of its packages. Any other failed change did nothing.
 fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
-    let brought = |standing: &Standing| {
-        standing.intent >= first && matches!(standing.undo, Undo::Packages { .. })
+    let brought = |applied: &AppliedChange| {
+        applied.intent >= first && matches!(applied.undo, Undo::Packages { .. })
     };
     applying.jobs.iter().any(|job| job.done().next().is_some())
-        || ledger.journal.receipt().standing.iter().any(brought)
+        || ledger.journal.receipt().applied.iter().any(brought)
 }
 
 fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {

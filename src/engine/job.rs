@@ -7,11 +7,11 @@ use super::{
     retry::Retries,
 };
 use crate::{
-    change::{Change, Lock, Problem},
+    change::{Change, Lock, ChangeError},
     error::causes,
     event::{Event, Outcome},
     exit::Exit,
-    journal::Standing,
+    journal::AppliedChange,
     model::{findings, id::StepId},
     step::{Assessment, Step, StepError},
 };
@@ -50,7 +50,7 @@ pub(super) struct Job {
     /// once.
     pub(super) is_outdated: bool,
     /// Its obsolete changes.
-    pub(super) left_over: Vec<Standing>,
+    pub(super) obsolete: Vec<AppliedChange>,
     /// The obsolete changes that were undone in this run.
     pub(super) undone: Vec<ChangeReport>,
 }
@@ -84,7 +84,7 @@ impl End {
         self
     }
 
-    pub(super) fn failed(what: &str, failure: &Problem) -> Self {
+    pub(super) fn failed(what: &str, failure: &ChangeError) -> Self {
         let mut chain = vec![failure.to_string()];
         chain.extend(causes(failure));
         Self {
@@ -138,7 +138,7 @@ impl Job {
             spent: Duration::ZERO,
             ended: None,
             is_outdated: false,
-            left_over: Vec::new(),
+            obsolete: Vec::new(),
             undone: Vec::new(),
         }
     }

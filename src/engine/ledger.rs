@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     events::{EventSink, Events},
-    ours::ours,
+    managed::ours,
 };
 use crate::{
-    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, Verbs, packages::Withdrawn},
+    change::{Change, ChangeError, Reverted, STOPPED, Sink, Undo, ApplyChanges, packages::Reduced},
     error::{causes, one_line},
     event::Event,
-    journal::{Journal, JournalError, Record, Standing},
+    journal::{Journal, JournalError, Record, AppliedChange},
     model::id::StepId,
 };
 
@@ -18,20 +18,20 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Ledger {
     pub(super) journal: Journal,
-    pub(super) verbs: Arc<dyn Verbs>,
+    pub(super) change_applier: Arc<dyn ApplyChanges>,
     pub(super) events: Events,
 }
 
 impl Ledger {
     /// Applies a change: captures the undo, syncs the intent, applies the change, syncs the end.
-    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Problem> {
+    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), ChangeError> {
         let began = self.events.elapsed();
         let summary = change.summary();
         self.events.emit(Event::ChangeStarted {
             steps: steps.to_vec(),
             summary: summary.clone(),
         });
-        let undo = self.verbs.capture(change).await?;
+        let undo = self.change_applier.capture(change).await?;
         let intent = self.journal.append(Record::Intent {
             steps: steps.to_vec(),
             change: change.clone(),
@@ -41,7 +41,7 @@ impl Ledger {
             events: &self.events,
             steps,
         };
-        match self.verbs.apply(change, undo.clone(), &sink).await {
+        match self.change_applier.apply(change, undo.clone(), &sink).await {
             Ok(undo) => {
                 self.journal.append(Record::Applied { intent, undo })?;
                 self.events.emit(Event::ChangeApplied {
@@ -70,13 +70,13 @@ impl Ledger {
     /// Closes the intents that an interrupted run left open.
     pub(super) async fn reconcile(&self) -> Result<Vec<String>, JournalError> {
         let mut notes = Vec::new();
-        for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
+        for open in self.journal.receipt().applied.iter().filter(|s| s.open) {
             let summary = open.change.summary();
             let sink = EventSink {
                 events: &self.events,
                 steps: &open.steps,
             };
-            match self.verbs.reconcile(&open.undo, &sink).await {
+            match self.change_applier.reconcile(&open.undo, &sink).await {
                 Ok(undo) => {
                     self.journal.append(Record::Interrupted {
                         intent: open.intent,
@@ -100,30 +100,30 @@ impl Ledger {
     /// nothing if a stop was requested while the undo was still waiting.
     pub(super) async fn revert(
         &self,
-        standing: &[Standing],
+        applied: &[AppliedChange],
         undo: &Undo,
     ) -> Result<Option<Reverted>, JournalError> {
-        let reverted = self.undo(standing, undo).await;
+        let reverted = self.undo(applied, undo).await;
         if let Some(reverted) = &reverted {
-            self.reverted(standing, reverted)?;
+            self.reverted(applied, reverted)?;
         }
         Ok(reverted)
     }
 
     /// Undoes a part of a change without a journal record.
-    pub(super) async fn undo(&self, standing: &[Standing], undo: &Undo) -> Option<Reverted> {
-        let steps = steps_of(standing);
+    pub(super) async fn undo(&self, applied: &[AppliedChange], undo: &Undo) -> Option<Reverted> {
+        let steps = steps_of(applied);
         let sink = EventSink {
             events: &self.events,
             steps: &steps,
         };
-        match self.verbs.revert(undo, &sink).await {
+        match self.change_applier.revert(undo, &sink).await {
             Ok(reverted) => Some(reverted),
             Err(failure) if failure.reason == STOPPED => None,
             Err(failure) => Some(Reverted::left(
-                standing
+                applied
                     .iter()
-                    .map(|standing| standing.change.summary())
+                    .map(|applied| applied.change.summary())
                     .collect::<Vec<_>>()
                     .join("; "),
                 one_line(&failure),
@@ -133,31 +133,31 @@ impl Ledger {
 
     /// Undoes the obsolete part of a change without a journal record. The error is the remaining
     /// part, or `None` if a signal arrived while the undo was waiting.
-    pub(super) async fn withdraw(
+    pub(super) async fn reduce(
         &self,
-        standing: &Standing,
+        applied: &AppliedChange,
         wanted: &BTreeSet<String>,
-    ) -> Result<Withdrawn, Option<Reverted>> {
+    ) -> Result<Reduced, Option<Reverted>> {
         let sink = EventSink {
             events: &self.events,
-            steps: &standing.steps,
+            steps: &applied.steps,
         };
-        let holds = ours(&self.journal.receipt().standing).held;
-        let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
-        withdrawn.await.map_err(|failure| {
+        let holds = ours(&self.journal.receipt().applied).held;
+        let reduced = self.change_applier.reduce(&applied.undo, wanted, &holds, &sink);
+        reduced.await.map_err(|failure| {
             (failure.reason != STOPPED)
-                .then(|| Reverted::left(standing.change.summary(), one_line(&failure)))
+                .then(|| Reverted::left(applied.change.summary(), one_line(&failure)))
         })
     }
 
     /// Records the result of an undo.
     pub(super) fn reverted(
         &self,
-        standing: &[Standing],
+        applied: &[AppliedChange],
         reverted: &Reverted,
     ) -> Result<(), JournalError> {
-        for standing in standing {
-            let intent = standing.intent;
+        for applied in applied {
+            let intent = applied.intent;
             self.journal.append(match reverted {
                 Reverted::Done { what } => Record::Reverted {
                     intent,
@@ -177,7 +177,7 @@ impl Ledger {
     }
 
     async fn exact(&self, summary: &str, undo: &Undo, sink: &dyn Sink) -> Option<Undo> {
-        match self.verbs.reconcile(undo, sink).await {
+        match self.change_applier.reconcile(undo, sink).await {
             Ok(undo) => Some(undo),
             Err(failure) => {
                 sink.note(&format!(
@@ -191,9 +191,9 @@ impl Ledger {
 }
 
 /// Returns the steps of the changes without duplicates.
-pub(super) fn steps_of(standing: &[Standing]) -> Vec<StepId> {
+pub(super) fn steps_of(applied: &[AppliedChange]) -> Vec<StepId> {
     let mut steps: Vec<StepId> = Vec::new();
-    for step in standing.iter().flat_map(|standing| &standing.steps) {
+    for step in applied.iter().flat_map(|applied| &applied.steps) {
         if !steps.contains(step) {
             steps.push(step.clone());
         }

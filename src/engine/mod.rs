@@ -11,23 +11,23 @@ mod check;
 mod errors;
 pub mod events;
 mod follow;
-mod gate;
+mod batch;
 mod graph;
 mod guard;
 mod install;
 mod job;
-mod lasting;
+mod persist;
 mod ledger;
-mod leftover;
-mod offered;
-mod ours;
+mod obsolete;
+mod available;
+mod managed;
 mod plan;
 mod reboot;
 mod result;
 mod resume;
 mod retry;
 mod rollback;
-mod rollback_words;
+mod rollback_messages;
 mod runfile;
 mod status;
 mod statusfile;
@@ -54,7 +54,7 @@ pub use events::Events;
 pub use follow::Message;
 pub use graph::GraphError;
 pub use guard::release_lost;
-pub use ours::{holds, our_runtimes};
+pub use managed::{holds, our_runtimes};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{UNIT, applied_changes as applied, asked, request};
 pub use retry::UNATTENDED_DEADLINE;
@@ -68,17 +68,17 @@ pub use uninstall::uninstall;
 pub use wait::wait;
 
 use crate::{
-    change::{Problem, Verbs},
+    change::{ChangeError, ApplyChanges},
     check::{Check, FailOn, Finding},
     compat::matrix::Matrix,
     config::{
-        desired::{Desired, DriverWish},
+        desired::{Desired, DriverSpec},
         load::Question,
     },
     event::{Event, StepTitle},
     exit::Exit,
     host::{Clock, Host},
-    journal::{GoingBack, Policy, Request},
+    journal::{RollbackStarted, Policy, Request},
     model::{
         findings,
         id::{Id, stands_for},
@@ -99,7 +99,7 @@ pub struct Tools {
     /// The machine.
     pub host: Host,
     /// Applies and undoes changes.
-    pub verbs: Arc<dyn Verbs>,
+    pub change_applier: Arc<dyn ApplyChanges>,
     /// The event stream.
     pub events: Events,
     /// The stop request.
@@ -148,20 +148,20 @@ pub struct Audit {
     /// not assessed.
     pub desired: Result<Desired, Unresolvable>,
     /// The rollback in progress, if any. The desired state then differs from the settings.
-    pub back: Option<GoingBack>,
+    pub back: Option<RollbackStarted>,
     /// An earlier gpu-bootstrap run has prepared the machine.
     pub prepared: bool,
     /// Differences from the settings are evaluated, because gpu-bootstrap prepared the machine or settings are given.
     pub compares: bool,
-    /// The results of `check --prove`. A finding replaces the finding of the step with the same ID.
-    pub proven: Vec<Finding>,
+    /// The results of `check --validate`. A finding replaces the finding of the step with the same ID.
+    pub validated: Vec<Finding>,
 }
 
 /// The result of `plan`.
 pub struct Planned {
     pub report: RunReport,
     /// The desired driver, as resolved by the package lists.
-    pub driver: Option<DriverWish>,
+    pub driver: Option<DriverSpec>,
     /// The reasons for the desired state.
     pub reasons: Vec<String>,
     /// The reason a rollback uses a version other than the validated one, if it does.
@@ -193,10 +193,10 @@ struct Examination {
     checks: Vec<Box<dyn Check>>,
     matrix: Arc<Matrix>,
     unresolvable: Option<Unresolvable>,
-    back: Option<GoingBack>,
+    back: Option<RollbackStarted>,
     prepared: bool,
     compares: bool,
-    proven: Vec<Finding>,
+    validated: Vec<Finding>,
 }
 
 /// Data that all tasks share.
@@ -220,15 +220,15 @@ struct Inner {
     /// The current snapshot.
     state: Mutex<Arc<State>>,
     /// The desired state for the current snapshot.
-    settled: Mutex<Arc<OnceCell<Arc<Desired>>>>,
+    resolved: Mutex<Arc<OnceCell<Arc<Desired>>>>,
 }
 
 impl Inner {
     /// The desired state, as far as the current snapshot decides it. See [`steps::settle`].
     async fn wanted(&self, state: &Arc<State>) -> Option<Arc<Desired>> {
         let desired = self.desired.as_ref()?;
-        let settled = self.settled();
-        let settle = || async {
+        let resolved = self.resolved();
+        let resolve = || async {
             let cx = Cx {
                 host: self.host.reader(),
                 facts: state.facts(),
@@ -237,12 +237,12 @@ impl Inner {
                 matrix: self.matrix.get().map(|matrix| &**matrix),
             };
             // The step with the same query reports the error.
-            match steps::settle(&cx).await {
-                Ok(Some(settled)) => Arc::new(settled),
+            match steps::resolve(&cx).await {
+                Ok(Some(resolved)) => Arc::new(resolved),
                 Ok(None) | Err(_) => Arc::clone(desired),
             }
         };
-        Some(Arc::clone(settled.get_or_init(settle).await))
+        Some(Arc::clone(resolved.get_or_init(resolve).await))
     }
 
     async fn assess(&self, at: usize) -> Assessed {
@@ -272,13 +272,13 @@ impl Inner {
         Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn settled(&self) -> Arc<OnceCell<Arc<Desired>>> {
-        Arc::clone(&self.settled.lock().unwrap_or_else(PoisonError::into_inner))
+    fn resolved(&self) -> Arc<OnceCell<Arc<Desired>>> {
+        Arc::clone(&self.resolved.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Invalidates everything that was read.
-    fn begin_epoch(&self) {
-        *self.settled.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
+    fn invalidate(&self) {
+        *self.resolved.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = Arc::new(state.next());
     }
@@ -347,11 +347,11 @@ impl Session {
             back,
             prepared,
             compares,
-            proven,
+            validated,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
             .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
-            .chain(proven.iter().map(|finding| finding.id.clone()))
+            .chain(validated.iter().map(|finding| finding.id.clone()))
             .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
@@ -384,7 +384,7 @@ impl Session {
             back,
             prepared,
             compares,
-            proven,
+            validated,
         };
         let ordered = (steps, graph);
         Ok(Self::with(
@@ -417,7 +417,7 @@ impl Session {
                 reasons: OnceLock::new(),
                 rollback: OnceLock::new(),
                 state: Mutex::new(Arc::new(state)),
-                settled: Mutex::default(),
+                resolved: Mutex::default(),
             }),
             tools,
             audit,
@@ -463,12 +463,12 @@ impl Session {
             self.read_ours();
             let mut jobs = self.survey().await;
             let mut notes = Vec::new();
-            self.read_left_over(&mut jobs, &mut notes);
+            self.read_obsolete(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 for kept in self.keep_running(&mut jobs).await {
                     self.tools.note(&mut notes, format!("obsolete: {kept}"));
                 }
-                self.rehearse(mode, &mut jobs).await;
+                self.dry_run(mode, &mut jobs).await;
                 if let Some(note) = self.rollback_in_words(&jobs).await {
                     self.tools.note(&mut notes, note);
                 }
@@ -571,7 +571,7 @@ impl Tools {
             events: &self.events,
             steps: &[],
         };
-        self.verbs.resume_paused(&sink).await;
+        self.change_applier.resume_paused(&sink).await;
     }
 
     fn finished(&self, report: &RunReport) {
@@ -591,12 +591,12 @@ impl Tools {
     ///
     /// # Errors
     /// [`Exit::Busy`] if another run holds the lock.
-    pub fn lock(&self) -> Result<Box<dyn Send + Sync>, Problem> {
-        let folder = Utf8Path::new(RUN);
-        let path = folder.join("lock");
+    pub fn lock(&self) -> Result<Box<dyn Send + Sync>, ChangeError> {
+        let directory = Utf8Path::new(RUN);
+        let path = directory.join("lock");
         self.host
             .files
-            .create_folder(folder, 0o755)
+            .create_directory(directory, 0o755)
             .map_err(not_locked)?;
         match self.host.files.try_lock(&path).map_err(not_locked)? {
             Some(guard) => Ok(guard),
@@ -607,7 +607,7 @@ impl Tools {
                     "start the run: another run is in progress ({})",
                     holder.trim()
                 );
-                Err(Problem::new("busy", what)
+                Err(ChangeError::new("busy", what)
                     .exiting(Exit::Busy)
                     .advice("wait for it; run `gpu-bootstrap status` to follow it"))
             }

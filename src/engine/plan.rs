@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     change::{Change, packages::NOT_SIMULATED},
-    config::desired::PackageWish,
+    config::desired::PackageSpec,
     error::one_line,
     event::Outcome,
     exit::Exit,
@@ -25,7 +25,7 @@ const REBOOT: &str = "reboot";
 /// package lists, one transaction provides them, and they are listed with the first of these steps.
 #[derive(Debug, Default)]
 struct Listed {
-    packages: Vec<(PackageWish, StepId)>,
+    packages: Vec<(PackageSpec, StepId)>,
     /// Package actions, without versions.
     actions: BTreeSet<String>,
     /// Whether a refresh of the package lists is listed.
@@ -44,9 +44,9 @@ impl Listed {
         else {
             return Ok(change.clone());
         };
-        let first = |wish: &PackageWish| self.packages.iter().find(|(known, _)| known == wish);
-        let rest: Vec<PackageWish> = (packages.iter())
-            .filter(|wish| first(wish).is_none())
+        let first = |spec: &PackageSpec| self.packages.iter().find(|(known, _)| known == spec);
+        let rest: Vec<PackageSpec> = (packages.iter())
+            .filter(|spec| first(spec).is_none())
             .cloned()
             .collect();
         if rest.is_empty() {
@@ -55,7 +55,7 @@ impl Listed {
                 _ => Ok(change.clone()),
             };
         }
-        let listed = rest.iter().map(|wish| (wish.clone(), step.clone()));
+        let listed = rest.iter().map(|spec| (spec.clone(), step.clone()));
         self.packages.extend(listed);
         Ok(Change::InstallPackages {
             packages: rest,
@@ -167,7 +167,7 @@ impl Session {
             let repeats = matches!(
                 &job.answer,
                 Some(Ok(Assessment::Needs { changes, .. }))
-                    if job.undos().is_empty() && changes.iter().all(Change::only_repeats_proof)
+                    if job.undos().is_empty() && changes.iter().all(Change::only_repeats_validation)
             );
             would_change && !repeats
         });
@@ -201,7 +201,7 @@ impl Session {
         upstream_pending: bool,
         notes: &mut Vec<String>,
     ) -> Option<String> {
-        match self.tools.verbs.preview(change).await {
+        match self.tools.change_applier.preview(change).await {
             Ok(diff) => diff,
             Err(failure) => {
                 let packages = matches!(change, Change::InstallPackages { .. });

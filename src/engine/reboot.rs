@@ -11,7 +11,7 @@ use super::{
     resume::{self, UNIT},
 };
 use crate::{
-    change::Problem,
+    change::ChangeError,
     error::{Report, one_line},
     exit::Exit,
     host::{Cmd, FilesError, Host},
@@ -44,18 +44,18 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 pub(super) const REBOOT_STOPPED: &str = "reboot-stopped";
 
 /// The error if a required reboot did not happen.
-fn not_rebooted(reason: &'static str, why: &str) -> Problem {
-    let problem = Problem::new(reason, format!("reboot the machine: {why}"));
+fn not_rebooted(reason: &'static str, why: &str) -> ChangeError {
+    let problem = ChangeError::new(reason, format!("reboot the machine: {why}"));
     problem.exiting(Exit::RebootRequired).advice(
         "progress is saved; reboot the machine manually, and the run then continues automatically",
     )
 }
 
 /// The error if another run has started since this run found that a reboot is required.
-fn overtaken(error: EngineError) -> Problem {
-    Problem {
+fn overtaken(error: EngineError) -> ChangeError {
+    ChangeError {
         hint: error.hint(),
-        ..Problem::new(error.reason(), "reboot the machine")
+        ..ChangeError::new(error.reason(), "reboot the machine")
             .exiting(Exit::RebootRequired)
             .caused_by(error)
     }
@@ -70,7 +70,7 @@ pub(super) async fn reboot(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let host = &tools.host;
     // cloud-init waits for this run, so this run must not wait for cloud-init. The unit acquires
     // the run lock, so it must be free.
@@ -120,7 +120,7 @@ async fn stopped(
 ) -> Result<(), EngineError> {
     let ledger = Ledger {
         journal,
-        verbs: tools.verbs.clone(),
+        change_applier: tools.change_applier.clone(),
         events: tools.events.clone(),
     };
     if by == Exit::Interrupted {
@@ -148,7 +148,7 @@ async fn request(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let (host, cancel) = (&tools.host, &tools.cancel);
     wait_for_others(host, locks, cancel, say).await?;
     let request = Cmd::new("systemctl", ["reboot"]).deadline(REQUEST_DEADLINE);
@@ -195,7 +195,7 @@ async fn wait_for_others(
     locks: &[&str],
     cancel: &Cancel,
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let began = host.clock.monotonic();
     let mut said: Option<String> = None;
     loop {
@@ -255,11 +255,11 @@ async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
     false
 }
 
-fn reboot_stopped(by: Exit) -> Problem {
+fn reboot_stopped(by: Exit) -> ChangeError {
     not_rebooted(REBOOT_STOPPED, "stop requested").exiting(by)
 }
 
-async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), Problem> {
+async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), ChangeError> {
     tokio::select! {
         biased;
         by = cancel.cancelled() => Err(reboot_stopped(by)),

@@ -6,16 +6,16 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    EngineError, Tools, lasting,
+    EngineError, Tools, persist,
     ledger::Ledger,
     retry::UNATTENDED_DEADLINE,
     units::{self, AFTER_MODULES, quoted},
 };
 use crate::{
-    change::{Change, Problem, Reverted},
+    change::{Change, ChangeError, Reverted},
     error::one_line,
     host::{FilesError, Host, ReadFiles},
-    journal::{Journal, JournalError, Request, Standing, fold},
+    journal::{Journal, JournalError, Request, AppliedChange, fold},
     model::{id::StepId, paths::STATE},
     steps::CHECK_TIMER,
     tools::{cloud_init, packages::HEADER, systemctl},
@@ -185,11 +185,11 @@ pub(super) async fn ensure(
              {what}: {why}"
         )
     };
-    let exe = lasting::program(&*tools.host.files, &tools.options.exe)
+    let exe = persist::program(&*tools.host.files, &tools.options.exe)
         .map_err(|error| told("copy the gpu-bootstrap binary", one_line(&error)))?;
     let seconds = tools.options.request.deadline_seconds;
     let deadline = seconds.map_or(UNATTENDED_DEADLINE, Duration::from_secs);
-    let standing = standing(ledger);
+    let applied = applied(ledger);
     let surroundings = surroundings(&*tools.host.files, &exe)
         .map_err(|error| told("detect needrestart and cloud-init", one_line(&error)))?;
     for change in changes(&exe, deadline, modules, surroundings) {
@@ -197,7 +197,7 @@ pub(super) async fn ensure(
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
         // A change that failed or was interrupted is applied again. Without a record, the unit
         // would never be removed.
-        if made && (standing.iter()).any(|standing| standing.whole && standing.change == change) {
+        if made && (applied.iter()).any(|applied| applied.whole && applied.change == change) {
             continue;
         }
         ledger
@@ -210,28 +210,28 @@ pub(super) async fn ensure(
 
 /// Whether the next boot resumes the run, according to the journal.
 pub(super) fn stands(ledger: &Ledger) -> bool {
-    !standing(ledger).is_empty()
+    !applied(ledger).is_empty()
 }
 
 /// Whether the change is one of those that make the next boot resume the run.
-pub(super) fn is_of_unit(standing: &Standing) -> bool {
-    standing.steps == [RESUME]
+pub(super) fn is_of_unit(applied: &AppliedChange) -> bool {
+    applied.steps == [RESUME]
 }
 
 /// Removes the unit and the related files. Returns a note if this fails.
 pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineError> {
     let mut note = None;
-    let mut standing = standing(ledger);
-    standing.sort_by_key(turn);
-    for standing in standing {
-        let undo = standing.undo.clone();
-        let reverted = ledger.revert(&[standing], &undo).await;
+    let mut applied = applied(ledger);
+    applied.sort_by_key(turn);
+    for applied in applied {
+        let undo = applied.undo.clone();
+        let reverted = ledger.revert(&[applied], &undo).await;
         if let Some(Reverted::Left { what, why }) = reverted.map_err(EngineError::Unfinished)? {
             note = Some(format!("`{UNIT}` is no longer needed, but {what}: {why}"));
         }
     }
     if note.is_none() {
-        lasting::forget_program(&*ledger.journal.host().files)
+        persist::forget_program(&*ledger.journal.host().files)
             .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
     }
     Ok(note)
@@ -240,19 +240,19 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
 /// The undo order of a change, lowest first: the unit itself, the related files, everything else. A
 /// boot in between must not continue a run that is finished or being undone. The timer that queries
 /// the GPUs every minute is removed before the driver modules are unloaded.
-pub(super) fn turn(standing: &Standing) -> u8 {
-    match &standing.change {
+pub(super) fn turn(applied: &AppliedChange) -> u8 {
+    match &applied.change {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
         Change::EnableUnit { unit, .. } if unit == UNIT => 0,
-        _ if is_of_unit(standing) || standing.steps == [CHECK_TIMER] => 1,
+        _ if is_of_unit(applied) || applied.steps == [CHECK_TIMER] => 1,
         _ => 2,
     }
 }
 
-fn standing(ledger: &Ledger) -> Vec<Standing> {
-    let mut standing = ledger.journal.receipt().standing;
-    standing.retain(is_of_unit);
-    standing
+fn applied(ledger: &Ledger) -> Vec<AppliedChange> {
+    let mut applied = ledger.journal.receipt().applied;
+    applied.retain(is_of_unit);
+    applied
 }
 
 /// Returns the request of the last `install`, to be repeated at the next boot. An image has become
@@ -277,8 +277,8 @@ pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
 /// # Errors
 /// If the journal cannot be read.
 pub fn applied_changes(host: &Host) -> Result<Vec<Change>, EngineError> {
-    let standing = fold(&Journal::read(host)?.lines).standing;
-    let whole = standing.into_iter().filter(|one| one.whole);
+    let applied = fold(&Journal::read(host)?.lines).applied;
+    let whole = applied.into_iter().filter(|one| one.whole);
     Ok(whole.map(|one| one.change).collect())
 }
 
@@ -294,9 +294,9 @@ pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
 ///
 /// # Errors
 /// If the journal cannot be read, or systemd rejects the request.
-pub async fn hand_over(host: &Host) -> Result<bool, Problem> {
+pub async fn hand_over(host: &Host) -> Result<bool, ChangeError> {
     if !fold(&Journal::read(host)?.lines)
-        .standing
+        .applied
         .iter()
         .any(is_of_unit)
     {
@@ -305,7 +305,7 @@ pub async fn hand_over(host: &Host) -> Result<bool, Problem> {
     let start = systemctl::start_no_block(UNIT);
     let ran = host.exec.run(&start, &mut |_, _| {}).await;
     ran.and_then(|output| output.success(&start))
-        .map_err(|error| Problem::tool(format!("start `{UNIT}`"), error))?;
+        .map_err(|error| ChangeError::tool(format!("start `{UNIT}`"), error))?;
     Ok(true)
 }
 
@@ -321,8 +321,8 @@ mod tests {
         let files = FakeFiles::new();
         let exe = Utf8Path::new("/opt/it's/gb");
         assert_eq!(surroundings(&files, exe).unwrap(), []);
-        files.put_folder(NEEDRESTART, 0o755);
-        files.put_folder(PER_BOOT, 0o755);
+        files.put_directory(NEEDRESTART, 0o755);
+        files.put_directory(PER_BOOT, 0o755);
         files.put("/run/cloud-init/status.json", "{}");
         let made = surroundings(&files, exe).unwrap();
         let text = |at: usize| match &made[at] {

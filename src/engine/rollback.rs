@@ -2,7 +2,7 @@
 //! top of all others selects its exact package versions, or the newest version of its branch if
 //! they are no longer available. Apart from that, it is a normal run.
 //!
-//! The journal records `going-back`. Until `went-back` is recorded, every `install` uses that
+//! The journal records `rollback-started`. Until `rollback-finished` is recorded, every `install` uses that
 //! driver, so the rollback survives power loss and reboots like any other run. It exits with 6,
 //! because the requested driver is not installed. Each failed driver restarts the reboot count, and
 //! the total is limited.
@@ -11,15 +11,15 @@ use super::{
     EngineError, Options, Session, Tools,
     job::Job,
     ledger::Ledger,
-    offered::{Offered, no_longer, none_left, offered, version, version_in_words},
-    ours::{holds, ours},
+    available::{Available, no_longer, none_left, offered, version, version_in_words},
+    managed::{holds, ours},
     resume, run_id,
 };
 use crate::{
-    change::{Problem, Undo},
+    change::{ChangeError, Undo},
     compat::security,
     config::{
-        desired::{Desired, DriverWish, Existing, ModuleWay, PackageWish},
+        desired::{Desired, DriverSpec, Existing, ModuleMethod, PackageSpec},
         error::ResolveError,
         load::Question,
         resolve::Resolution,
@@ -30,9 +30,9 @@ use crate::{
     exit::Exit,
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
-    journal::{GoingBack, Journal, Policy, Proven, Receipt, Record, Standing, fold},
+    journal::{RollbackStarted, Journal, Policy, Validated, Receipt, Record, AppliedChange, fold},
     model::{id::StepId, version::DriverVersion},
-    steps::{self, promise::Promise},
+    steps::{self, expected::ExpectedGpus},
     tools::packages::Fault,
 };
 
@@ -48,11 +48,11 @@ const PROOFS: [StepId; 3] = [
 /// The rollback in progress.
 pub struct Rollback {
     /// The driver versions and the reason.
-    pub back: GoingBack,
+    pub back: RollbackStarted,
     /// The settings that select the driver. They override all others.
     pub settings: Vec<String>,
     /// The driver packages in the validated versions, if available.
-    pub exact: Vec<PackageWish>,
+    pub exact: Vec<PackageSpec>,
     /// The reason the run uses a version other than the validated one, if it does.
     pub note: Option<String>,
 }
@@ -63,24 +63,24 @@ pub struct Rollback {
 /// If the journal cannot be read.
 pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
-    let (Some(back), Some(proven), false) =
-        (receipt.going_back, receipt.proven, gives_up(settings))
+    let (Some(back), Some(validated), false) =
+        (receipt.rollback_started, receipt.validated, gives_up(settings))
     else {
         return Ok(None);
     };
-    let (exact, note) = match offered(host, settings.packages.manager, &proven).await {
-        Ok(Offered::Exact(there)) => (there, None),
-        Ok(Offered::Newest(newest, gone)) => {
+    let (exact, note) = match offered(host, settings.packages.manager, &validated).await {
+        Ok(Available::Exact(there)) => (there, None),
+        Ok(Available::Newest(newest, gone)) => {
             let note = format!("rolling back to driver {newest}: {}", no_longer(&gone));
             (Vec::new(), Some(note))
         }
         // If no version is available, the run ends the rollback. If this is unknown, the run
         // downloads package lists to find out.
-        Ok(Offered::Gone(_)) | Err(_) => (proven.driver, None),
+        Ok(Available::Gone(_)) | Err(_) => (validated.driver, None),
     };
     Ok(Some(Rollback {
         back,
-        settings: proven.settings,
+        settings: validated.settings,
         exact,
         note,
     }))
@@ -99,13 +99,13 @@ impl Rollback {
 
     /// Pins the driver packages to the validated versions.
     pub fn pin(&self, desired: &mut Desired) {
-        let is_exact = |wish: &PackageWish| self.exact.iter().any(|one| one.name == wish.name);
+        let is_exact = |spec: &PackageSpec| self.exact.iter().any(|one| one.name == spec.name);
         if let Some(driver) = &mut desired.driver {
-            driver.packages.retain(|wish| !is_exact(wish));
+            driver.packages.retain(|spec| !is_exact(spec));
             driver.packages.extend(self.exact.iter().cloned());
         }
         if let Some(kernel) = &mut desired.kernel {
-            (kernel.ways.iter_mut()).for_each(|way| way.fix(&self.exact));
+            (kernel.methods.iter_mut()).for_each(|method| method.fix(&self.exact));
         }
     }
 }
@@ -116,20 +116,20 @@ pub(super) fn gives_up(settings: &Desired) -> bool {
 }
 
 /// Returns the settings that select a driver with these packages.
-fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<String> {
-    let ways: Vec<&ModuleWay> = (desired.kernel.iter())
-        .flat_map(|kernel| &kernel.ways)
+fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<String> {
+    let methods: Vec<&ModuleMethod> = (desired.kernel.iter())
+        .flat_map(|kernel| &kernel.methods)
         .collect();
-    let compiled = |is: bool| ways.iter().any(|way| way.is_compiled() == is);
+    let compiled = |is: bool| methods.iter().any(|method| method.is_compiled() == is);
     // If both methods are possible, the setting is not fixed.
     let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
     // If the package lists decide the branch, the setting has no fixed branch.
-    let is_open = ways.iter().any(|way| way.branch.is_some());
+    let is_open = methods.iter().any(|method| method.branch.is_some());
     let branch = version(exact).filter(|_| is_open);
     let branch = branch.map_or(driver.branch, |version| version.branch());
     let of_driver = [
         format!("driver.source={}", driver.source),
-        format!("driver.flavour={}", driver.flavour),
+        format!("driver.flavor={}", driver.flavor),
         format!("driver.branch={branch}"),
     ];
     (of_driver.into_iter())
@@ -138,7 +138,7 @@ fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<
 }
 
 /// The driver as shown in rollback messages.
-fn in_words(driver: &DriverWish) -> String {
+fn in_words(driver: &DriverSpec) -> String {
     (driver.version.as_ref()).map_or_else(
         || format!("of branch {}", driver.branch),
         ToString::to_string,
@@ -146,11 +146,11 @@ fn in_words(driver: &DriverWish) -> String {
 }
 
 /// Whether the validated driver has been replaced since its validation.
-fn is_replaced(receipt: &Receipt, proven: &Proven) -> bool {
-    let of_driver = |wish: &PackageWish| proven.driver.iter().any(|one| one.name == wish.name);
-    (receipt.standing.iter())
-        .filter(|standing| standing.intent > proven.seq)
-        .any(|standing| match &standing.undo {
+fn is_replaced(receipt: &Receipt, validated: &Validated) -> bool {
+    let of_driver = |spec: &PackageSpec| validated.driver.iter().any(|one| one.name == spec.name);
+    (receipt.applied.iter())
+        .filter(|applied| applied.intent > validated.seq)
+        .any(|applied| match &applied.undo {
             Undo::Packages {
                 effects: Some(effects),
                 ..
@@ -165,7 +165,7 @@ fn is_replaced(receipt: &Receipt, proven: &Proven) -> bool {
 
 /// Describes the failed validation. A failed transaction is not a failed validation, because the
 /// next run completes it, unless a module cannot be built.
-fn failed_proof<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
+fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
     jobs.filter(|job| PROOFS.contains(&job.id)).find_map(|job| {
         let end = job.ended.as_ref()?;
         let word = match end.outcome {
@@ -197,17 +197,17 @@ fn lacks_a_package(jobs: &[Job]) -> bool {
 }
 
 /// The message if the settings abort a rollback.
-pub(super) fn words_of_end(back: &GoingBack) -> String {
-    let GoingBack { from, to, .. } = back;
+pub(super) fn words_of_end(back: &RollbackStarted) -> String {
+    let RollbackStarted { from, to, .. } = back;
     format!("the rollback from driver {from} to {to} is aborted: `driver.rollback` is false")
 }
 
 /// Whether the driver of a run passed validation. The run itself may have failed later, in software
 /// on top of the driver. Before a reboot, or if the run was stopped, the driver is not validated.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
-    let passed = |proof: &StepId| {
+    let passed = |validation_run: &StepId| {
         let ends =
-            (jobs.iter().filter(|job| job.id == *proof)).filter_map(|job| job.ended.as_ref());
+            (jobs.iter().filter(|job| job.id == *validation_run)).filter_map(|job| job.ended.as_ref());
         let mut outcomes = ends.map(|end| end.outcome);
         outcomes.any(|one| matches!(one, Outcome::Satisfied | Outcome::Changed))
     };
@@ -239,13 +239,13 @@ impl Session {
             Ok(resolution) => resolution,
             Err(error) => {
                 let what = format!("failed to roll back to driver {}", back.back.to);
-                let problem = Problem::new(error.reason(), what).exiting(error.exit());
+                let problem = ChangeError::new(error.reason(), what).exiting(error.exit());
                 let hint = "set `driver.rollback = false` to abort this rollback";
                 return Err(problem.advice(hint).caused_by(error).into());
             }
         };
         let tools = Tools {
-            verbs: self.tools.verbs.anew(&desired, holds(host)),
+            change_applier: self.tools.change_applier.anew(&desired, holds(host)),
             events: self.tools.events.of_next(&run_id(&*host.clock)),
             options: Options {
                 policy: Some(Policy::of(&desired.packages)),
@@ -286,10 +286,10 @@ impl Session {
             // This run has changed nothing, so nothing is recorded.
             return Ok(());
         }
-        let is_known = receipt.proven.as_ref().is_some_and(|proven| {
-            let later = |one: &Standing| one.intent > proven.seq && !resume::is_of_unit(one);
-            proven.settings == naming(desired, driver, &proven.driver)
-                && !receipt.standing.iter().any(later)
+        let is_known = receipt.validated.as_ref().is_some_and(|validated| {
+            let later = |one: &AppliedChange| one.intent > validated.seq && !resume::is_of_unit(one);
+            validated.settings == naming(desired, driver, &validated.driver)
+                && !receipt.applied.iter().any(later)
         });
         if is_known {
             return Ok(());
@@ -302,7 +302,7 @@ impl Session {
             self.tools.note(notes, note);
         };
         let manager = desired.packages.manager;
-        self.inner.begin_epoch();
+        self.inner.invalidate();
         let state = self.inner.state();
         let database = match state.database(manager).await {
             Ok(Some(database)) => database,
@@ -318,34 +318,34 @@ impl Session {
                 return Ok(());
             }
         };
-        let ours = ours(&receipt.standing).packages;
-        let is_wished = |name: &str| driver.packages.iter().any(|wish| wish.name == name);
+        let ours = ours(&receipt.applied).packages;
+        let is_requested = |name: &str| driver.packages.iter().any(|spec| spec.name == name);
         let is_one = |name: &str| {
-            is_wished(name)
+            is_requested(name)
                 || (ours.contains(name) && (carries_driver(name) || is_driver_part(name)))
         };
-        let exact: Vec<PackageWish> = (database.iter())
+        let exact: Vec<PackageSpec> = (database.iter())
             .filter(|package| package.is_installed() && is_one(&package.id))
-            .map(|package| PackageWish {
+            .map(|package| PackageSpec {
                 name: package.id.clone(),
                 version: Some(package.version.clone()),
             })
             .collect();
         let settings = naming(desired, driver, &exact);
         let driver = exact;
-        (ledger.journal.append(Record::Proven { settings, driver }))
+        (ledger.journal.append(Record::Validated { settings, driver }))
             .map_err(EngineError::Unfinished)?;
         Ok(())
     }
 
     /// Returns the failed validation. A missing GPU does not count if the instance type should have
     /// it, because no driver can bring it back.
-    fn failed_proof(&self, jobs: &[Job]) -> Option<String> {
+    fn failed_validation(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
-        let promise =
-            (self.inner.matrix.get()).and_then(|matrix| Promise::of(state.facts(), matrix).ok());
-        let is_broken = promise.is_some_and(|promise| promise.broken().is_some());
-        failed_proof(
+        let expected_gpus =
+            (self.inner.matrix.get()).and_then(|matrix| ExpectedGpus::of(state.facts(), matrix).ok());
+        let is_broken = expected_gpus.is_some_and(|expected_gpus| expected_gpus.broken().is_some());
+        failed_validation(
             jobs.iter()
                 .filter(|job| !is_broken || job.id != steps::VALIDATION_DEVICES),
         )
@@ -361,7 +361,7 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<(), EngineError> {
         let failed = matches!(exit, Exit::StepFailed | Exit::Blocked | Exit::Internal);
-        match (self.failed_proof(jobs)).filter(|_| failed && self.tools.cancel.exit().is_none()) {
+        match (self.failed_validation(jobs)).filter(|_| failed && self.tools.cancel.exit().is_none()) {
             Some(why) => (self.turn_back_because(ledger, why, notes).await).map(|_| ()),
             None => Ok(()),
         }
@@ -377,36 +377,36 @@ impl Session {
     ) -> Result<bool, EngineError> {
         let receipt = ledger.journal.receipt();
         // The branch may have been decided by the package lists.
-        let settled = self.inner.settled();
-        let desired = settled.get().or(self.inner.desired.as_ref());
+        let resolved = self.inner.resolved();
+        let desired = resolved.get().or(self.inner.desired.as_ref());
         let Some(desired) = desired else {
             return Ok(false);
         };
-        let (Some(driver), Some(proven), None) =
-            (&desired.driver, &receipt.proven, &receipt.going_back)
+        let (Some(driver), Some(validated), None) =
+            (&desired.driver, &receipt.validated, &receipt.rollback_started)
         else {
             return Ok(false);
         };
-        if !driver.rollback || !is_replaced(&receipt, proven) {
+        if !driver.rollback || !is_replaced(&receipt, validated) {
             return Ok(false);
         }
         let from = in_words(driver);
         let failed = format!("driver {from} failed validation ({why})");
         let manager = desired.packages.manager;
-        let (to, because) = match offered(&self.inner.host, manager, proven).await {
-            Ok(Offered::Gone(gone)) => {
-                let none = none_left(proven, &gone);
+        let (to, because) = match offered(&self.inner.host, manager, validated).await {
+            Ok(Available::Gone(gone)) => {
+                let none = none_left(validated, &gone);
                 self.tools.note(notes, format!("{failed}, and {none}"));
                 return Ok(false);
             }
-            Ok(Offered::Newest(newest, gone)) => {
+            Ok(Available::Newest(newest, gone)) => {
                 (newest.to_string(), format!(": {}", no_longer(&gone)))
             }
-            Ok(Offered::Exact(_)) | Err(_) => (version_in_words(proven), String::new()),
+            Ok(Available::Exact(_)) | Err(_) => (version_in_words(validated), String::new()),
         };
         let note = format!("{failed}; rolling back to {to}{because}");
         self.tools.note(notes, note);
-        (ledger.journal.append(Record::GoingBack { from, to, why }))
+        (ledger.journal.append(Record::RollbackStarted { from, to, why }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
@@ -419,11 +419,11 @@ impl Session {
     ) -> Result<bool, EngineError> {
         let receipt = ledger.journal.receipt();
         let gives_up = self.inner.desired.as_ref().is_some_and(|one| gives_up(one));
-        let (true, Some(back)) = (gives_up, &receipt.going_back) else {
+        let (true, Some(back)) = (gives_up, &receipt.rollback_started) else {
             return Ok(false);
         };
         self.tools.note(notes, words_of_end(back));
-        (ledger.journal.append(Record::WentBack { proven: false }))
+        (ledger.journal.append(Record::RollbackFinished { validated: false }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
@@ -434,7 +434,7 @@ impl Session {
     pub(super) async fn end_rollback(
         &self,
         ledger: &Ledger,
-        back: &GoingBack,
+        back: &RollbackStarted,
         exit: Exit,
         jobs: &[Job],
         notes: &mut Vec<String>,
@@ -445,10 +445,10 @@ impl Session {
         ) {
             return Ok(exit);
         }
-        let proven = has_passed(exit, jobs);
-        let GoingBack { from, to, why } = back;
-        let is_over = proven
-            || self.failed_proof(jobs).is_some()
+        let validated = has_passed(exit, jobs);
+        let RollbackStarted { from, to, why } = back;
+        let is_over = validated
+            || self.failed_validation(jobs).is_some()
             || (lacks_a_package(jobs) && self.is_gone(ledger).await);
         if !is_over {
             self.tools.note(
@@ -460,7 +460,7 @@ impl Session {
             );
             return Ok(exit);
         }
-        let ending = if proven {
+        let ending = if validated {
             format!("driver {to} is installed again and passed validation")
         } else {
             format!("the rollback to driver {to} also failed")
@@ -469,11 +469,11 @@ impl Session {
             notes,
             format!("driver {from} failed validation ({why}); {ending}"),
         );
-        if let Some(why) = self.lacks_fixes(to).filter(|_| proven) {
+        if let Some(why) = self.lacks_fixes(to).filter(|_| validated) {
             self.tools.note(notes, why);
         }
-        (ledger.journal.append(Record::WentBack { proven })).map_err(EngineError::Unfinished)?;
-        Ok(if proven { Exit::StepFailed } else { exit })
+        (ledger.journal.append(Record::RollbackFinished { validated })).map_err(EngineError::Unfinished)?;
+        Ok(if validated { Exit::StepFailed } else { exit })
     }
 
     /// The security fixes that are missing in the previous driver. It is restored anyway, because a
@@ -488,11 +488,11 @@ impl Session {
     /// Whether neither the validated driver nor another version of its branch is available, so that
     /// waiting does not help.
     async fn is_gone(&self, ledger: &Ledger) -> bool {
-        let (Some(proven), Some(desired)) = (ledger.journal.receipt().proven, &self.inner.desired)
+        let (Some(validated), Some(desired)) = (ledger.journal.receipt().validated, &self.inner.desired)
         else {
             return false;
         };
-        let offered = offered(&self.inner.host, desired.packages.manager, &proven).await;
-        matches!(offered, Ok(Offered::Gone(_)))
+        let offered = offered(&self.inner.host, desired.packages.manager, &validated).await;
+        matches!(offered, Ok(Available::Gone(_)))
     }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     host::Host,
-    journal::{Awaited, GoingBack, Journal, Policy, Receipt, Request, Run, fold},
+    journal::{Awaited, RollbackStarted, Journal, Policy, Receipt, Request, Run, fold},
 };
 
 /// The document of `status`.
@@ -32,13 +32,13 @@ pub struct StatusSummary {
     pub gave_up: Option<String>,
     /// A driver failed validation. Until the rollback is finished, each `install` uses the previous
     /// driver.
-    pub going_back: Option<GoingBack>,
+    pub rollback_started: Option<RollbackStarted>,
     /// The request of the last `install`.
     pub request: Option<Request>,
     /// The number of applied changes that `uninstall` would undo.
-    pub changes_standing: usize,
+    pub changes_applied: usize,
     /// The steps of these changes, newest first.
-    pub steps_standing: Vec<String>,
+    pub steps_applied: Vec<String>,
     /// A change was interrupted; the next `install` or `uninstall` handles it.
     pub interrupted: bool,
 }
@@ -72,9 +72,9 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
         .as_ref()
         .is_some_and(|awaited| awaited.boot_id.is_some() && awaited.boot_id.as_deref() == boot_id);
     Ok(StatusSummary {
-        interrupted: !alive && receipt.standing.iter().any(|standing| standing.open),
-        changes_standing: receipt.standing.len(),
-        steps_standing: super::ledger::steps_of(&receipt.standing)
+        interrupted: !alive && receipt.applied.iter().any(|applied| applied.open),
+        changes_applied: receipt.applied.len(),
+        steps_applied: super::ledger::steps_of(&receipt.applied)
             .iter()
             .map(ToString::to_string)
             .collect(),
@@ -87,7 +87,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
             .filter(|boot| Some(boot.boot_id.as_str()) != boot_id)
             .count(),
         gave_up: receipt.gave_up,
-        going_back: receipt.going_back,
+        rollback_started: receipt.rollback_started,
         request: receipt.request,
     })
 }
@@ -96,7 +96,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
 /// resume unit was removed.
 pub(super) fn awaited(receipt: &Receipt) -> Option<Awaited> {
     let mut awaited = receipt.awaited.clone()?;
-    awaited.automatic &= receipt.standing.iter().any(resume::is_of_unit);
+    awaited.automatic &= receipt.applied.iter().any(resume::is_of_unit);
     Some(awaited)
 }
 

@@ -14,10 +14,10 @@ use super::{
     retry::{Retries, RetryPolicy},
 };
 use crate::{
-    change::{Change, Problem},
+    change::{Change, ChangeError},
     error::{causes, one_line},
     event::{Event, Outcome},
-    journal::Standing,
+    journal::AppliedChange,
     model::id::StepId,
     step::{Assessment, StepError},
 };
@@ -70,7 +70,7 @@ impl Session {
     /// Blocks each step that has a change that would certainly be rejected, before anything is
     /// changed. The changes of all steps are dry-run in parallel. A plan does not download
     /// anything, so it does not check the keys of new repositories.
-    pub(super) async fn rehearse(&self, mode: Mode, jobs: &mut [Job]) {
+    pub(super) async fn dry_run(&self, mode: Mode, jobs: &mut [Job]) {
         let refusals = join_all(jobs.iter().map(|job| self.refusal(mode, job))).await;
         for (job, refusal) in jobs.iter_mut().zip(refusals) {
             if let Some(refusal) = refusal {
@@ -88,7 +88,7 @@ impl Session {
             if mode == Mode::Plan && matches!(change, Change::AddRepository { .. }) {
                 continue;
             }
-            let Err(failure) = self.tools.verbs.rehearse(change).await else {
+            let Err(failure) = self.tools.change_applier.dry_run(change).await else {
                 continue;
             };
             let mut words = vec![failure.to_string()];
@@ -112,7 +112,7 @@ impl Session {
     /// Downloading lists leaves nothing to undo, so it is not recorded as a change.
     pub(super) async fn survey_before_changes(
         &self,
-        standing: &[Standing],
+        applied: &[AppliedChange],
         notes: &mut Vec<String>,
     ) -> Vec<Job> {
         let tools = &self.tools;
@@ -121,12 +121,12 @@ impl Session {
         let (mut asked_anew, mut stay_old) = (false, false);
         loop {
             let mut jobs = self.survey().await;
-            self.find_left_over(&mut jobs, standing);
+            self.find_obsolete(&mut jobs, applied);
             // An assessment can be stopped at any time. No change starts after that.
             tokio::select! {
                 biased;
                 _ = tools.cancel.cancelled() => {}
-                () = self.rehearse(Mode::Install, &mut jobs) => {}
+                () = self.dry_run(Mode::Install, &mut jobs) => {}
             }
             self.conclude(Mode::Install, &mut jobs);
             if stay_old {
@@ -141,7 +141,7 @@ impl Session {
                         let error = one_line(&failure);
                         let message = format!("failed to download new package lists: {error}");
                         let elapsed = tools.events.elapsed();
-                        let pause = (failure.passes)
+                        let pause = (failure.retryable)
                             .then(|| policy.pause(&mut retries, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
@@ -150,7 +150,7 @@ impl Session {
                             (asked_anew, stay_old) = (true, true);
                             self.tools.note(notes, message);
                         }
-                        self.inner.begin_epoch();
+                        self.inner.invalidate();
                     }
                 }
                 continue;
@@ -167,7 +167,7 @@ impl Session {
                 jobs.iter_mut().for_each(|job| job.ended = None);
                 return jobs;
             }
-            self.inner.begin_epoch();
+            self.inner.invalidate();
         }
     }
 
@@ -187,7 +187,7 @@ impl Session {
     }
 
     /// Downloads the package lists for a step that is blocked by outdated ones.
-    async fn refresh_lists(&self, step: &StepId) -> Result<(), Problem> {
+    async fn refresh_lists(&self, step: &StepId) -> Result<(), ChangeError> {
         let (change, events) = (Change::RefreshRepositories, &self.tools.events);
         let (steps, summary) = (vec![step.clone()], change.summary());
         let began = events.elapsed();
@@ -195,18 +195,18 @@ impl Session {
             steps: steps.clone(),
             summary: summary.clone(),
         });
-        let undo = self.tools.verbs.capture(&change).await?;
+        let undo = self.tools.change_applier.capture(&change).await?;
         let sink = EventSink {
             events,
             steps: &steps,
         };
-        self.tools.verbs.apply(&change, undo, &sink).await?;
+        self.tools.change_applier.apply(&change, undo, &sink).await?;
         events.emit(Event::ChangeApplied {
             seconds: events.elapsed().saturating_sub(began).as_secs_f64(),
             steps,
             summary,
         });
-        self.inner.begin_epoch();
+        self.inner.invalidate();
         self.inner.state().note_lists(true);
         Ok(())
     }
@@ -253,7 +253,7 @@ impl Session {
                             None => conclusion(mode, answer),
                         }
                     }
-                    (answer, _) => match jobs[at].why_left_over() {
+                    (answer, _) => match jobs[at].why_obsolete() {
                         Some(why) => End::new(Outcome::WouldChange, why),
                         None => conclusion(mode, answer),
                     },
@@ -290,7 +290,7 @@ fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
         .map(|job| match &job.answer {
             Some(Ok(Assessment::BlockedNow {
                 why,
-                passes: Some(limit),
+                retryable: Some(limit),
                 ..
             })) => Some((job, why.as_str(), *limit)),
             _ => None,

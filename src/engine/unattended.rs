@@ -7,10 +7,10 @@ use super::{
     wait::{self, OF_USER_DATA},
 };
 use crate::{
-    change::Problem,
+    change::ChangeError,
     exit::Exit,
     host::{FilesError, Host},
-    tools::systemctl::{self, Once},
+    tools::systemctl::{self, OneshotState},
 };
 
 /// At shutdown, systemd sends SIGTERM only to the main process, and waits as long as a package
@@ -36,34 +36,34 @@ const PROPERTIES: [&str; 11] = [
 ///
 /// # Errors
 /// If running units cannot be detected, or if the unit was not started.
-pub async fn start(host: &Host, command: &[String]) -> Result<bool, Problem> {
+pub async fn start(host: &Host, command: &[String]) -> Result<bool, ChangeError> {
     if !(host.files.exists(systemctl::BOOTED.into())).map_err(unseen)? {
         let what = "start the installation as a unit: systemd is not running";
-        return Err(Problem::blocked("no-systemd", what)
+        return Err(ChangeError::blocked("no-systemd", what)
             .advice("omit `--unattended`, or build an image with `--image`"));
     }
-    if wait::once(host, resume::UNIT).await.map_err(unseen)? == Once::Busy {
+    if wait::once(host, resume::UNIT).await.map_err(unseen)? == OneshotState::Busy {
         return Ok(false);
     }
     match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
-        Once::Busy => return Ok(false),
+        OneshotState::Busy => return Ok(false),
         // A failed unit keeps its name.
-        Once::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
-        Once::Idle => {}
+        OneshotState::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
+        OneshotState::Idle => {}
     }
     act(host, &systemctl::run(OF_USER_DATA, &PROPERTIES, command)).await?;
     Ok(true)
 }
 
-fn unseen(error: FilesError) -> Problem {
-    let problem = Problem::new("status-unreadable", "check for a run in progress");
+fn unseen(error: FilesError) -> ChangeError {
+    let problem = ChangeError::new("status-unreadable", "check for a run in progress");
     problem.exiting(Exit::Internal).caused_by(error)
 }
 
-async fn act(host: &Host, cmd: &crate::host::Cmd) -> Result<(), Problem> {
+async fn act(host: &Host, cmd: &crate::host::Cmd) -> Result<(), ChangeError> {
     let ran = host.exec.run(cmd, &mut |_, _| {}).await;
     (ran.and_then(|output| output.success(cmd)).map(drop)).map_err(|error| {
-        let problem = Problem::new("unit-not-started", format!("start `{OF_USER_DATA}`"));
+        let problem = ChangeError::new("unit-not-started", format!("start `{OF_USER_DATA}`"));
         problem.exiting(Exit::Internal).caused_by(error)
     })
 }
@@ -102,7 +102,7 @@ mod tests {
             (IDLE, BUSY, false, false),
         ] {
             let (host, fakes) = fake::host();
-            fakes.files.put_folder(systemctl::BOOTED, 0o755);
+            fakes.files.put_directory(systemctl::BOOTED, 0o755);
             fakes.exec.on("systemctl", move |cmd, _| {
                 let resume = cmd.args.iter().any(|word| word == resume::UNIT);
                 fake::ok(if resume { of_resume } else { of_user_data })

@@ -8,7 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools, guard,
     install::finish,
-    lasting,
+    persist,
     ledger::{Ledger, steps_of},
     result::{ChangeReport, Mode, RunReport, StepReport},
     resume, units,
@@ -18,20 +18,20 @@ use crate::{
     event::{Event, Outcome, StepTitle},
     exit::Exit,
     host::{FileKind, Files, FilesError},
-    journal::{Journal, JournalError, Record, Standing, path},
+    journal::{Journal, JournalError, Record, AppliedChange, path},
     model::{id::StepId, paths::STATE},
 };
 
 /// Changes that are undone together.
 pub(super) struct Group {
-    pub(super) standing: Vec<Standing>,
+    pub(super) applied: Vec<AppliedChange>,
     undo: Undo,
     /// A later group undoes the rest of the same change.
     in_part: bool,
 }
 
 /// The result of a group.
-pub(super) enum Fate {
+pub(super) enum UndoOutcome {
     Gone(String),
     Stays(String),
     NotTried,
@@ -53,7 +53,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
             .find(|title| title.id == *id)
             .map_or_else(|| id.to_string(), |title| title.title.clone())
     };
-    let ids = steps_of(&journal.receipt().standing);
+    let ids = steps_of(&journal.receipt().applied);
     tools.announce(
         Mode::Uninstall,
         ids.iter()
@@ -94,7 +94,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
     } else {
         let ledger = Ledger {
             journal,
-            verbs: tools.verbs.clone(),
+            change_applier: tools.change_applier.clone(),
             events: tools.events.clone(),
         };
         undo_all(tools, &ledger, &title, &mut report).await?;
@@ -136,22 +136,22 @@ async fn undo_all(
     for note in ledger.reconcile().await? {
         tools.note(&mut report.notes, note);
     }
-    let mut standing = ledger.journal.receipt().standing;
-    standing.sort_by_key(resume::turn);
-    let mut groups: Vec<(Group, Fate, f64)> = group(standing)
+    let mut applied = ledger.journal.receipt().applied;
+    applied.sort_by_key(resume::turn);
+    let mut groups: Vec<(Group, UndoOutcome, f64)> = group(applied)
         .into_iter()
-        .map(|group| (group, Fate::NotTried, 0.0))
+        .map(|group| (group, UndoOutcome::NotTried, 0.0))
         .collect();
     undo_groups(tools, ledger, &mut groups).await?;
     report.notes.extend(tools.events.take_notes());
     for (_, fate, _) in &groups {
-        if let Fate::Stays(what) = fate {
+        if let UndoOutcome::Stays(what) = fate {
             report.left.push(what.clone());
         }
     }
-    let all: Vec<Standing> = groups
+    let all: Vec<AppliedChange> = groups
         .iter()
-        .flat_map(|(group, ..)| group.standing.clone())
+        .flat_map(|(group, ..)| group.applied.clone())
         .collect();
     for id in steps_of(&all) {
         let step = of_step(&id, title(&id), &groups);
@@ -167,7 +167,7 @@ async fn undo_all(
     }
     let untried = groups
         .iter()
-        .any(|(_, fate, _)| matches!(fate, Fate::NotTried));
+        .any(|(_, fate, _)| matches!(fate, UndoOutcome::NotTried));
     report.exit = match tools.cancel.exit() {
         Some(exit) if untried => exit,
         _ if report.left.is_empty() => Exit::Ok,
@@ -175,7 +175,7 @@ async fn undo_all(
     };
     finish(&ledger.journal, report.exit, report.summary())?;
     if report.exit == Exit::Ok {
-        let kept = lasting::forget_program(&*tools.host.files)
+        let kept = persist::forget_program(&*tools.host.files)
             .and_then(|()| wipe(&*tools.host.files))
             .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
         if !kept.is_empty() {
@@ -196,7 +196,7 @@ async fn undo_all(
 pub(super) async fn undo_groups(
     tools: &Tools,
     ledger: &Ledger,
-    groups: &mut [(Group, Fate, f64)],
+    groups: &mut [(Group, UndoOutcome, f64)],
 ) -> Result<(), EngineError> {
     // Intermediate results of changes that are undone in parts.
     let mut parts: BTreeMap<u64, Reverted> = BTreeMap::new();
@@ -205,33 +205,33 @@ pub(super) async fn undo_groups(
             break;
         }
         let began = tools.events.elapsed();
-        let steps = steps_of(&group.standing);
-        let summary = format!("undo: {}", summary(&group.standing));
+        let steps = steps_of(&group.applied);
+        let summary = format!("undo: {}", summary(&group.applied));
         tools.events.emit(Event::ChangeStarted {
             steps: steps.clone(),
             summary: summary.clone(),
         });
-        let reverted = ledger.undo(&group.standing, &group.undo).await;
+        let reverted = ledger.undo(&group.applied, &group.undo).await;
         if let Some(reverted) = &reverted {
-            for standing in &group.standing {
-                let before = parts.remove(&standing.intent);
+            for applied in &group.applied {
+                let before = parts.remove(&applied.intent);
                 let whole = Reverted::of(before.into_iter().chain([reverted.clone()]).collect());
                 if group.in_part {
-                    parts.insert(standing.intent, whole);
+                    parts.insert(applied.intent, whole);
                 } else {
-                    (ledger.reverted(std::slice::from_ref(standing), &whole))
+                    (ledger.reverted(std::slice::from_ref(applied), &whole))
                         .map_err(EngineError::Unfinished)?;
                 }
             }
         }
         *fate = match reverted {
-            Some(Reverted::Done { what }) => Fate::Gone(what),
-            Some(Reverted::Nothing { why }) => Fate::Gone(format!("nothing to undo: {why}")),
-            Some(Reverted::Left { what, why }) => Fate::Stays(format!("{what}: {why}")),
-            None => Fate::NotTried,
+            Some(Reverted::Done { what }) => UndoOutcome::Gone(what),
+            Some(Reverted::Nothing { why }) => UndoOutcome::Gone(format!("nothing to undo: {why}")),
+            Some(Reverted::Left { what, why }) => UndoOutcome::Stays(format!("{what}: {why}")),
+            None => UndoOutcome::NotTried,
         };
         *seconds = tools.events.elapsed().saturating_sub(began).as_secs_f64();
-        if matches!(fate, Fate::Gone(_)) {
+        if matches!(fate, UndoOutcome::Gone(_)) {
             tools.events.emit(Event::ChangeApplied {
                 steps,
                 summary,
@@ -246,72 +246,72 @@ pub(super) async fn undo_groups(
 /// the oldest files of the same step. If the step has no such files, it is undone last, because the
 /// program has read files that other steps installed. Steps run concurrently, so changes of other
 /// steps may be in between.
-fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
+fn follow_files(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
     // Start with the oldest, so that moves do not change the indices of the remaining ones.
-    for at in (0..standing.len()).rev() {
-        if !matches!(standing[at].undo, Undo::Afterwards { .. }) {
+    for at in (0..applied.len()).rev() {
+        if !matches!(applied[at].undo, Undo::FollowUp { .. }) {
             continue;
         }
-        let files = (at + 1..standing.len()).rev().find(|&older| {
-            matches!(standing[older].undo, Undo::RestoreFiles { .. })
-                && standing[older]
+        let files = (at + 1..applied.len()).rev().find(|&older| {
+            matches!(applied[older].undo, Undo::RestoreFiles { .. })
+                && applied[older]
                     .steps
                     .iter()
-                    .any(|step| standing[at].steps.contains(step))
+                    .any(|step| applied[at].steps.contains(step))
         });
-        let end = files.map_or(standing.len(), |files| files + 1);
-        standing[at..end].rotate_left(1);
+        let end = files.map_or(applied.len(), |files| files + 1);
+        applied[at..end].rotate_left(1);
     }
-    standing
+    applied
 }
 
 /// A transaction that replaced packages of an earlier one is undone together with it: the packages
 /// of the earlier one are removed in any version, without restoring the old version first. The
 /// transactions in between are included, because the transaction may need their packages. Other
 /// changes in between are undone before.
-fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
-    fn effects(standing: &Standing) -> Option<&Effects> {
-        match &standing.undo {
+fn follow_packages(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
+    fn effects(applied: &AppliedChange) -> Option<&Effects> {
+        match &applied.undo {
             Undo::Packages { effects, .. } => effects.as_deref(),
             _ => None,
         }
     }
     // Start with the oldest, so that the transaction that it follows is already in its final
     // position.
-    for at in (0..standing.len()).rev() {
-        let Some(mine) = effects(&standing[at]) else {
+    for at in (0..applied.len()).rev() {
+        let Some(mine) = effects(&applied[at]) else {
             continue;
         };
         let replaced: BTreeSet<&String> = (mine.moved.iter().chain(&mine.disappeared))
-            .map(|wish| &wish.name)
+            .map(|spec| &spec.name)
             .collect();
-        let older = (at + 1..standing.len()).find(|&older| {
-            effects(&standing[older]).is_some_and(|theirs| {
+        let older = (at + 1..applied.len()).find(|&older| {
+            effects(&applied[older]).is_some_and(|theirs| {
                 let moved = theirs.moved.iter().chain(&theirs.disappeared);
                 let new = theirs.new_packages();
-                (new.iter().chain(moved.map(|wish| &wish.name))).any(|one| replaced.contains(one))
+                (new.iter().chain(moved.map(|spec| &spec.name))).any(|one| replaced.contains(one))
             })
         });
         if let Some(older) = older {
-            let (transactions, others): (Vec<_>, Vec<_>) = (standing.drain(at..older))
+            let (transactions, others): (Vec<_>, Vec<_>) = (applied.drain(at..older))
                 .partition(|one| matches!(one.undo, Undo::Packages { .. }));
-            standing.splice(at..at, others.into_iter().chain(transactions));
+            applied.splice(at..at, others.into_iter().chain(transactions));
         }
     }
-    standing
+    applied
 }
 
 /// Merges adjacent changes that can be undone together. Modules are unloaded and kernel parameters
 /// restored last, because daemons need them until their packages are removed. Files that list
 /// modules to load at boot keep their position.
-pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
+pub(super) fn group(applied: Vec<AppliedChange>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
-    for next in follow_packages(follow_files(standing)) {
+    for next in follow_packages(follow_files(applied)) {
         let (unload, rest) = next.undo.split_unloading();
         if let Some(undo) = unload {
             unloading.push(Group {
                 undo,
-                standing: vec![next.clone()],
+                applied: vec![next.clone()],
                 in_part: false,
             });
         }
@@ -325,12 +325,12 @@ pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
             && let Some(undo) = last.undo.merge(&undo)
         {
             last.undo = undo;
-            last.standing.push(next);
+            last.applied.push(next);
             continue;
         }
         groups.push(Group {
             undo,
-            standing: vec![next],
+            applied: vec![next],
             in_part,
         });
     }
@@ -338,29 +338,29 @@ pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
     groups
 }
 
-fn summary(standing: &[Standing]) -> String {
-    standing
+fn summary(applied: &[AppliedChange]) -> String {
+    applied
         .iter()
-        .map(|standing| standing.change.summary())
+        .map(|applied| applied.change.summary())
         .collect::<Vec<_>>()
         .join("; ")
 }
 
-fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepReport {
-    let mine: Vec<&(Group, Fate, f64)> = groups
+fn of_step(id: &StepId, title: String, groups: &[(Group, UndoOutcome, f64)]) -> StepReport {
+    let mine: Vec<&(Group, UndoOutcome, f64)> = groups
         .iter()
-        .filter(|(group, ..)| group.standing.iter().any(|s| s.steps.contains(id)))
+        .filter(|(group, ..)| group.applied.iter().any(|s| s.steps.contains(id)))
         .collect();
     let stays: Vec<String> = mine
         .iter()
         .filter_map(|(_, fate, _)| match fate {
-            Fate::Stays(what) => Some(what.clone()),
+            UndoOutcome::Stays(what) => Some(what.clone()),
             _ => None,
         })
         .collect();
     let untried = mine
         .iter()
-        .filter(|(_, fate, _)| matches!(fate, Fate::NotTried))
+        .filter(|(_, fate, _)| matches!(fate, UndoOutcome::NotTried))
         .count();
     let (outcome, why) = if !stays.is_empty() {
         (
@@ -383,9 +383,9 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
         seconds: mine.iter().map(|(.., seconds)| seconds).sum(),
         changes: mine
             .iter()
-            .filter_map(|(group, fate, _)| match (fate, group.standing.first()) {
-                (Fate::Gone(what), Some(standing)) => Some(ChangeReport {
-                    kind: standing.change.kind(),
+            .filter_map(|(group, fate, _)| match (fate, group.applied.first()) {
+                (UndoOutcome::Gone(what), Some(applied)) => Some(ChangeReport {
+                    kind: applied.change.kind(),
                     summary: what.clone(),
                     diff: None,
                 }),
@@ -399,12 +399,12 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
 /// a complete record, and the empty directory. Other files may belong to the user, for example a
 /// journal that was moved aside.
 fn clear(files: &dyn Files) -> Result<(), FilesError> {
-    let folder = Utf8Path::new(STATE);
+    let directory = Utf8Path::new(STATE);
     if files.stat(&path())?.is_some() {
         files.remove(&path())?;
     }
-    if files.stat(folder)?.is_some() {
-        files.remove_empty_folder(folder)?;
+    if files.stat(directory)?.is_some() {
+        files.remove_empty_directory(directory)?;
     }
     Ok(())
 }
@@ -413,18 +413,18 @@ fn clear(files: &dyn Files) -> Result<(), FilesError> {
 /// `uninstall` finds no applied changes and continues here. A journal that the user moved aside is
 /// kept, with its backups and transactions. Returns the names of such journals.
 fn wipe(files: &dyn Files) -> Result<Vec<String>, FilesError> {
-    let folder = Utf8Path::new(STATE);
-    let aside: Vec<String> = (files.list(folder)?.into_iter())
+    let directory = Utf8Path::new(STATE);
+    let aside: Vec<String> = (files.list(directory)?.into_iter())
         .filter(|name| moved_aside(name))
         .collect();
     let mut kept = vec![path()];
     if !aside.is_empty() {
-        kept.extend(aside.iter().map(|name| folder.join(name)));
-        kept.extend(["backups", "transactions"].map(|name| folder.join(name)));
+        kept.extend(aside.iter().map(|name| directory.join(name)));
+        kept.extend(["backups", "transactions"].map(|name| directory.join(name)));
     }
-    remove_below(files, folder, &kept)?;
+    remove_below(files, directory, &kept)?;
     files.remove(&path())?;
-    files.remove_empty_folder(folder)?;
+    files.remove_empty_directory(directory)?;
     Ok(aside)
 }
 
@@ -439,18 +439,18 @@ fn moved_aside(name: &str) -> bool {
 
 fn remove_below(
     files: &dyn Files,
-    folder: &Utf8Path,
+    directory: &Utf8Path,
     except: &[Utf8PathBuf],
 ) -> Result<(), FilesError> {
-    for name in files.list(folder)? {
-        let at = folder.join(name);
+    for name in files.list(directory)? {
+        let at = directory.join(name);
         if except.contains(&at) {
             continue;
         }
         match files.stat(&at)?.map(|stat| stat.kind) {
-            Some(FileKind::Folder) => {
+            Some(FileKind::Directory) => {
                 remove_below(files, &at, except)?;
-                files.remove_empty_folder(&at)?;
+                files.remove_empty_directory(&at)?;
             }
             Some(_) => files.remove(&at)?,
             None => {}
@@ -462,10 +462,10 @@ fn remove_below(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::{Afterwards, Change, packages::Unhold};
+    use crate::change::{FollowUp, Change, packages::Unhold};
 
-    fn standing(intent: u64, step: &'static str, undo: Undo) -> Standing {
-        Standing {
+    fn applied(intent: u64, step: &'static str, undo: Undo) -> AppliedChange {
+        AppliedChange {
             intent,
             at: jiff::Timestamp::UNIX_EPOCH,
             steps: vec![StepId::new(step)],
@@ -479,14 +479,14 @@ mod tests {
     fn files() -> Undo {
         Undo::RestoreFiles {
             files: vec![],
-            created_folders: vec![],
+            created_directories: vec![],
             daemon: None,
         }
     }
 
     fn restart() -> Undo {
-        Undo::Afterwards {
-            then: vec![Afterwards::RestartUnit {
+        Undo::FollowUp {
+            then: vec![FollowUp::RestartUnit {
                 unit: "docker.service".into(),
             }],
         }
@@ -500,21 +500,21 @@ mod tests {
             record: None,
         });
         let newest_first = vec![
-            standing(6, "docker", restart()),
-            standing(5, "docker", files()),
-            standing(4, "hold", hold),
-            standing(3, "docker", restart()),
-            standing(2, "other", files()),
-            standing(1, "docker", files()),
+            applied(6, "docker", restart()),
+            applied(5, "docker", files()),
+            applied(4, "hold", hold),
+            applied(3, "docker", restart()),
+            applied(2, "other", files()),
+            applied(1, "docker", files()),
         ];
         let groups = group(newest_first);
         let order: Vec<Vec<u64>> = groups
             .iter()
-            .map(|group| group.standing.iter().map(|one| one.intent).collect())
+            .map(|group| group.applied.iter().map(|one| one.intent).collect())
             .collect();
         assert_eq!(order, [vec![5], vec![4], vec![2], vec![1], vec![6, 3]]);
         assert!(
-            matches!(&groups[4].undo, Undo::Afterwards { then } if then.len() == 1),
+            matches!(&groups[4].undo, Undo::FollowUp { then } if then.len() == 1),
             "one restart, after the files"
         );
     }
@@ -522,12 +522,12 @@ mod tests {
     #[test]
     fn restart_without_files_is_undone_last() {
         let newest_first = vec![
-            standing(3, "agent", restart()),
-            standing(2, "other", files()),
-            standing(1, "packages", files()),
+            applied(3, "agent", restart()),
+            applied(2, "other", files()),
+            applied(1, "packages", files()),
         ];
         let order: Vec<u64> = (group(newest_first).iter())
-            .flat_map(|group| group.standing.iter().map(|one| one.intent))
+            .flat_map(|group| group.applied.iter().map(|one| one.intent))
             .collect();
         assert_eq!(order, [2, 1, 3]);
     }
@@ -541,16 +541,16 @@ mod tests {
             undos: vec![unload(), files()],
         };
         let newest_first = vec![
-            standing(4, "module", unload()),
-            standing(3, "autoload", named),
-            standing(2, "autoload", files()),
-            standing(1, "deny", files()),
+            applied(4, "module", unload()),
+            applied(3, "autoload", named),
+            applied(2, "autoload", files()),
+            applied(1, "deny", files()),
         ];
         let groups = group(newest_first);
         let order: Vec<(u64, bool, bool)> = (groups.iter())
             .map(|group| {
                 (
-                    group.standing[0].intent,
+                    group.applied[0].intent,
                     group.undo.unloads(),
                     group.in_part,
                 )

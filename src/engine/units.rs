@@ -7,7 +7,7 @@ pub(super) use crate::tools::systemctl::quoted;
 use crate::{
     change::Change,
     host::{FileKind, Files, FilesError, Stat},
-    journal::Standing,
+    journal::AppliedChange,
     runtimes,
     tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
@@ -39,10 +39,10 @@ pub(super) fn link(unit: &str) -> Utf8PathBuf {
 pub(super) fn release(
     files: &dyn Files,
     unit: &str,
-    standing: &[Standing],
+    applied: &[AppliedChange],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let is_recorded = |path: &Utf8Path| {
-        (standing.iter()).any(
+        (applied.iter()).any(
             |one| matches!(&one.change, Change::WriteFile { path: written, .. } if written == path),
         )
     };
@@ -86,10 +86,10 @@ const FOLDERS: [&str; 7] = [
 /// Finds our files by name in directories where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
-    let drop_ins = runtimes::written_folders();
-    for folder in FOLDERS.into_iter().chain(drop_ins).chain(WRITTEN_FOLDERS) {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8Path::new(folder).join(&name);
+    let drop_ins = runtimes::written_directories();
+    for directory in FOLDERS.into_iter().chain(drop_ins).chain(WRITTEN_FOLDERS) {
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8Path::new(directory).join(&name);
             let is_file = |stat: Stat| stat.kind == FileKind::File;
             if !name.contains("gpu-bootstrap") || !files.stat(&path)?.is_some_and(is_file) {
                 continue;
@@ -129,8 +129,8 @@ fn denial(path: &str, verb: &str, rest: &str, modules: &[String]) -> Change {
 }
 
 /// Returns the modules listed by [`not_by_itself`].
-pub(super) fn modules(standing: &[Standing]) -> Vec<String> {
-    standing
+pub(super) fn modules(applied: &[AppliedChange]) -> Vec<String> {
+    applied
         .iter()
         .find_map(|one| match &one.change {
             Change::WriteFile { path, content, .. } if path == NOT_BY_ITSELF => Some(content),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{EngineError, StatusSummary, resume::UNIT, status, statusfile};
 use crate::{
-    change::Problem,
+    change::ChangeError,
     engine::{RunState, RunStatus},
     exit::Exit,
     host::{ExecError, FilesError, Host},
@@ -14,7 +14,7 @@ use crate::{
     steps,
     tools::{
         cloud_init,
-        systemctl::{self, Once},
+        systemctl::{self, OneshotState},
     },
 };
 
@@ -29,7 +29,7 @@ struct Seen {
     status: StatusSummary,
     /// The last run of this boot.
     run: Option<RunStatus>,
-    units: [Once; 2],
+    units: [OneshotState; 2],
     /// The current run joins the cluster with `nodeadm`, which starts after cloud-init has
     /// finished.
     joins_after_cloud_init: bool,
@@ -55,7 +55,7 @@ pub async fn wait(
         if waited >= limit {
             let seconds = limit.as_secs();
             let what = format!("wait for the run: not finished after {seconds} s");
-            let late = Problem::new("run-not-ended", what)
+            let late = ChangeError::new("run-not-ended", what)
                 .exiting(Exit::Busy)
                 .advice(
                     "the run continues; see `gpu-bootstrap status` and `journalctl -u \
@@ -69,7 +69,7 @@ pub async fn wait(
 
 async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
     let unreadable = |error: FilesError| {
-        let problem = Problem::new("status-unreadable", "read the status of the run");
+        let problem = ChangeError::new("status-unreadable", "read the status of the run");
         problem.exiting(Exit::Internal).caused_by(error)
     };
     // Read the units first, because the results of a finished unit are then complete.
@@ -98,14 +98,14 @@ fn joins(status: &StatusSummary) -> bool {
 
 /// Returns the state of a unit. If systemd does not respond, it is restarting, for example while
 /// its package is being installed. If it is not installed, no unit is active.
-pub(super) async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
+pub(super) async fn once(host: &Host, unit: &str) -> Result<OneshotState, FilesError> {
     if !host.files.exists(systemctl::BOOTED.into())? {
-        return Ok(Once::Idle);
+        return Ok(OneshotState::Idle);
     }
     Ok(match host.reader().query(&systemctl::once(unit)).await {
-        Ok(output) => systemctl::parse_once(&output.stdout).unwrap_or(Once::Busy),
-        Err(ExecError::NotFound { .. }) => Once::Idle,
-        Err(_) => Once::Busy,
+        Ok(output) => systemctl::parse_once(&output.stdout).unwrap_or(OneshotState::Busy),
+        Err(ExecError::NotFound { .. }) => OneshotState::Idle,
+        Err(_) => OneshotState::Busy,
     })
 }
 
@@ -118,13 +118,13 @@ fn verdict(seen: &Seen) -> Option<Exit> {
         return Some(Exit::Ok);
     }
     let alive = status.current.as_ref().is_some_and(|current| current.alive);
-    if alive || seen.units.contains(&Once::Busy) {
+    if alive || seen.units.contains(&OneshotState::Busy) {
         return seen.joins_after_cloud_init.then_some(Exit::Ok);
     }
     // A unit that failed before its run started, for example because of an invalid setting, has no
     // status file or only the file of an earlier run.
     let failures = seen.units.iter().filter_map(|unit| match unit {
-        Once::Failed { code, at } => Some((at, code.map_or(Exit::Internal, Exit::of))),
+        OneshotState::Failed { code, at } => Some((at, code.map_or(Exit::Internal, Exit::of))),
         _ => None,
     });
     let failed = failures.max_by_key(|(at, _)| **at);
@@ -164,7 +164,7 @@ mod tests {
         Seen {
             status: status(&host, Some("boot-1")).unwrap(),
             run: None,
-            units: [Once::Idle; 2],
+            units: [OneshotState::Idle; 2],
             joins_after_cloud_init: false,
         }
     }
@@ -192,9 +192,9 @@ mod tests {
         })
     }
 
-    fn failed(code: Option<u8>, seconds: u64) -> Once {
+    fn failed(code: Option<u8>, seconds: u64) -> OneshotState {
         let at = Duration::from_secs(seconds);
-        Once::Failed { code, at }
+        OneshotState::Failed { code, at }
     }
 
     fn last(exit: Option<u8>) -> Option<Run> {
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn run_is_waited_for_from_unit_start_to_end() {
         let mut seen = nothing();
-        seen.units[0] = Once::Busy;
+        seen.units[0] = OneshotState::Busy;
         assert_eq!(verdict(&seen), None);
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), None);
@@ -247,7 +247,7 @@ mod tests {
         ] {
             seen.run = run(state, Some(exit));
             seen.units[0] = match exit {
-                0 => Once::Idle,
+                0 => OneshotState::Idle,
                 code => failed(Some(code), 101),
             };
             assert_eq!(verdict(&seen), Some(ends));
@@ -296,7 +296,7 @@ mod tests {
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), Some(Exit::Internal));
         // The run was interrupted and is not continued.
-        seen.units[0] = Once::Idle;
+        seen.units[0] = OneshotState::Idle;
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
@@ -318,17 +318,17 @@ mod tests {
     #[test]
     fn reboot_is_not_waited_for() {
         let mut seen = awaiting(true, true);
-        seen.units[0] = Once::Busy;
+        seen.units[0] = OneshotState::Busy;
         assert_eq!(verdict(&seen), Some(Exit::Ok));
         // The reboot is not automatic.
         assert_eq!(verdict(&awaiting(false, true)), Some(Exit::RebootRequired));
         // The run after the reboot, before and after its start.
         let mut seen = awaiting(true, false);
-        seen.units[1] = Once::Busy;
+        seen.units[1] = OneshotState::Busy;
         assert_eq!(verdict(&seen), None);
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), None);
-        seen.units[1] = Once::Idle;
+        seen.units[1] = OneshotState::Idle;
         seen.run = run(RunState::Done, Some(0));
         assert_eq!(verdict(&seen), Some(Exit::Ok));
         // The unit was removed.
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn join_by_nodeadm_is_not_waited_for() {
         let mut seen = nothing();
-        seen.units[0] = Once::Busy;
+        seen.units[0] = OneshotState::Busy;
         seen.run = run(RunState::Running, None);
         seen.joins_after_cloud_init = true;
         assert_eq!(verdict(&seen), Some(Exit::Ok));
@@ -379,7 +379,7 @@ mod tests {
     async fn wait_ends_with_the_unit_or_at_the_limit() {
         const BUSY: &str = "ActiveState=active\nResult=success\nExecMainStatus=0\n";
         let (host, fakes) = fake::host();
-        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        fakes.files.put_directory(systemctl::BOOTED, 0o755);
         let looks = Arc::new(Mutex::new(0));
         fakes.exec.on("systemctl", move |_, _| {
             let mut looks = looks.lock().unwrap();
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(fakes.clock.slept(), [POLL; 2]);
 
         let (host, fakes) = fake::host();
-        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        fakes.files.put_directory(systemctl::BOOTED, 0o755);
         fakes.exec.on("systemctl", |_, _| fake::ok(BUSY));
         let late = wait(&host, Some("boot-1"), minute).await.unwrap_err();
         assert_eq!(late.exit(), Exit::Busy);

@@ -14,12 +14,12 @@ pub(super) fn next(
     reader: &mut FactReader<'_>,
     installed: &[KernelVersion],
 ) -> Result<KernelVersion, String> {
-    for folder in ["/boot/grub2", "/boot/grub"] {
-        let Some(config) = reader.text(FACT, &format!("{folder}/grub.cfg")) else {
+    for directory in ["/boot/grub2", "/boot/grub"] {
+        let Some(config) = reader.text(FACT, &format!("{directory}/grub.cfg")) else {
             continue;
         };
         let environment = reader
-            .text(FACT, &format!("{folder}/grubenv"))
+            .text(FACT, &format!("{directory}/grubenv"))
             .unwrap_or_default();
         let wanted = wanted_entry(&config, &environment);
         let entries = entries(reader);

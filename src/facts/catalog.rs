@@ -1,11 +1,11 @@
 //! The interface between facts and the compatibility matrix.
 
-use gpu_compat::{Matrix, pick::Wish};
+use gpu_compat::{Matrix, pick::Constraints};
 
 use super::{Facts, GpuFact};
 use crate::model::{
     capability::ComputeCapability,
-    gpu::{Architecture, ArchitectureEvidence, GpuIdentity, SupportedFlavours},
+    gpu::{Architecture, ArchitectureEvidence, GpuIdentity, SupportedFlavors},
     pci::PciId,
 };
 
@@ -21,7 +21,7 @@ pub struct GpuDescription {
     /// The compute capability, for example `9.0`.
     pub compute_capability: Option<ComputeCapability>,
     /// The supported kernel module flavors.
-    pub module_flavour: Option<SupportedFlavours>,
+    pub module_flavor: Option<SupportedFlavors>,
     /// Whether this is a vGPU (a slice of a GPU that a hypervisor assigns to a guest).
     pub vgpu: bool,
 }
@@ -40,7 +40,7 @@ pub trait DeviceCatalog: Send + Sync {
 }
 
 /// The machine described by the facts, without constraints.
-impl From<&Facts> for Wish {
+impl From<&Facts> for Constraints {
     fn from(facts: &Facts) -> Self {
         let cloud = &facts.cloud;
         Self {
@@ -69,7 +69,7 @@ impl DeviceCatalog for Matrix {
             architecture: board.architecture.map(|row| row.name.clone()),
             architecture_evidence: board.evidence,
             compute_capability: board.capability,
-            module_flavour: board.evidence.map(|_| board.modules),
+            module_flavor: board.evidence.map(|_| board.modules),
             vgpu: board.vgpu.is_some(),
         }
     }
@@ -89,7 +89,7 @@ impl DeviceCatalog for Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavours};
+    use crate::model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavors};
 
     #[test]
     fn matrix_describes_gpus() {
@@ -105,7 +105,7 @@ mod tests {
         let h100 = describe("10de:2330", None, None);
         assert_eq!(h100.architecture, architecture("hopper"));
         assert_eq!(h100.compute_capability, "9.0".parse().ok());
-        assert_eq!(h100.module_flavour, Some(SupportedFlavours::Either));
+        assert_eq!(h100.module_flavor, Some(SupportedFlavors::Either));
         assert!(!h100.vgpu);
         let slice = describe("10de:27b8", Some("10de:1733"), None);
         assert_eq!(slice.name.as_deref(), Some("NVIDIA L4-3Q"));
@@ -126,8 +126,8 @@ mod tests {
             desktop.architecture_evidence,
             Some(ArchitectureEvidence::IdRange)
         );
-        assert_eq!(desktop.module_flavour, Some(SupportedFlavours::Either));
-        assert_eq!(titan.module_flavour, Some(SupportedFlavours::Proprietary));
+        assert_eq!(desktop.module_flavor, Some(SupportedFlavors::Either));
+        assert_eq!(titan.module_flavor, Some(SupportedFlavors::Proprietary));
         assert_eq!(describe("10de:ffff", None, None), GpuDescription::default());
         let switch: PciId = "10de:22a3".parse().unwrap();
         assert!(DeviceCatalog::name(&matrix, switch).is_some());

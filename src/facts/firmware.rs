@@ -18,12 +18,12 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         reader.unknown("secure-boot", "`/sys/firmware` does not exist");
         return SecureBoot::Unknown;
     }
-    let folder = format!("{EFI}/efivars");
-    let names = reader.list("secure-boot", &folder);
+    let directory = format!("{EFI}/efivars");
+    let names = reader.list("secure-boot", &directory);
     if names.is_empty() {
         reader.unknown(
             "secure-boot",
-            format!("`{folder}` is empty: the EFI variables are not mounted"),
+            format!("`{directory}` is empty: the EFI variables are not mounted"),
         );
         return SecureBoot::Unknown;
     }
@@ -31,7 +31,7 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         // UEFI firmware without Secure Boot does not have this variable.
         return SecureBoot::Unsupported;
     }
-    let Some(bytes) = reader.bytes("secure-boot", &format!("{folder}/{VARIABLE}")) else {
+    let Some(bytes) = reader.bytes("secure-boot", &format!("{directory}/{VARIABLE}")) else {
         return SecureBoot::Unknown;
     };
     match parse_variable(&bytes) {
@@ -97,11 +97,11 @@ mod tests {
         assert_eq!(with(7), (SecureBoot::Unknown, 1));
         assert_eq!(state(|_| {}), (SecureBoot::Unknown, 1));
         assert_eq!(
-            state(|files| files.put_folder("/sys/firmware/acpi", 0o755)),
+            state(|files| files.put_directory("/sys/firmware/acpi", 0o755)),
             (SecureBoot::Unsupported, 0)
         );
         assert_eq!(
-            state(|files| files.put_folder(&format!("{EFI}/efivars"), 0o755)),
+            state(|files| files.put_directory(&format!("{EFI}/efivars"), 0o755)),
             (SecureBoot::Unknown, 1)
         );
         assert_eq!(

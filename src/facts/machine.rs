@@ -155,7 +155,7 @@ pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option
     let why = match system.memory_bytes() {
         Ok(bytes) => return Some(bytes),
         Err(MemoryError::Files(error)) => error
-            .not_told()
+            .not_reported()
             .map_or_else(|| format!("failed to {}", one_line(&error)), str::to_owned),
         Err(error) => error.to_string(),
     };
@@ -178,15 +178,15 @@ pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
     }
     let mut disks = Vec::new();
     let mut paths: Vec<&str> = (PATHS.into_iter())
-        .chain(runtimes::data_folders())
+        .chain(runtimes::data_directories())
         .collect();
     paths.sort_unstable();
     for path in paths.into_iter().filter(|path| own(path)) {
-        match reader.files().room(Utf8Path::new(path)) {
-            Ok(room) => disks.push(Disk {
+        match reader.files().free_space(Utf8Path::new(path)) {
+            Ok(free_space) => disks.push(Disk {
                 mount: path.into(),
-                total_bytes: room.total,
-                free_bytes: room.free,
+                total_bytes: free_space.total,
+                free_bytes: free_space.free,
             }),
             Err(error) => {
                 reader.answer::<()>("disks", Err(error));
@@ -255,7 +255,7 @@ fn is_mounted(mountinfo: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{fake, files::Room};
+    use crate::host::{fake, files::FreeSpace};
     use crate::model::text::reads_any_text;
 
     #[test]
@@ -350,14 +350,14 @@ mod tests {
     #[test]
     fn disks_are_counted_once() {
         let (host, fakes) = fake::host();
-        let room = |total| Room {
+        let free_space = |total| FreeSpace {
             total,
             free: total / 2,
             read_only: false,
             inodes: None,
         };
-        fakes.files.mount("/", room(1_000_000));
-        fakes.files.mount("/var", room(600_000));
+        fakes.files.mount("/", free_space(1_000_000));
+        fakes.files.mount("/var", free_space(600_000));
         fakes.files.put(
             "/proc/self/mountinfo",
             "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var rw - ext4 /dev/sda2 rw\n",

@@ -53,7 +53,7 @@ pub struct Service<'h> {
 
 /// The reason the service reports nothing.
 #[derive(Debug, thiserror::Error)]
-enum Untold {
+enum NotReported {
     /// No response, or an error status.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -166,15 +166,15 @@ impl<'h> Service<'h> {
                     one_line(&error)
                 );
                 let keys = facts.cloud.keys().map(|(fact, _)| fact);
-                let untold = |line: &&mut Unknown| keys.contains(&line.fact.as_str());
-                for line in facts.unknown.iter_mut().filter(untold) {
+                let not_reported = |line: &&mut Unknown| keys.contains(&line.fact.as_str());
+                for line in facts.unknown.iter_mut().filter(not_reported) {
                     line.why.clone_from(&why);
                 }
             }
         }
     }
 
-    async fn told(&self, row: &'static MetadataRow) -> Result<Cloud, Untold> {
+    async fn told(&self, row: &'static MetadataRow) -> Result<Cloud, NotReported> {
         let header = self.header(row).await?;
         let document = match &row.document {
             Some(path) => self.document(path, header.clone()).await?,
@@ -205,11 +205,11 @@ impl<'h> Service<'h> {
     }
 
     /// Requests the document that contains all keys.
-    async fn document(&self, path: &str, header: Header) -> Result<Value, Untold> {
+    async fn document(&self, path: &str, header: Header) -> Result<Value, NotReported> {
         let answer = self.ask(Method::Get, path, header).await?;
         match serde_json::from_slice(&answer) {
             Ok(document @ Value::Object(_)) => Ok(document),
-            _ => Err(Untold::Odd {
+            _ => Err(NotReported::Odd {
                 url: self.url(path),
                 what: "a JSON document",
             }),
@@ -218,7 +218,7 @@ impl<'h> Service<'h> {
 
     /// Requests a value that is a name, or a path that ends with a name. Returns `None` if the
     /// service does not have this key.
-    async fn name(&self, path: &str, header: Header) -> Result<Option<String>, Untold> {
+    async fn name(&self, path: &str, header: Header) -> Result<Option<String>, NotReported> {
         let Some(answer) = self.find(path, header).await? else {
             return Ok(None);
         };
@@ -227,7 +227,7 @@ impl<'h> Service<'h> {
         if is_name(name) {
             return Ok(Some(name.to_owned()));
         }
-        Err(Untold::Odd {
+        Err(NotReported::Odd {
             url: self.url(path),
             what: "a name",
         })
@@ -241,6 +241,6 @@ fn is_name(text: &str) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod standin;
+pub(crate) mod fake;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{
     capability::ComputeCapability,
-    gpu::{Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavours},
+    gpu::{Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavors},
     pci::{PciAddress, PciClass, PciId},
     version::KernelVersion,
 };
@@ -33,7 +33,7 @@ use crate::model::{
 pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
 #[cfg(test)]
-pub(crate) use metadata::standin;
+pub(crate) use metadata::fake;
 pub use metadata::{Service, complete};
 
 /// The schema version of the `facts` document.
@@ -221,7 +221,7 @@ pub struct GpuFact {
     /// For example `9.0`.
     pub compute_capability: Option<ComputeCapability>,
     /// The supported kernel module flavors.
-    pub module_flavour: Option<SupportedFlavours>,
+    pub module_flavor: Option<SupportedFlavors>,
     /// A slice of a GPU, assigned by a hypervisor. Requires the GRID driver.
     pub vgpu: bool,
     /// The NUMA node, or `None` if the firmware does not report it.

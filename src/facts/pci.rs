@@ -106,25 +106,25 @@ fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option
 
 /// Reads one function. Returns `None` if it is not relevant or its kind cannot be read.
 fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
-    let folder = format!("{DEVICES}/{name}");
+    let directory = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
-    let vendor = number(reader, &fact, &folder, "vendor")?;
+    let vendor = number(reader, &fact, &directory, "vendor")?;
     if !matches!(vendor, NVIDIA | MELLANOX) {
-        let class = reader.value(&fact, &format!("{folder}/class"))?;
+        let class = reader.value(&fact, &format!("{directory}/class"))?;
         let class: Option<PciClass> = class.parse().ok();
         class.filter(|class| class.is_display_or_accelerator())?;
     }
     let address = reader.parsed(&fact, PciAddress::from_str(name))?;
-    let device = number(reader, &fact, &folder, "device")?;
-    let class = reader.required(&fact, &format!("{folder}/class"))?;
+    let device = number(reader, &fact, &directory, "device")?;
+    let class = reader.required(&fact, &format!("{directory}/class"))?;
     let class = reader.parsed(&fact, PciClass::from_str(&class))?;
     let subsystem = |reader: &mut FactReader<'_>| {
         Some(PciId {
-            vendor: number(reader, &fact, &folder, "subsystem_vendor")?,
-            device: number(reader, &fact, &folder, "subsystem_device")?,
+            vendor: number(reader, &fact, &directory, "subsystem_vendor")?,
+            device: number(reader, &fact, &directory, "subsystem_device")?,
         })
     };
-    let physical = (reader.files()).stat(Utf8Path::new(&format!("{folder}/physfn")));
+    let physical = (reader.files()).stat(Utf8Path::new(&format!("{directory}/physfn")));
     Some(SysfsFunction {
         address,
         id: PciId { vendor, device },
@@ -133,14 +133,14 @@ fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
         subsystem: subsystem(reader),
         // The kernel writes -1 if the firmware does not report a node.
         numa_node: reader
-            .value(&fact, &format!("{folder}/numa_node"))
+            .value(&fact, &format!("{directory}/numa_node"))
             .and_then(|node| node.parse().ok()),
     })
 }
 
 /// Reads a file that contains a number such as `0x10de`.
-fn number(reader: &mut FactReader<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
-    let path = format!("{folder}/{name}");
+fn number(reader: &mut FactReader<'_>, fact: &str, directory: &str, name: &str) -> Option<u16> {
+    let path = format!("{directory}/{name}");
     let text = reader.required(fact, &path)?;
     let value = parse_number(&text);
     if value.is_none() {
@@ -181,7 +181,7 @@ fn gpu(
         ("name", name.is_none()),
         ("architecture", known.architecture.is_none()),
         ("compute-capability", known.compute_capability.is_none()),
-        ("module-flavour", known.module_flavour.is_none()),
+        ("module-flavor", known.module_flavor.is_none()),
     ] {
         if missing {
             reader.unknown(
@@ -200,7 +200,7 @@ fn gpu(
         architecture: known.architecture,
         architecture_evidence: known.architecture_evidence,
         compute_capability: known.compute_capability,
-        module_flavour: known.module_flavour,
+        module_flavor: known.module_flavor,
         vgpu: known.vgpu,
         numa_node: function.numa_node,
     }
@@ -242,7 +242,7 @@ mod tests {
     use crate::{
         facts::GpuDescription,
         host::fake,
-        model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavours},
+        model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavors},
     };
 
     struct Matrix;
@@ -253,7 +253,7 @@ mod tests {
             if chip.is_some_and(|name| name.chip.starts_with("GB")) {
                 return GpuDescription {
                     architecture: architecture("blackwell"),
-                    module_flavour: Some(SupportedFlavours::Open),
+                    module_flavor: Some(SupportedFlavors::Open),
                     ..GpuDescription::default()
                 };
             }
@@ -265,7 +265,7 @@ mod tests {
                 architecture: architecture("hopper"),
                 architecture_evidence: Some(ArchitectureEvidence::Listed),
                 compute_capability: "9.0".parse().ok(),
-                module_flavour: Some(SupportedFlavours::Either),
+                module_flavor: Some(SupportedFlavors::Either),
                 vgpu: (gpu.subsystem_id).is_some_and(|subsystem| subsystem.device == 0x1733),
             }
         }
@@ -322,7 +322,7 @@ mod tests {
         let chip = future.chip_name.as_ref().map(ToString::to_string);
         assert_eq!(chip.as_deref(), Some("GB299 [Future]"));
         assert_eq!(future.architecture, architecture("blackwell"));
-        assert_eq!(future.module_flavour, Some(SupportedFlavours::Open));
+        assert_eq!(future.module_flavor, Some(SupportedFlavors::Open));
         assert_eq!(bus.nvswitches.len(), 1);
         assert_eq!(bus.nvswitches[0].pci_id.to_string(), "10de:22a3");
         assert_eq!(bus.network.len(), 1);
@@ -396,7 +396,7 @@ mod tests {
         let mut reader = FactReader::new(host.reader().files());
         assert!(gather(&mut reader, None).gpus.is_empty());
         assert_eq!(reader.into_unknown().len(), 3);
-        fakes.files.put_folder(DEVICES, 0o755);
+        fakes.files.put_directory(DEVICES, 0o755);
         let mut reader = FactReader::new(host.reader().files());
         assert!(gather(&mut reader, None).gpus.is_empty());
         assert!(reader.into_unknown().is_empty());

@@ -88,8 +88,8 @@ impl<'h> FactReader<'h> {
     }
 
     /// Returns the names in a directory. Empty if it does not exist.
-    pub(crate) fn list(&mut self, fact: &str, folder: &str) -> Vec<String> {
-        let names = self.files.list(Utf8Path::new(folder));
+    pub(crate) fn list(&mut self, fact: &str, directory: &str) -> Vec<String> {
+        let names = self.files.list(Utf8Path::new(directory));
         self.take(fact, names).unwrap_or_default()
     }
 
@@ -124,7 +124,7 @@ impl<'h> FactReader<'h> {
             Ok(value) => Some(value),
             Err(error) => {
                 let why = error
-                    .not_told()
+                    .not_reported()
                     .map_or_else(|| format!("failed to {}", one_line(&error)), str::to_owned);
                 self.unknown(fact, why);
                 None

@@ -79,7 +79,7 @@ pub enum CudaFault {
     OtherDevice { found: String },
     /// Commands must not be executed.
     #[error("CUDA was not queried: {why}")]
-    NotAsked { why: String },
+    NotQueried { why: String },
     /// The process could not be started, or its output could not be parsed.
     #[error("{why}")]
     Failed { why: String },

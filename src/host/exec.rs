@@ -87,7 +87,7 @@ pub enum ExecError {
     },
     /// It must not be executed: with `--root` and in a recording, only files are read.
     #[error("`{command}` was not run: {why}")]
-    NotAsked {
+    NotQueried {
         command: String,
         /// The reason.
         why: String,

@@ -32,8 +32,8 @@ fn stem(name: &str) -> String {
 ///
 /// # Errors
 /// The error of the operating system.
-pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+pub fn obsolete_items(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(Vec::new());
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -43,9 +43,9 @@ pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathB
             .and_then(|rest| rest.strip_suffix(UNFINISHED)?.split_once('-'))
             .is_some_and(|(pid, number)| digits(pid) && digits(number))
     };
-    let names = files.list(folder)?;
+    let names = files.list(directory)?;
     Ok((names.iter().filter(|name| is_one(name)))
-        .map(|name| folder.join(name))
+        .map(|name| directory.join(name))
         .collect())
 }
 
@@ -55,7 +55,7 @@ pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathB
 pub enum FileKind {
     /// A regular file.
     File,
-    Folder,
+    Directory,
     /// A symlink with its target as written.
     Link(Utf8PathBuf),
     /// A character device with its major and minor number.
@@ -87,7 +87,7 @@ pub struct Stat {
 /// Free space on the filesystem of a path, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Room {
+pub struct FreeSpace {
     /// The size of the filesystem.
     pub total: u64,
     /// Available to an unprivileged process.
@@ -107,7 +107,7 @@ pub struct Inodes {
     pub free: u64,
 }
 
-impl Room {
+impl FreeSpace {
     /// Whether no more files can be created, regardless of the free space.
     #[must_use]
     pub fn lacks_inodes(&self) -> bool {
@@ -133,10 +133,10 @@ pub enum Limit {
 
 impl Limit {
     /// Returns the limit that a write error indicates, or `None` for other errors.
-    pub(super) fn of(error: &std::io::Error, room: &Room) -> Option<Self> {
+    pub(super) fn of(error: &std::io::Error, free_space: &FreeSpace) -> Option<Self> {
         use std::io::ErrorKind;
         Some(match error.kind() {
-            ErrorKind::StorageFull if room.lacks_inodes() => Self::Inodes,
+            ErrorKind::StorageFull if free_space.lacks_inodes() => Self::Inodes,
             ErrorKind::StorageFull => Self::Space,
             ErrorKind::QuotaExceeded => Self::Quota,
             ErrorKind::ReadOnlyFilesystem => Self::ReadOnly,
@@ -160,16 +160,16 @@ impl Limit {
 
     /// The remedy for the filesystem at this mount point.
     #[must_use]
-    pub fn remedy(self, mount: &Utf8Path, room: &Room) -> String {
-        let free = format!("{} of {} free", bytes(room.free), bytes(room.total));
+    pub fn remedy(self, mount: &Utf8Path, free_space: &FreeSpace) -> String {
+        let free = format!("{} of {} free", bytes(free_space.free), bytes(free_space.total));
         match self {
-            Self::Space if room.free < LITTLE => format!("free disk space on `{mount}` ({free})"),
+            Self::Space if free_space.free < LITTLE => format!("free disk space on `{mount}` ({free})"),
             Self::Space => format!(
                 "free disk space on `{mount}` ({free}; a project quota or the metadata of the \
                  filesystem may be full, see `df {mount}`)"
             ),
             Self::Inodes => {
-                let Inodes { total, free } = room.inodes.unwrap_or(Inodes { total: 0, free: 0 });
+                let Inodes { total, free } = free_space.inodes.unwrap_or(Inodes { total: 0, free: 0 });
                 format!(
                     "remove unneeded files: `{mount}` has {free} of {total} inodes free (`du \
                      --inodes -x {mount} | sort -n | tail` shows the largest directories); more \
@@ -203,7 +203,7 @@ impl Limit {
 pub struct FullFilesystem {
     /// The mount point.
     pub mount: Utf8PathBuf,
-    pub room: Room,
+    pub free_space: FreeSpace,
     pub limit: Limit,
 }
 
@@ -240,7 +240,7 @@ pub enum FilesError {
     NotText { path: Utf8PathBuf },
     /// The path is unknown, because the machine is only known from a text that does not contain it.
     #[error("read `{path}`: {why}")]
-    NotTold {
+    NotReported {
         path: Utf8PathBuf,
         /// The reason.
         why: &'static str,
@@ -253,15 +253,15 @@ impl FilesError {
     pub fn disk(&self) -> Option<&FullFilesystem> {
         match self {
             Self::Io { disk, .. } => disk.as_deref(),
-            Self::Foreign { .. } | Self::NotText { .. } | Self::NotTold { .. } => None,
+            Self::Foreign { .. } | Self::NotText { .. } | Self::NotReported { .. } => None,
         }
     }
 
     /// The reason the path is unknown, if that is the cause. It is not a problem of the machine.
     #[must_use]
-    pub fn not_told(&self) -> Option<&'static str> {
+    pub fn not_reported(&self) -> Option<&'static str> {
         match self {
-            Self::NotTold { why, .. } => Some(why),
+            Self::NotReported { why, .. } => Some(why),
             Self::Io { .. } | Self::Foreign { .. } | Self::NotText { .. } => None,
         }
     }
@@ -290,8 +290,8 @@ impl FilesError {
                 "check the content, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));
         }
-        let FullFilesystem { mount, room, limit } = self.disk()?;
-        Some(limit.remedy(mount, room))
+        let FullFilesystem { mount, free_space, limit } = self.disk()?;
+        Some(limit.remedy(mount, free_space))
     }
 }
 
@@ -313,7 +313,7 @@ pub trait ReadFiles: Send + Sync {
     ///
     /// # Errors
     /// Any error except a missing directory.
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError>;
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError>;
 
     /// Returns the path with all symlinks resolved, or `None` if the target does not exist.
     ///
@@ -325,7 +325,7 @@ pub trait ReadFiles: Send + Sync {
     ///
     /// # Errors
     /// The error of the operating system.
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError>;
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError>;
 
     /// Returns the content as text, or `None` if the file does not exist.
     ///
@@ -398,13 +398,13 @@ pub trait Files: ReadFiles {
     ///
     /// # Errors
     /// The error of the operating system, except "not empty".
-    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError>;
+    fn remove_empty_directory(&self, path: &Utf8Path) -> Result<bool, FilesError>;
 
     /// Creates a directory and its missing parents.
     ///
     /// # Errors
     /// The error of the operating system.
-    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
+    fn create_directory(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
 
     /// Syncs files written by other programs, on every filesystem that contains a part of the
     /// system. Package managers, DKMS and initramfs generators do not sync all their files.
@@ -428,11 +428,11 @@ mod tests {
 
     use nix::errno::Errno;
 
-    use super::{Inodes, Limit, Room};
+    use super::{Inodes, Limit, FreeSpace};
 
     #[test]
     fn each_limit_has_a_separate_reason_and_remedy() {
-        let room = |free, inodes| Room {
+        let free_space = |free, inodes| FreeSpace {
             total: 8 << 30,
             free,
             read_only: false,
@@ -442,29 +442,29 @@ mod tests {
             }),
         };
         let mut seen = std::collections::BTreeSet::new();
-        for (errno, room, limit, reason, words) in rows! {
-            Errno::ENOSPC, room(0, 9000), Limit::Space, "no-disk-space", "free disk space on `/var`";
+        for (errno, free_space, limit, reason, words) in rows! {
+            Errno::ENOSPC, free_space(0, 9000), Limit::Space, "no-disk-space", "free disk space on `/var`";
             // Both are nearly used up, and more space does not help without inodes.
-            Errno::ENOSPC, room(0, 0), Limit::Inodes, "no-inodes", "0 of 65536 inodes free";
-            Errno::ENOSPC, room(4 << 30, 2), Limit::Inodes, "no-inodes", "more disk space does not help";
-            Errno::EDQUOT, room(4 << 30, 9000), Limit::Quota, "disk-quota", "`repquota /var`";
-            Errno::EROFS, room(4 << 30, 9000), Limit::ReadOnly, "read-only-filesystem", "remount,rw";
-            Errno::EFBIG, room(4 << 30, 9000), Limit::FileSize, "file-too-large", "`LimitFSIZE=`";
+            Errno::ENOSPC, free_space(0, 0), Limit::Inodes, "no-inodes", "0 of 65536 inodes free";
+            Errno::ENOSPC, free_space(4 << 30, 2), Limit::Inodes, "no-inodes", "more disk space does not help";
+            Errno::EDQUOT, free_space(4 << 30, 9000), Limit::Quota, "disk-quota", "`repquota /var`";
+            Errno::EROFS, free_space(4 << 30, 9000), Limit::ReadOnly, "read-only-filesystem", "remount,rw";
+            Errno::EFBIG, free_space(4 << 30, 9000), Limit::FileSize, "file-too-large", "`LimitFSIZE=`";
         } {
             let error = Error::from_raw_os_error(errno as i32);
-            assert_eq!(Limit::of(&error, &room), Some(limit), "{errno}");
+            assert_eq!(Limit::of(&error, &free_space), Some(limit), "{errno}");
             assert_eq!(limit.reason(), reason);
-            let remedy = limit.remedy("/var".into(), &room);
+            let remedy = limit.remedy("/var".into(), &free_space);
             assert!(remedy.contains(words), "{remedy}");
             seen.insert(remedy);
         }
         assert_eq!(seen.len(), 6);
         let other = Error::from_raw_os_error(Errno::EACCES as i32);
-        assert_eq!(Limit::of(&other, &room(0, 0)), None);
+        assert_eq!(Limit::of(&other, &free_space(0, 0)), None);
         // Btrfs has no fixed number of inodes.
-        let none = Room {
+        let none = FreeSpace {
             inodes: None,
-            ..room(0, 0)
+            ..free_space(0, 0)
         };
         let full = Error::from_raw_os_error(Errno::ENOSPC as i32);
         assert_eq!(Limit::of(&full, &none), Some(Limit::Space));

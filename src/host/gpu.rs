@@ -36,7 +36,7 @@ pub enum Nvml {
         after_seconds: u64,
     },
     /// NVML was not queried. With `--root`, no command is executed.
-    NotAsked {
+    NotQueried {
         /// The reason.
         why: String,
     },

@@ -30,7 +30,7 @@ pub enum HttpError {
 impl HttpError {
     /// Whether a retry may succeed.
     #[must_use]
-    pub fn passes(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             Self::Transport { .. } => true,
             Self::Status { status, .. } => status_passes(*status),
@@ -176,7 +176,7 @@ pub async fn ask_again(
                 url: without_logins(&request.url).into_owned(),
                 status: answer.status,
             },
-            Err(error) if error.passes() => error,
+            Err(error) if error.is_retryable() => error,
             Err(error) => return Err(error),
         };
         if matches!(error, HttpError::Transport { .. }) {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Bound};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::files::Room;
+use super::files::FreeSpace;
 use super::read_only;
 use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
@@ -13,10 +13,10 @@ use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     File(Vec<u8>),
-    Folder,
+    Directory,
     Link(Utf8PathBuf),
     /// Unknown whether it exists.
-    NotTold(&'static str),
+    NotReported(&'static str),
 }
 
 /// Files in memory. An added directory is complete: paths below it that were not added do not
@@ -38,8 +38,8 @@ impl Tree {
     }
 
     /// Adds a directory, which is then completely known.
-    pub fn folder(&mut self, path: &str) {
-        self.entries.insert(path.into(), Entry::Folder);
+    pub fn directory(&mut self, path: &str) {
+        self.entries.insert(path.into(), Entry::Directory);
     }
 
     /// Adds a file.
@@ -55,8 +55,8 @@ impl Tree {
     }
 
     /// Marks a path as unknown, with the reason.
-    pub fn not_told(&mut self, path: String, why: &'static str) {
-        self.entries.insert(path.into(), Entry::NotTold(why));
+    pub fn not_reported(&mut self, path: String, why: &'static str) {
+        self.entries.insert(path.into(), Entry::NotReported(why));
     }
 
     /// Creates a host with only these files.
@@ -68,23 +68,23 @@ impl Tree {
 
     /// Returns the entry of a path, or `None` if it is known not to exist.
     fn entry(&self, path: &Utf8Path) -> Result<Option<&Entry>, FilesError> {
-        let not_told = |why| {
-            Err(FilesError::NotTold {
+        let not_reported = |why| {
+            Err(FilesError::NotReported {
                 path: path.to_owned(),
                 why,
             })
         };
         match self.entries.get(path) {
-            Some(Entry::NotTold(why)) => not_told(*why),
+            Some(Entry::NotReported(why)) => not_reported(*why),
             Some(entry) => Ok(Some(entry)),
             None => {
                 let known = path
                     .ancestors()
-                    .any(|folder| self.entries.get(folder) == Some(&Entry::Folder));
+                    .any(|directory| self.entries.get(directory) == Some(&Entry::Directory));
                 if known || self.is_above(path) {
                     Ok(None)
                 } else {
-                    not_told(self.why)
+                    not_reported(self.why)
                 }
             }
         }
@@ -116,9 +116,9 @@ impl ReadFiles for Tree {
         let (kind, size) = match self.entry(path)? {
             Some(Entry::File(content)) => (FileKind::File, content.len() as u64),
             Some(Entry::Link(target)) => (FileKind::Link(target.clone()), 0),
-            Some(Entry::Folder) => (FileKind::Folder, 0),
-            None if self.is_above(path) => (FileKind::Folder, 0),
-            Some(Entry::NotTold(_)) | None => return Ok(None),
+            Some(Entry::Directory) => (FileKind::Directory, 0),
+            None if self.is_above(path) => (FileKind::Directory, 0),
+            Some(Entry::NotReported(_)) | None => return Ok(None),
         };
         Ok(Some(Stat {
             kind,
@@ -131,10 +131,10 @@ impl ReadFiles for Tree {
         }))
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        self.entry(folder)?;
-        let below = self.below(folder).filter_map(|path| {
-            let rest = path.strip_prefix(folder).ok()?;
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.entry(directory)?;
+        let below = self.below(directory).filter_map(|path| {
+            let rest = path.strip_prefix(directory).ok()?;
             Some(rest.iter().next()?.to_owned())
         });
         let mut names: Vec<String> = below.collect();
@@ -145,16 +145,16 @@ impl ReadFiles for Tree {
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
         Ok(match self.entry(path)? {
             Some(Entry::Link(target)) => {
-                let folder = path.parent().unwrap_or(path);
-                Some(folder.join(target))
+                let directory = path.parent().unwrap_or(path);
+                Some(directory.join(target))
             }
             Some(_) => Some(path.to_owned()),
             None => self.is_above(path).then(|| path.to_owned()),
         })
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        Err(FilesError::NotTold {
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        Err(FilesError::NotReported {
             path: path.to_owned(),
             why: self.why,
         })
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn unknown_path_is_not_a_missing_path() {
         let mut tree = Tree::new("only a text is known");
-        tree.folder("/sys/bus");
+        tree.directory("/sys/bus");
         tree.file("/sys/bus/a/vendor".into(), "0x10de\n");
         tree.link("/sys/bus/a/driver".into(), "../drivers/nvidia".into());
-        tree.not_told("/sys/bus/b/driver".into(), "the text has no drivers");
+        tree.not_reported("/sys/bus/b/driver".into(), "the text has no drivers");
         let host = tree.host();
         let files = &host.files;
         let read = |path: &str| files.read_text(path.into());
@@ -191,14 +191,14 @@ mod tests {
             ("/proc", "only a text is known"),
         ] {
             let error = files.stat(path.into()).unwrap_err();
-            assert_eq!(error.not_told(), Some(why), "{path}");
+            assert_eq!(error.not_reported(), Some(why), "{path}");
         }
     }
 
     #[test]
     fn paths_are_compared_by_components() {
         let mut tree = Tree::new("only a text is known");
-        tree.folder("/a");
+        tree.directory("/a");
         for path in ["/a/b/c", "/a/b/d/e", "/a/b.x/c", "/a/b-y", "/a/c"] {
             tree.file(path.to_owned(), "");
         }
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn query_time_does_not_depend_on_tree_size() {
         let mut tree = Tree::new("only a text is known");
-        tree.folder("/devices");
+        tree.directory("/devices");
         for device in 0..4096 {
             tree.file(format!("/devices/{device}/vendor"), "");
             tree.file(format!("/devices/{device}/class"), "");
@@ -235,7 +235,7 @@ mod tests {
     #[tokio::test]
     async fn local_machine_is_not_queried() {
         let host = Tree::new("only a text is known").host();
-        assert!(matches!(host.gpu.survey().await, Nvml::NotAsked { .. }));
+        assert!(matches!(host.gpu.survey().await, Nvml::NotQueried { .. }));
         assert!(host.system.processes().is_err());
         assert!(host.system.memory_bytes().is_err());
         assert!(host.files.write("/tmp/x".into(), b"", 0o600).is_err());

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use nix::sys::statvfs::{FsFlags, Statvfs};
 
-use super::files::{Inodes, Room};
+use super::files::{Inodes, FreeSpace};
 use super::{FileKind, FilesError, Stat};
 
 /// The maximum size of a file that is read completely, in case a path leads to a core dump.
@@ -90,7 +90,7 @@ pub(super) fn stat(
     let kind = if kind.is_file() {
         FileKind::File
     } else if kind.is_dir() {
-        FileKind::Folder
+        FileKind::Directory
     } else if kind.is_symlink() {
         FileKind::Link(target()?)
     } else if kind.is_char_device() {
@@ -111,9 +111,9 @@ pub(super) fn stat(
 }
 
 /// Returns the free space in bytes.
-pub(super) fn room(about: &Statvfs) -> Room {
+pub(super) fn free_space(about: &Statvfs) -> FreeSpace {
     let unit = about.fragment_size();
-    Room {
+    FreeSpace {
         total: about.blocks().saturating_mul(unit),
         free: about.blocks_available().saturating_mul(unit),
         read_only: about.flags().contains(FsFlags::ST_RDONLY),

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::exec::OnLine;
-use super::files::Room;
+use super::files::FreeSpace;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
@@ -71,16 +71,16 @@ impl<R: ReadFiles> ReadFiles for ReadOnly<R> {
         self.files.stat(path)
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        self.files.list(folder)
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.files.list(directory)
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
         self.files.resolve(path)
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        self.files.room(path)
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        self.files.free_space(path)
     }
 }
 
@@ -105,11 +105,11 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
         self.refuse("remove", path)
     }
 
-    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+    fn remove_empty_directory(&self, path: &Utf8Path) -> Result<bool, FilesError> {
         self.refuse("remove the directory", path)
     }
 
-    fn create_folder(&self, path: &Utf8Path, _: u32) -> Result<(), FilesError> {
+    fn create_directory(&self, path: &Utf8Path, _: u32) -> Result<(), FilesError> {
         self.refuse("create the directory", path)
     }
 
@@ -125,7 +125,7 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
 #[async_trait]
 impl Exec for Refusing {
     async fn run(&self, cmd: &Cmd, _: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        Err(ExecError::NotAsked {
+        Err(ExecError::NotQueried {
             command: cmd.line(),
             why: self.why.to_owned(),
         })
@@ -152,13 +152,13 @@ impl Http for Refusing {
 #[async_trait]
 impl Gpu for Refusing {
     async fn survey(&self) -> Nvml {
-        Nvml::NotAsked {
+        Nvml::NotQueried {
             why: self.why.to_owned(),
         }
     }
 
     async fn compute(&self, _: &[String], _: Duration) -> CudaView {
-        CudaView::without(CudaFault::NotAsked {
+        CudaView::without(CudaFault::NotQueried {
             why: self.why.to_owned(),
         })
     }

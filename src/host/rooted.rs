@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::sys::statvfs::fstatvfs;
 
-use super::files::Room;
+use super::files::FreeSpace;
 use super::os::{self, absent, failed, present};
 use super::read_only;
 use super::{FileKind, FilesError, Host, ReadFiles, Stat};
@@ -49,8 +49,8 @@ pub struct RootedFiles {
 ///
 /// # Errors
 /// If the directory cannot be opened.
-pub fn host(folder: &Utf8Path) -> Result<Host, FilesError> {
-    Ok(read_only::host(RootedFiles::open(folder)?, WHY))
+pub fn host(directory: &Utf8Path) -> Result<Host, FilesError> {
+    Ok(read_only::host(RootedFiles::open(directory)?, WHY))
 }
 
 impl RootedFiles {
@@ -58,8 +58,8 @@ impl RootedFiles {
     ///
     /// # Errors
     /// If it cannot be opened or is not a directory.
-    pub fn open(folder: &Utf8Path) -> Result<Self, FilesError> {
-        let opened = folder.canonicalize_utf8().and_then(|prefix| {
+    pub fn open(directory: &Utf8Path) -> Result<Self, FilesError> {
+        let opened = directory.canonicalize_utf8().and_then(|prefix| {
             let root = File::open(&prefix)?;
             if !root.metadata()?.is_dir() {
                 return Err(os::error(Errno::ENOTDIR));
@@ -70,7 +70,7 @@ impl RootedFiles {
                 left: AtomicU64::new(TREE_LIMIT),
             })
         });
-        opened.map_err(failed("open", folder))
+        opened.map_err(failed("open", directory))
     }
 
     fn open_at(&self, path: &Utf8Path, flags: OFlag) -> io::Result<File> {
@@ -116,11 +116,11 @@ impl RootedFiles {
     }
 
     /// Replaces parent directories that are symlinks stored as text.
-    fn below_folders(&self, path: &Utf8Path) -> Utf8PathBuf {
-        let inside = FOLDERS.iter().find_map(|folder| {
-            let rest = path.strip_prefix(folder).ok()?;
-            let target = self.link_as_text((*folder).into())?;
-            let parent = Utf8Path::new(folder).parent().unwrap_or("/".into());
+    fn below_directories(&self, path: &Utf8Path) -> Utf8PathBuf {
+        let inside = FOLDERS.iter().find_map(|directory| {
+            let rest = path.strip_prefix(directory).ok()?;
+            let target = self.link_as_text((*directory).into())?;
+            let parent = Utf8Path::new(directory).parent().unwrap_or("/".into());
             (!rest.as_str().is_empty()).then(|| parent.join(target).join(rest))
         });
         inside.unwrap_or_else(|| path.to_owned())
@@ -130,7 +130,7 @@ impl RootedFiles {
     fn followed(&self, path: &Utf8Path) -> Utf8PathBuf {
         /// For example libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
         const CHAIN: usize = 4;
-        let mut at = self.below_folders(path);
+        let mut at = self.below_directories(path);
         for _ in 0..CHAIN {
             let Some(target) = self.link_as_text(&at) else {
                 break;
@@ -166,8 +166,8 @@ impl RootedFiles {
         })
     }
 
-    fn names(&self, folder: &Utf8Path) -> io::Result<Vec<String>> {
-        let opened = self.open_at(folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+    fn names(&self, directory: &Utf8Path) -> io::Result<Vec<String>> {
+        let opened = self.open_at(directory, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut names = Vec::new();
         for entry in Dir::from_fd(opened.into())?.iter() {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -188,11 +188,11 @@ impl RootedFiles {
         Ok(Utf8Path::new("/").join(inside))
     }
 
-    fn room_at(&self, path: &Utf8Path) -> io::Result<Room> {
+    fn room_at(&self, path: &Utf8Path) -> io::Result<FreeSpace> {
         for at in path.ancestors() {
             match self.open_at(at, OFlag::O_PATH) {
                 Ok(file) => {
-                    return Ok(os::room(&fstatvfs(&file)?));
+                    return Ok(os::free_space(&fstatvfs(&file)?));
                 }
                 Err(error) if absent(&error) => {}
                 Err(error) => return Err(error),
@@ -208,13 +208,13 @@ impl ReadFiles for RootedFiles {
     }
 
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
-        present(self.stat_at(&self.below_folders(path))).map_err(failed("stat", path))
+        present(self.stat_at(&self.below_directories(path))).map_err(failed("stat", path))
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        match self.names(&self.followed(folder)) {
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        match self.names(&self.followed(directory)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            names => names.map_err(failed("list", folder)),
+            names => names.map_err(failed("list", directory)),
         }
     }
 
@@ -222,7 +222,7 @@ impl ReadFiles for RootedFiles {
         present(self.real(&self.followed(path))).map_err(failed("resolve", path))
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
         self.room_at(path)
             .map_err(failed("read the free space of", path))
     }
@@ -298,7 +298,7 @@ mod tests {
         );
         assert_eq!(resolve("/usr/lib/libgone.so.1"), None);
         assert_eq!(kind("/var/run"), FileKind::Link("../run".into()));
-        assert_eq!(kind("/var/run/cdi"), FileKind::Folder);
+        assert_eq!(kind("/var/run/cdi"), FileKind::Directory);
         assert_eq!(
             host.files.list("/var/run/cdi".into()).unwrap(),
             ["nvidia.yaml"]
@@ -358,7 +358,7 @@ mod tests {
             host.files.list("/none".into()).unwrap(),
             Vec::<String>::new()
         );
-        assert!(host.files.room("/var/lib".into()).unwrap().total > 0);
+        assert!(host.files.free_space("/var/lib".into()).unwrap().total > 0);
     }
 
     #[tokio::test]
@@ -371,8 +371,8 @@ mod tests {
             host.files.link(path, path).unwrap_err(),
             host.files.chown(path, 0, 0).unwrap_err(),
             host.files.remove(path).unwrap_err(),
-            host.files.remove_empty_folder(path).unwrap_err(),
-            host.files.create_folder(path, 0o755).unwrap_err(),
+            host.files.remove_empty_directory(path).unwrap_err(),
+            host.files.create_directory(path, 0o755).unwrap_err(),
             host.files.sync_system().unwrap_err(),
         ];
         for error in errors {
@@ -382,7 +382,7 @@ mod tests {
         let run = host.exec.run(&Cmd::new("id", ["-u"]), &mut |_, _| {}).await;
         assert!(run.unwrap_err().to_string().contains("`--root` tree"));
         assert!(host.http.get("http://127.0.0.1/", 1).await.is_err());
-        assert!(matches!(host.gpu.survey().await, Nvml::NotAsked { .. }));
+        assert!(matches!(host.gpu.survey().await, Nvml::NotQueried { .. }));
     }
 
     #[test]

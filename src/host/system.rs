@@ -141,8 +141,8 @@ impl System for ProcFiles {
     }
 
     fn process(&self, pid: u32) -> Process {
-        let folder = Utf8PathBuf::from(format!("/proc/{pid}"));
-        let text = |name: &str| self.text(&folder.join(name));
+        let directory = Utf8PathBuf::from(format!("/proc/{pid}"));
+        let text = |name: &str| self.text(&directory.join(name));
         Process {
             pid,
             name: text("comm").map(|name| one_line(&name)),

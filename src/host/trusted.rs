@@ -3,7 +3,7 @@
 
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 
-use super::files::Room;
+use super::files::FreeSpace;
 use super::{FileKind, FilesError, ReadFiles, Stat};
 
 /// The maximum number of symlinks, as in the kernel (path_resolution(7)).
@@ -151,7 +151,7 @@ fn parts(path: &Utf8Path) -> Vec<String> {
 /// and groups, acl(5).
 fn is_foreign(stat: &Stat) -> bool {
     let link = matches!(stat.kind, FileKind::Link(_));
-    let sticky = stat.kind == FileKind::Folder && stat.mode & STICKY != 0;
+    let sticky = stat.kind == FileKind::Directory && stat.mode & STICKY != 0;
     let writes = stat.mode & (OTHERS_WRITE | GROUP_WRITES) != 0;
     stat.uid != 0 || (writes && !link && !sticky)
 }
@@ -168,16 +168,16 @@ impl ReadFiles for Trusted<'_> {
         self.files.stat(path)
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        self.files.list(folder)
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.files.list(directory)
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
         self.files.resolve(path)
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        self.files.room(path)
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        self.files.free_space(path)
     }
 }
 
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(refused(&files, FILE), None);
         files.put_mode(FILE, "", 0o644);
         assert_eq!(refused(&files, FILE), None, "the group is root");
-        files.put_folder("/tmp", 0o1777);
+        files.put_directory("/tmp", 0o1777);
         files.put("/tmp/site.toml", "");
         assert_eq!(refused(&files, "/tmp/site.toml"), None, "/tmp is sticky");
         assert_eq!(refused(&files, "/etc/gpu-bootstrap/none.toml"), None);
@@ -238,7 +238,7 @@ mod tests {
         let why = "/etc/gpu-bootstrap 1000 755";
         assert_eq!(refused(&files, FILE).as_deref(), Some(why));
         let open = FakeFiles::new();
-        open.put_folder("/srv", 0o777);
+        open.put_directory("/srv", 0o777);
         open.put("/srv/site.toml", "");
         assert_eq!(
             refused(&open, "/srv/site.toml").as_deref(),
@@ -258,21 +258,21 @@ mod tests {
         fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
             self.0.stat(path)
         }
-        fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-            self.0.list(folder)
+        fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+            self.0.list(directory)
         }
         fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
             self.0.resolve(path)
         }
-        fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-            self.0.room(path)
+        fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+            self.0.free_space(path)
         }
     }
 
     #[test]
     fn file_created_after_the_check_is_not_read() {
         let files = FakeFiles::new();
-        files.put_folder("/tmp", 0o1777);
+        files.put_directory("/tmp", 0o1777);
         let late = Late(files);
         let read = Trusted::new(&late, true).read("/tmp/site.toml".into());
         assert_eq!(read.unwrap(), None);
@@ -297,7 +297,7 @@ mod tests {
             refused(&files, chain).as_deref(),
             Some("/home/ada 1000 755")
         );
-        files.put_folder("/tmp", 0o1777);
+        files.put_directory("/tmp", 0o1777);
         files.put_link("/tmp/way.toml", FILE);
         files.own("/tmp/way.toml", 1000, 1000);
         assert_eq!(
@@ -338,7 +338,7 @@ mod tests {
                 files.own("/home/ada", 1000, 1000);
                 files.put_link(SECRET, "/home/ada/token");
             }, "`/home/ada` is writable by non-root users (owner 1000";
-            &|files| { files.take(SECRET); files.put_folder(SECRET, 0o700); }, "not a regular file";
+            &|files| { files.take(SECRET); files.put_directory(SECRET, 0o700); }, "not a regular file";
         };
         for (arrange, expected) in spoilt {
             let why = why(arrange).expect(expected);

@@ -58,7 +58,7 @@ impl<'t> Mount<'t> {
 
 /// Converts errors to `None` if only root may read the data or a recording does not contain it.
 fn unknown<T>(error: FilesError) -> Result<Option<T>, FilesError> {
-    match error.is_denied() || error.not_told().is_some() {
+    match error.is_denied() || error.not_reported().is_some() {
         true => Ok(None),
         false => Err(error),
     }

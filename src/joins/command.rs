@@ -17,7 +17,7 @@ use crate::{
     model::{environment, secret::Secret},
     runtimes::choice::Cluster,
     tools::kubernetes::membership::Membership,
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 /// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
@@ -105,7 +105,7 @@ impl Way for ByCommand<'_> {
         nodeadm::kubelets_of(kubeconfig)
     }
 
-    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, Problem> {
+    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, ChangeError> {
         Ok(match self.leave_command.is_empty() {
             true => Leave::Never {
                 method: join.method.name().to_owned(),
@@ -119,7 +119,7 @@ impl Way for ByCommand<'_> {
         })
     }
 
-    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
         let files = (self.environment_file, self.joined_file);
         (hands.join_by_command(join, self.command, files, sink)).await
     }
@@ -136,11 +136,11 @@ pub(super) struct LeaveByCommand<'a> {
 #[async_trait]
 impl Leaving for LeaveByCommand<'_> {
     /// The effect of the join command is unknown.
-    fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
+    fn has_begun(&self, _: &Hands) -> Result<bool, ChangeError> {
         Ok(true)
     }
 
-    fn is_early(&self, _: &Hands, found: Option<&Membership>) -> Result<bool, Problem> {
+    fn is_early(&self, _: &Hands, found: Option<&Membership>) -> Result<bool, ChangeError> {
         Ok(found.is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG))
     }
 
@@ -154,7 +154,7 @@ impl Leaving for LeaveByCommand<'_> {
         hands: &Hands,
         is_member: bool,
         clone: Option<&str>,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         if let Some(why) = clone {
             return Ok(Some(why.to_owned()));
         }
@@ -177,7 +177,7 @@ impl Leaving for LeaveByCommand<'_> {
         hands: &Hands,
         is_member: bool,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let files = (self.environment_file, self.joined_file);
         (hands.leave_by_command((self.command, self.timeout), files, is_member, sink)).await
     }
@@ -190,7 +190,7 @@ impl Hands {
         command: &[String],
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let cmd = self.with_environment(command, environment_file, join.timeout())?;
         let ran = self.exec(&cmd, sink).await;
         (ran.and_then(|output| output.success(&cmd))).map_err(command_failed)?;
@@ -208,7 +208,7 @@ impl Hands {
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
         is_member: bool,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let files = &self.host.files;
         let mark = self.state.join(LEAVING);
         if self.has_left_by_command(joined_file, is_member)? {
@@ -253,7 +253,7 @@ impl Hands {
         &self,
         joined_file: &Utf8Path,
         is_member: bool,
-    ) -> Result<bool, Problem> {
+    ) -> Result<bool, ChangeError> {
         let files = &self.host.files;
         let begun = files.exists(&self.state.join(LEAVING))?;
         Ok(!is_member && !begun && !files.exists(joined_file)?)
@@ -265,9 +265,9 @@ impl Hands {
         command: &[String],
         environment_file: Option<&Utf8Path>,
         timeout: Duration,
-    ) -> Result<Cmd, Problem> {
+    ) -> Result<Cmd, ChangeError> {
         let Some((program, args)) = command.split_first() else {
-            return Err(Problem::unreadable(
+            return Err(ChangeError::unreadable(
                 "run a command for the cluster",
                 "the command is empty",
             ));
@@ -289,7 +289,7 @@ impl Hands {
 }
 
 /// The error of a command that did not join the machine.
-fn command_failed(error: ExecError) -> Problem {
+fn command_failed(error: ExecError) -> ChangeError {
     let hint = match error {
         ExecError::Deadline { .. } | ExecError::Silent { .. } => {
             "check what your command waits for, or set a longer `cluster.timeout`, then run the \
@@ -300,7 +300,7 @@ fn command_failed(error: ExecError) -> Problem {
              before the error are kept and not reverted by gpu-bootstrap"
         }
     };
-    Problem::new("join-command", "join the cluster with your command")
+    ChangeError::new("join-command", "join the cluster with your command")
         .advice(hint)
         .caused_by(error)
 }

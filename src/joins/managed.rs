@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use super::{Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow};
 use crate::{
     runtimes::choice::Cluster,
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 pub(super) const ROW: WayRow = WayRow {
@@ -36,15 +36,15 @@ impl Way for Managed {
         true
     }
 
-    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, Problem> {
+    fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, ChangeError> {
         Ok(Leave::Never {
             method: join.method.name().to_owned(),
         })
     }
 
     /// The step waits for the provider, and never requests this.
-    async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), Problem> {
-        Err(Problem::bug("the provider joins this machine"))
+    async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), ChangeError> {
+        Err(ChangeError::bug("the provider joins this machine"))
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Never<'a> {
 
 #[async_trait]
 impl Leaving for Never<'_> {
-    fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
+    fn has_begun(&self, _: &Hands) -> Result<bool, ChangeError> {
         Ok(true)
     }
 
@@ -66,7 +66,7 @@ impl Leaving for Never<'_> {
         ))
     }
 
-    async fn leave(&self, _: &Hands, _: bool, _: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn leave(&self, _: &Hands, _: bool, _: &dyn Sink) -> Result<Reverted, ChangeError> {
         Ok(Reverted::nothing("the join cannot be undone"))
     }
 }

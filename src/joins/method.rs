@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     model::{
         kubernetes::{Labels, MigStrategy, NodeName, Taint},
-        packages::PackageWish,
+        packages::PackageSpec,
         token::TokenSource,
     },
     runtimes::choice::Cluster,
@@ -63,13 +63,13 @@ impl JoinKind {
 /// The cluster of the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct ClusterWish {
+pub struct ClusterSpec {
     /// The join method.
     pub method: JoinMethod,
     /// The registration of the node.
-    pub node: NodeWish,
+    pub node: NodeSpec,
     /// The Kubernetes packages.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// A kubeconfig that may change nodes.
     pub access: Option<Utf8PathBuf>,
     /// Time limit in seconds of each part of the join: discovery, the certificate request, the start of the kubelet, a
@@ -131,7 +131,7 @@ pub enum Leave {
         /// The URL of the container runtime socket.
         socket: String,
         /// Directories that did not exist before. They are removed if they are empty.
-        created_folders: Vec<Utf8PathBuf>,
+        created_directories: Vec<Utf8PathBuf>,
     },
     /// Stop the k3s agent.
     K3s,
@@ -164,8 +164,8 @@ impl Leave {
         match self {
             Self::Kubeadm {
                 socket,
-                created_folders: folders,
-            } => Box::new(kubeadm::Reset { socket, folders }),
+                created_directories: directories,
+            } => Box::new(kubeadm::Reset { socket, directories }),
             Self::K3s => Box::new(agents::StopAgent(&agents::K3S)),
             Self::Rke2 => Box::new(agents::StopAgent(&agents::RKE2)),
             Self::Nodeadm => Box::new(nodeadm::HoldBack),
@@ -210,7 +210,7 @@ pub enum Discovery {
 /// The registration of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct NodeWish {
+pub struct NodeSpec {
     /// The node name. `None` means the host name.
     pub name: Option<NodeName>,
     /// The configured labels.

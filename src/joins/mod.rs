@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-pub use method::{ClusterWish, Discovery, JoinKind, JoinMethod, Leave, NodeWish, SecretKind};
+pub use method::{ClusterSpec, Discovery, JoinKind, JoinMethod, Leave, NodeSpec, SecretKind};
 
 use crate::{
     host::{FilesError, ReadFiles, trusted::unusable_secret},
@@ -32,7 +32,7 @@ use crate::{
             membership::{self, Membership, MembershipError},
         },
     },
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 /// The cluster to join, and the registration of the node.
@@ -148,10 +148,10 @@ pub trait Way: Send + Sync {
     }
 
     /// Returns the undo. Called before the join.
-    fn leaving(&self, hands: &Hands, join: &Join) -> Result<Leave, Problem>;
+    fn leaving(&self, hands: &Hands, join: &Join) -> Result<Leave, ChangeError>;
 
     /// Joins the cluster.
-    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem>;
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError>;
 }
 
 /// The undo of a join, as stored in the journal.
@@ -163,10 +163,10 @@ pub trait Leaving: Send + Sync {
     }
 
     /// Whether a join has started without a resulting membership.
-    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem>;
+    fn has_begun(&self, hands: &Hands) -> Result<bool, ChangeError>;
 
     /// Whether the kubeconfig may be older than the join. It then only counts while the kubelet is running.
-    fn is_early(&self, _hands: &Hands, _found: Option<&Membership>) -> Result<bool, Problem> {
+    fn is_early(&self, _hands: &Hands, _found: Option<&Membership>) -> Result<bool, ChangeError> {
         Ok(false)
     }
 
@@ -176,7 +176,7 @@ pub trait Leaving: Send + Sync {
     }
 
     /// Cleans up after an interrupted attempt.
-    async fn clear(&self, _hands: &Hands, _sink: &dyn Sink) -> Result<(), Problem> {
+    async fn clear(&self, _hands: &Hands, _sink: &dyn Sink) -> Result<(), ChangeError> {
         Ok(())
     }
 
@@ -187,7 +187,7 @@ pub trait Leaving: Send + Sync {
         _hands: &Hands,
         _is_member: bool,
         _clone: Option<&str>,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         Ok(None)
     }
 
@@ -197,7 +197,7 @@ pub trait Leaving: Send + Sync {
         hands: &Hands,
         is_member: bool,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem>;
+    ) -> Result<Reverted, ChangeError>;
 }
 
 /// The tool that joins a machine.
@@ -208,7 +208,7 @@ pub struct WayTool<'a> {
     /// The path of its executable.
     pub program: Option<&'a str>,
     /// A directory that it requires.
-    pub folder: Option<&'static str>,
+    pub directory: Option<&'static str>,
     /// Our configuration file.
     pub config: Option<&'static str>,
     /// Another unit. While it is enabled, the unit may not start.
@@ -328,10 +328,10 @@ impl Join {
     }
 
     /// The error of a unit or program that has not joined in time, with its last output.
-    pub(crate) fn timed_out(&self, who: &str, words: Option<String>) -> Problem {
+    pub(crate) fn timed_out(&self, who: &str, words: Option<String>) -> ChangeError {
         let seconds = self.timeout_seconds;
         let what = format!("join the cluster: `{who}` did not join within {seconds} s");
-        Problem::new("join-timeout", what)
+        ChangeError::new("join-timeout", what)
             .telling(words)
             .advice("check its log, then run the command again")
     }
@@ -340,7 +340,7 @@ impl Join {
 impl Hands {
     /// The cluster that the machine is, or is about to be, a node of. Some methods write the kubeconfig before the machine is
     /// allowed to join.
-    pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
+    pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, ChangeError> {
         let found = self.joined_cluster()?;
         let is_early = way.way().is_early(self, found.as_ref())?;
         if is_early && !self.unit_state(kubelet::UNIT).await?.is_active() {
@@ -350,17 +350,17 @@ impl Hands {
     }
 
     /// The cluster for which the kubelet of this machine has credentials.
-    pub(crate) fn joined_cluster(&self) -> Result<Option<Membership>, Problem> {
+    pub(crate) fn joined_cluster(&self) -> Result<Option<Membership>, ChangeError> {
         membership::read(&*self.host.files).map_err(|error| match error {
             MembershipError::Files(error) => error.into(),
             MembershipError::Unreadable { path, why } => {
-                Problem::unreadable(format!("read `{path}`"), why)
+                ChangeError::unreadable(format!("read `{path}`"), why)
             }
         })
     }
 
     /// Reads a secret from a file. It is checked again, because it may have changed since the step checked it.
-    pub(crate) fn secret(&self, path: &Utf8Path) -> Result<Secret, Problem> {
+    pub(crate) fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
         self.refuse_unusable(path)?;
         let text = self.host.files.read_text(path)?;
         let text = text.ok_or_else(|| bad_secret(path, "it is missing"))?;
@@ -372,7 +372,7 @@ impl Hands {
 
     /// Rejects a file with a secret, or a kubeconfig, if other users may read or replace it. A kubeconfig can contain a command
     /// that kubectl runs.
-    pub(crate) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), Problem> {
+    pub(crate) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), ChangeError> {
         match unusable_secret(&*self.host.files, path)? {
             None => Ok(()),
             Some(why) => Err(bad_secret(path, &why)),
@@ -386,7 +386,7 @@ impl Hands {
         name: &str,
         content: &Secret,
         work: impl AsyncFnOnce(&Utf8Path) -> T,
-    ) -> Result<T, Problem> {
+    ) -> Result<T, ChangeError> {
         let path = Utf8Path::new(paths::RUN).join(name);
         let files = &self.host.files;
         files.write(&path, content.expose().as_bytes(), 0o600)?;
@@ -397,7 +397,7 @@ impl Hands {
 }
 
 /// The error of an unusable secret file.
-pub(crate) fn bad_secret(path: &Utf8Path, why: &str) -> Problem {
-    Problem::new("join-secret", format!("use the secret in `{path}`: {why}"))
+pub(crate) fn bad_secret(path: &Utf8Path, why: &str) -> ChangeError {
+    ChangeError::new("join-secret", format!("use the secret in `{path}`: {why}"))
         .advice("write the secret into the file, with `chmod 600`, then run the command again")
 }

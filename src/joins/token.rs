@@ -12,7 +12,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
 use super::bad_secret;
-use crate::work::{Hands, Problem};
+use crate::work::{Hands, ChangeError};
 use crate::{
     facts::Service,
     host::{Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again},
@@ -20,7 +20,7 @@ use crate::{
         clouds::{self, CloudRow, Identity, SecretFault as TokenFault, SecretRow},
         pattern,
         secret::{Secret, Secrets},
-        token::{SecretPlace, TokenSource},
+        token::{SecretLocation, TokenSource},
     },
 };
 
@@ -39,7 +39,7 @@ const LARGEST: u64 = 256 << 10;
 
 impl Hands {
     /// Fetches the token.
-    pub(crate) async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+    pub(crate) async fn token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         if let TokenSource::File(path) = source {
             return self.secret(path);
         }
@@ -59,7 +59,7 @@ impl Hands {
         &self,
         source: &TokenSource,
         wrong: impl Fn(&str) -> Option<&'static str>,
-    ) -> Result<Secret, Problem> {
+    ) -> Result<Secret, ChangeError> {
         let token = self.token(source).await?;
         let Some(why) = wrong(token.expose()) else {
             return Ok(token);
@@ -85,7 +85,7 @@ struct Clouds<'h> {
 type TokenFailure = (TokenFault, String);
 
 /// The error. `why` does not contain the secret.
-fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
+fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> ChangeError {
     let hints = match place {
         TokenSource::Store(place) => place.store().map(|row| &row.hints),
         _ => None,
@@ -121,15 +121,15 @@ fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
         ),
         (TokenFault::Refused, _) => ("join-token-refused", "check the audit log of the cloud"),
     };
-    Problem {
-        passes: fault == TokenFault::Unreachable,
-        ..Problem::new(reason, format!("get the token from `{place}`: {why}"))
+    ChangeError {
+        retryable: fault == TokenFault::Unreachable,
+        ..ChangeError::new(reason, format!("get the token from `{place}`: {why}"))
             .advice(own.unwrap_or(hint))
     }
 }
 
 impl Clouds<'_> {
-    async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+    async fn token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         let fetched = match source {
             TokenSource::Store(place) => self.of_store(place).await,
             TokenSource::File(_) | TokenSource::Credential(_) => {
@@ -152,7 +152,7 @@ impl Clouds<'_> {
     }
 
     /// Reads a secret from a cloud's secret store.
-    async fn of_store(&self, place: &SecretPlace) -> Result<Secret, TokenFailure> {
+    async fn of_store(&self, place: &SecretLocation) -> Result<Secret, TokenFailure> {
         let none = || (TokenFault::NotFound, "there is no such store".to_owned());
         let of = |cloud: &'static CloudRow| Some((cloud, cloud.secret.as_ref()?));
         let mut stores = clouds::all().iter().filter_map(of);
@@ -265,7 +265,7 @@ struct StoreRequest {
 }
 
 impl StoreRequest {
-    fn of(row: &'static SecretRow, place: &SecretPlace) -> Self {
+    fn of(row: &'static SecretRow, place: &SecretLocation) -> Self {
         let mut special = row.host_where.iter();
         let special = special.find(|(form, _)| pattern::matches(form, place.first()));
         let host = special.map_or(&row.host, |(_, host)| host);
@@ -280,7 +280,7 @@ impl StoreRequest {
 
 fn failed(error: HttpError) -> TokenFailure {
     let fault = match &error {
-        error if error.passes() => TokenFault::Unreachable,
+        error if error.is_retryable() => TokenFault::Unreachable,
         HttpError::TooLarge { .. } => TokenFault::Form,
         _ => TokenFault::Refused,
     };

@@ -12,12 +12,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use read::{History, Torn, parse};
-pub use receipt::{Awaited, Ended, GoingBack, Proven, Receipt, Run, Standing, Unfinished, fold};
+pub use receipt::{Awaited, Ended, RollbackStarted, Validated, Receipt, Run, AppliedChange, Unfinished, fold};
 pub use store::Journal;
 
 use crate::{
-    change::{Change, Problem, Undo},
-    config::desired::{PackagePolicy, PackageWish},
+    change::{Change, ChangeError, Undo},
+    config::desired::{PackagePolicy, PackageSpec},
     error::Report,
     event::Summary,
     exit::Exit,
@@ -160,14 +160,14 @@ pub enum Record {
         automatic: bool,
     },
     /// The driver has passed validation.
-    Proven {
+    Validated {
         /// The settings that select it: source, flavor, branch and build.
         settings: Vec<String>,
         /// The packages of the driver, with their exact versions.
-        driver: Vec<PackageWish>,
+        driver: Vec<PackageSpec>,
     },
-    /// A new driver has failed validation. The last validated driver is the desired driver until [`Record::WentBack`].
-    GoingBack {
+    /// A new driver has failed validation. The last validated driver is the desired driver until [`Record::RollbackFinished`].
+    RollbackStarted {
         /// The driver that failed.
         from: String,
         /// The last validated driver.
@@ -176,9 +176,9 @@ pub enum Record {
         why: String,
     },
     /// The rollback has finished, successfully or not.
-    WentBack {
+    RollbackFinished {
         /// Whether the last validated driver has passed validation again.
-        proven: bool,
+        validated: bool,
     },
     /// The run has finished normally.
     RunFinished {
@@ -398,7 +398,7 @@ impl Report for JournalError {
     }
 }
 
-impl From<JournalError> for Problem {
+impl From<JournalError> for ChangeError {
     fn from(error: JournalError) -> Self {
         let problem = Self {
             hint: error.hint(),

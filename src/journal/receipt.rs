@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{JournalLine, Policy, Record, Request, SCHEMA};
 use crate::{
     change::{Change, Undo},
-    config::desired::PackageWish,
+    config::desired::PackageSpec,
     event::Summary,
     exit::Exit,
     model::id::StepId,
@@ -37,10 +37,10 @@ pub struct Receipt {
     pub gave_up: Option<String>,
     /// The last validated driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub proven: Option<Proven>,
+    pub validated: Option<Validated>,
     /// A driver that failed validation, while the rollback to the last validated driver is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub going_back: Option<GoingBack>,
+    pub rollback_started: Option<RollbackStarted>,
     /// The options of the last `install`.
     pub request: Option<Request>,
     /// The package policy of the last `install`. `None` if an older version of gpu-bootstrap wrote the journal.
@@ -49,7 +49,7 @@ pub struct Receipt {
     /// All runs, oldest first.
     pub runs: Vec<Run>,
     /// The applied changes, which can be undone, newest first.
-    pub standing: Vec<Standing>,
+    pub applied: Vec<AppliedChange>,
 }
 
 /// A pending reboot.
@@ -69,19 +69,19 @@ pub struct Awaited {
 /// A driver that has passed validation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Proven {
+pub struct Validated {
     /// The sequence number of its record. Changes with a higher number are newer.
     pub seq: u64,
     /// The settings that select it.
     pub settings: Vec<String>,
     /// The packages of the driver, with their exact versions.
-    pub driver: Vec<PackageWish>,
+    pub driver: Vec<PackageSpec>,
 }
 
 /// A driver that has failed validation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct GoingBack {
+pub struct RollbackStarted {
     /// The driver that failed.
     pub from: String,
     /// The last validated driver.
@@ -130,7 +130,7 @@ pub struct Ended {
 /// An applied change, which was not undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Standing {
+pub struct AppliedChange {
     /// The sequence number of its intent in the journal.
     pub intent: u64,
     /// The time of the intent.
@@ -158,22 +158,22 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
         reboots_in_all: 0,
         unfinished: Vec::new(),
         gave_up: None,
-        proven: None,
-        going_back: None,
+        validated: None,
+        rollback_started: None,
         request: None,
         policy: None,
         runs: Vec::new(),
-        standing: Vec::new(),
+        applied: Vec::new(),
     };
-    let mut standing = BTreeMap::new();
-    let mut folders = Folders::default();
+    let mut applied = BTreeMap::new();
+    let mut directories = Directories::default();
     for line in lines {
-        folders.see(&line.record);
-        step(&mut receipt, &mut standing, line);
+        directories.see(&line.record);
+        step(&mut receipt, &mut applied, line);
     }
-    receipt.standing = standing.into_values().rev().collect();
-    for one in &mut receipt.standing {
-        folders.keep(&mut one.undo);
+    receipt.applied = applied.into_values().rev().collect();
+    for one in &mut receipt.applied {
+        directories.keep(&mut one.undo);
     }
     receipt
 }
@@ -181,12 +181,12 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
 /// The directories that, according to the first change in them, existed before gpu-bootstrap wrote to them. If such a directory
 /// is removed and a later change creates it again, it is still not ours.
 #[derive(Default)]
-struct Folders {
+struct Directories {
     /// Whether each directory existed before the first change.
     first: BTreeMap<Utf8PathBuf, bool>,
 }
 
-impl Folders {
+impl Directories {
     fn see(&mut self, record: &Record) {
         if let Record::Intent { undo, .. } = record {
             self.see_undo(undo);
@@ -197,12 +197,12 @@ impl Folders {
         match undo {
             Undo::RestoreFiles {
                 files,
-                created_folders,
+                created_directories,
                 ..
             } => {
-                for folder in files.iter().flat_map(|file| file.path.ancestors().skip(1)) {
-                    let was_there = !created_folders.iter().any(|made| made == folder);
-                    self.first.entry(folder.to_owned()).or_insert(was_there);
+                for directory in files.iter().flat_map(|file| file.path.ancestors().skip(1)) {
+                    let was_there = !created_directories.iter().any(|made| made == directory);
+                    self.first.entry(directory.to_owned()).or_insert(was_there);
                 }
             }
             Undo::Several { undos } => undos.iter().for_each(|undo| self.see_undo(undo)),
@@ -214,15 +214,15 @@ impl Folders {
     fn keep(&self, undo: &mut Undo) {
         match undo {
             Undo::RestoreFiles {
-                created_folders, ..
-            } => created_folders.retain(|folder| self.first.get(folder) != Some(&true)),
+                created_directories, ..
+            } => created_directories.retain(|directory| self.first.get(directory) != Some(&true)),
             Undo::Several { undos } => undos.iter_mut().for_each(|undo| self.keep(undo)),
             _ => {}
         }
     }
 }
 
-fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &JournalLine) {
+fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line: &JournalLine) {
     match &line.record {
         Record::RunStarted {
             tool,
@@ -243,13 +243,13 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             receipt.gave_up = None;
             if mode == "uninstall" {
                 // After an uninstall no driver is configured, even if the undo is incomplete.
-                receipt.going_back = None;
-                receipt.proven = None;
+                receipt.rollback_started = None;
+                receipt.validated = None;
             }
             if mode == "install" {
                 receipt.request = Some(request.clone());
                 if let Some(boot_id) = boot_id {
-                    begin_boot(receipt, standing, boot_id);
+                    begin_boot(receipt, applied, boot_id);
                 }
                 if policy.is_some() {
                     receipt.policy.clone_from(policy);
@@ -264,15 +264,15 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
                 receipt.awaited = None;
             }
         }
-        Record::Proven { settings, driver } => {
-            receipt.proven = Some(Proven {
+        Record::Validated { settings, driver } => {
+            receipt.validated = Some(Validated {
                 seq: line.seq,
                 settings: settings.clone(),
                 driver: driver.clone(),
             });
         }
-        Record::GoingBack { from, to, why } => {
-            receipt.going_back = Some(GoingBack {
+        Record::RollbackStarted { from, to, why } => {
+            receipt.rollback_started = Some(RollbackStarted {
                 from: from.clone(),
                 to: to.clone(),
                 why: why.clone(),
@@ -281,16 +281,16 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             receipt.unfinished.clear();
             receipt.reboots = 0;
         }
-        Record::WentBack { .. } => receipt.going_back = None,
+        Record::RollbackFinished { .. } => receipt.rollback_started = None,
         Record::GaveUp { why } => receipt.gave_up = Some(why.clone()),
         Record::Intent {
             steps,
             change,
             undo,
         } => {
-            standing.insert(
+            applied.insert(
                 line.seq,
-                Standing {
+                AppliedChange {
                     intent: line.seq,
                     at: line.at,
                     steps: steps.clone(),
@@ -304,20 +304,20 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
         Record::Applied { intent, undo }
         | Record::Interrupted { intent, undo }
         | Record::Failed { intent, undo, .. } => {
-            let is_progress = standing.get(intent).is_some_and(brings_on);
+            let is_progress = applied.get(intent).is_some_and(brings_on);
             if is_progress && matches!(line.record, Record::Applied { .. }) {
                 receipt.unfinished.clear();
             }
             if undo.is_nothing() {
-                standing.remove(intent);
-            } else if let Some(change) = standing.get_mut(intent) {
+                applied.remove(intent);
+            } else if let Some(change) = applied.get_mut(intent) {
                 change.undo.clone_from(undo);
                 change.open = false;
                 change.whole = matches!(line.record, Record::Applied { .. });
             }
         }
         Record::Reverted { intent, .. } => {
-            standing.remove(intent);
+            applied.remove(intent);
         }
         Record::Reduced {
             intent,
@@ -325,7 +325,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             undo,
             ..
         } => {
-            if let Some(change) = standing.get_mut(intent) {
+            if let Some(change) = applied.get_mut(intent) {
                 change.steps.clone_from(steps);
                 change.undo.clone_from(undo);
             }
@@ -369,7 +369,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
 }
 
 /// Counts each boot once. Interrupted package work belongs to the previous boot.
-fn begin_boot(receipt: &mut Receipt, standing: &BTreeMap<u64, Standing>, boot_id: &str) {
+fn begin_boot(receipt: &mut Receipt, applied: &BTreeMap<u64, AppliedChange>, boot_id: &str) {
     if receipt
         .unfinished
         .iter()
@@ -378,8 +378,8 @@ fn begin_boot(receipt: &mut Receipt, standing: &BTreeMap<u64, Standing>, boot_id
         return;
     }
     if let Some(before) = receipt.unfinished.last_mut() {
-        let in_packages = |one: &Standing| one.open && is_package_work(&one.change);
-        before.in_packages |= standing.values().any(in_packages);
+        let in_packages = |one: &AppliedChange| one.open && is_package_work(&one.change);
+        before.in_packages |= applied.values().any(in_packages);
     }
     receipt.unfinished.push(Unfinished {
         boot_id: boot_id.to_owned(),
@@ -399,16 +399,16 @@ const OWN_STEPS: [&str; 2] = ["resume", "boot-guard"];
 
 /// Returns `true` if the change makes persistent progress. Changes that are repeated in each boot (loading a module, starting a
 /// unit) do not count.
-fn brings_on(standing: &Standing) -> bool {
+fn brings_on(applied: &AppliedChange) -> bool {
     let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
-    let lasting = matches!(
-        standing.change,
+    let persistent = matches!(
+        applied.change,
         Change::WriteFile { .. }
             | Change::AddRepository { .. }
             | Change::EnableStream { .. }
             | Change::HoldPackages { .. }
     );
-    !standing.steps.iter().all(own) && (lasting || is_package_work(&standing.change))
+    !applied.steps.iter().all(own) && (persistent || is_package_work(&applied.change))
 }
 
 #[cfg(test)]
@@ -429,7 +429,7 @@ mod tests {
                 "kind": "intent", "steps": ["a"],
                 "change": {"kind": "write-file", "path": path, "content": "", "mode": 420},
                 "undo": {
-                    "undo": "restore-files", "created-folders": made,
+                    "undo": "restore-files", "created-directories": made,
                     "files": [{"path": path, "before": null, "after": {"is": "file", "sha256": "0"}}],
                 },
             },
@@ -441,12 +441,12 @@ mod tests {
     fn removing(lines: &[JournalLine]) -> usize {
         let removes = |undo: &Undo| match undo {
             Undo::RestoreFiles {
-                created_folders, ..
-            } => created_folders.iter().any(|folder| folder == FOLDER),
+                created_directories, ..
+            } => created_directories.iter().any(|directory| directory == FOLDER),
             other => panic!("{other:?}"),
         };
-        let standing = fold(lines).standing;
-        standing.iter().filter(|one| removes(&one.undo)).count()
+        let applied = fold(lines).applied;
+        applied.iter().filter(|one| removes(&one.undo)).count()
     }
 
     /// The directory may be removed between two runs.

@@ -51,12 +51,12 @@ impl Record {
             Self::Left { why, .. }
             | Self::RebootAwaited { why, .. }
             | Self::GaveUp { why }
-            | Self::GoingBack { why, .. } => {
+            | Self::RollbackStarted { why, .. } => {
                 vec![why]
             }
             // Only package names and versions.
-            Self::Proven { .. }
-            | Self::WentBack { .. }
+            Self::Validated { .. }
+            | Self::RollbackFinished { .. }
             | Self::Applied { .. }
             | Self::Interrupted { .. }
             | Self::RunFinished { .. } => Vec::new(),
@@ -174,7 +174,7 @@ mod tests {
         exit::Exit,
         host::fake,
         journal::{Journal, Request},
-        model::{id::StepId, packages::PackageWish, secret::Secret},
+        model::{id::StepId, packages::PackageSpec, secret::Secret},
     };
 
     /// A digest that contains this text.
@@ -201,7 +201,7 @@ mod tests {
 
     fn install(name: &str) -> Change {
         Change::InstallPackages {
-            packages: vec![PackageWish {
+            packages: vec![PackageSpec {
                 name: name.to_owned(),
                 version: None,
             }],
@@ -221,7 +221,7 @@ mod tests {
             known.learn(&Secret::new(*secret));
         }
         let (host, fakes) = fake::host();
-        fakes.files.put_folder("/var/lib", 0o755);
+        fakes.files.put_directory("/var/lib", 0o755);
         let (journal, _) = Journal::open(&host, "run", &known)?;
         let appended = records
             .into_iter()
@@ -251,7 +251,7 @@ mod tests {
                             sha256: digest("abc123"),
                         },
                     }],
-                    created_folders: Vec::new(),
+                    created_directories: Vec::new(),
                     daemon: None,
                 },
             ],
@@ -357,7 +357,7 @@ mod tests {
                 }),
                 after: FileAfter::Unknown,
             }],
-            created_folders: Vec::new(),
+            created_directories: Vec::new(),
             daemon: None,
         };
         let leave = |word: &str, joined: &str| {

@@ -126,8 +126,8 @@ impl Journal {
             text.insert(0, '\n');
         }
         if state.lines.is_empty() {
-            let folder = Utf8Path::new(STATE);
-            self.host.files.create_folder(folder, 0o700)?;
+            let directory = Utf8Path::new(STATE);
+            self.host.files.create_directory(directory, 0o700)?;
         }
         if let Err(error) = self.host.files.append(&path(), text.as_bytes(), 0o600) {
             let error = Arc::new(error);
@@ -173,7 +173,7 @@ impl Journal {
         }
         let plain: Vec<&str> = credentials.iter().map(Secret::expose).collect();
         let text = serde_json::to_string(&plain).map_err(JournalError::Encode)?;
-        files.create_folder(Utf8Path::new(STATE), 0o700)?;
+        files.create_directory(Utf8Path::new(STATE), 0o700)?;
         files.write(&credentials_path(), text.as_bytes(), 0o600)?;
         Ok(())
     }
@@ -205,7 +205,7 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
         return Ok(());
     };
     let receipt: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let stands_nothing = receipt["standing"].as_array().is_some_and(Vec::is_empty);
+    let stands_nothing = receipt["applied"].as_array().is_some_and(Vec::is_empty);
     let path = path();
     let is_aside = |name: &String| {
         let rest = path

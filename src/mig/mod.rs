@@ -74,7 +74,7 @@ pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
 
 /// A resource of MIG devices.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Offer<'n> {
+pub struct Candidate<'n> {
     /// Its name.
     pub resource: String,
     /// The GPU of the first device.
@@ -90,7 +90,7 @@ pub struct Offer<'n> {
 ///
 /// # Errors
 /// If NVML does not report the profile of a MIG device.
-pub fn offers(strategy: MigStrategy, devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
+pub fn offers(strategy: MigStrategy, devices: &[NvmlDevice]) -> Result<Vec<Candidate<'_>>, String> {
     match strategy {
         MigStrategy::None => Ok(Vec::new()),
         MigStrategy::Single => Ok(single(devices)?.into_iter().collect()),
@@ -106,8 +106,8 @@ struct Part<'n> {
 }
 
 impl<'n> Part<'n> {
-    fn offer(&self, resource: String, count: usize) -> Offer<'n> {
-        Offer {
+    fn offer(&self, resource: String, count: usize) -> Candidate<'n> {
+        Candidate {
             resource,
             gpu: self.gpu,
             part: Some((self.profile.clone(), self.share)),
@@ -139,7 +139,7 @@ fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, String> {
 }
 
 /// Source: NVIDIA/k8s-device-plugin, mig-strategy.go, `newMigStrategySingleLabeler`.
-fn single(devices: &[NvmlDevice]) -> Result<Option<Offer<'_>>, String> {
+fn single(devices: &[NvmlDevice]) -> Result<Option<Candidate<'_>>, String> {
     let Some(first) = devices.iter().find(|gpu| is_split(gpu)) else {
         return Ok(None);
     };
@@ -149,7 +149,7 @@ fn single(devices: &[NvmlDevice]) -> Result<Option<Offer<'_>>, String> {
         && (devices.iter()).all(|gpu| is_split(gpu) && !gpu.mig_devices.is_empty());
     Ok(Some(match parts.first() {
         Some(part) if uniform => part.offer(GPUS.to_owned(), parts.len()),
-        _ => Offer {
+        _ => Candidate {
             resource: GPUS.to_owned(),
             gpu: first,
             part: None,
@@ -160,7 +160,7 @@ fn single(devices: &[NvmlDevice]) -> Result<Option<Offer<'_>>, String> {
 
 /// Source: NVIDIA/k8s-device-plugin, mig-strategy.go, `newMigStrategyMixedLabeler`. Partitioned GPUs without MIG devices are
 /// skipped.
-fn mixed(devices: &[NvmlDevice]) -> Result<Vec<Offer<'_>>, String> {
+fn mixed(devices: &[NvmlDevice]) -> Result<Vec<Candidate<'_>>, String> {
     let parts = parts(devices)?;
     // The first device of a profile provides the values of all, so it comes last.
     let offers = parts.iter().rev().map(|part| {

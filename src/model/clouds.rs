@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use super::text::folder;
+use super::text::directory;
 
 /// A cloud.
 #[derive(Debug, Deserialize)]
@@ -246,7 +246,7 @@ pub enum SecretFault {
 }
 
 static CLOUDS: LazyLock<Vec<CloudRow>> = LazyLock::new(|| {
-    let files = folder("clouds").into_iter().flatten();
+    let files = directory("clouds").into_iter().flatten();
     let mut rows: Vec<CloudRow> = files
         .map(|(name, text)| {
             parse(text)
@@ -297,11 +297,11 @@ pub fn header(text: &'static str) -> (&'static str, &'static str) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{all, folder, parse};
+    use super::{all, directory, parse};
 
     #[test]
     fn keys_without_effect_are_rejected() {
-        let (_, azure) = (folder("clouds").unwrap())
+        let (_, azure) = (directory("clouds").unwrap())
             .find(|(name, _)| *name == "azure")
             .unwrap();
         assert!(azure.contains("[secret]\n") && parse(azure).is_ok());
@@ -343,7 +343,7 @@ mod tests {
                 assert!(!secret.value.is_empty() || !secret.value_base64.is_empty());
             }
         }
-        let files: BTreeSet<String> = (folder("clouds").unwrap())
+        let files: BTreeSet<String> = (directory("clouds").unwrap())
             .map(|(name, _)| name.to_owned())
             .collect();
         assert_eq!(names.into_iter().cloned().collect::<BTreeSet<_>>(), files);

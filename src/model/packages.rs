@@ -95,7 +95,7 @@ impl Pin {
 /// A package, by name and version pattern.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct PackageWish {
+pub struct PackageSpec {
     /// Its name.
     pub name: String,
     /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate. With a pattern, `plan`

@@ -163,7 +163,7 @@ pub fn table(name: &str) -> Result<&'static str, String> {
 ///
 /// # Errors
 /// If the binary is corrupt.
-pub fn folder(
+pub fn directory(
     name: &'static str,
 ) -> Result<impl Iterator<Item = (&'static str, &'static str)>, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;

@@ -18,17 +18,17 @@ pub enum TokenSource {
     /// A systemd credential of this process or of the machine.
     Credential(String),
     /// The secret store of a cloud.
-    Store(SecretPlace),
+    Store(SecretLocation),
 }
 
 /// A location in the secret store of a cloud: the scheme, and a text for each of its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SecretPlace {
+pub struct SecretLocation {
     scheme: &'static str,
     parts: Vec<String>,
 }
 
-impl SecretPlace {
+impl SecretLocation {
     /// Returns the scheme of the store in settings.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
@@ -80,7 +80,7 @@ pub struct TokenSourceError;
 impl TokenSource {
     /// Returns the file, if it still exists after a reboot.
     #[must_use]
-    pub fn lasting_file(&self) -> Option<&Utf8Path> {
+    pub fn persistent_file(&self) -> Option<&Utf8Path> {
         match self {
             Self::File(path) if !path.starts_with("/run") => Some(path),
             _ => None,
@@ -114,7 +114,7 @@ fn parse(text: &str) -> Option<TokenSource> {
                 None => part.default.clone(),
             };
             let parts = row.parts.iter().map(part).collect::<Option<Vec<_>>>()?;
-            Some(TokenSource::Store(SecretPlace {
+            Some(TokenSource::Store(SecretLocation {
                 scheme: &row.scheme,
                 parts,
             }))
@@ -214,7 +214,7 @@ mod tests {
             ("aws-secret:eu-central-1/token", false),
         ] {
             let source: TokenSource = text.parse().expect(text);
-            assert_eq!(source.lasting_file().is_some(), lasts, "{text}");
+            assert_eq!(source.persistent_file().is_some(), lasts, "{text}");
         }
     }
 

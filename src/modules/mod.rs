@@ -11,7 +11,7 @@ use serde::Serialize;
 pub(crate) use registry::Registry;
 
 use crate::{
-    config::desired::{DriverWish, Prebuilt, Publish},
+    config::desired::{DriverSpec, Prebuilt, Publish},
     dkms,
     error::one_line,
     facts::Facts,
@@ -26,7 +26,7 @@ use crate::{
     state::loaded_driver,
     tools::{
         kmod,
-        module_file::{flavour_of_license, modinfo},
+        module_file::{flavor_of_license, modinfo},
         oci::{self, Address},
         prebuilt::{self, BuildTarget, LIMIT, Modules, PrivateKey, SIGNATURE, TOOK, Trust, Unfit},
     },
@@ -53,18 +53,18 @@ pub(crate) struct Built {
     /// The source of the modules, as logged by `take` in the DKMS log. `None` if DKMS compiled them without `take`.
     pub(crate) origin: Option<String>,
     #[serde(skip)]
-    folder: Utf8PathBuf,
+    directory: Utf8PathBuf,
 }
 
 /// Returns the DKMS builds of the NVIDIA driver.
 pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     let mut found = Vec::new();
     for build in dkms::builds(files)? {
-        let folder = build.modules();
+        let directory = build.modules();
         let (Ok(driver), Ok(kernel)) = (build.version.parse(), build.kernel.parse()) else {
             continue;
         };
-        if !(files.list(&folder)?.iter()).any(|file| kmod::is_nvidia_module(file)) {
+        if !(files.list(&directory)?.iter()).any(|file| kmod::is_nvidia_module(file)) {
             continue;
         }
         let log = files.read_lossy(&build.log())?.unwrap_or_default();
@@ -74,7 +74,7 @@ pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
             kernel,
             architecture: build.architecture,
             origin: prebuilt::said(&log).last().map(str::to_owned),
-            folder,
+            directory,
         });
     }
     Ok(found)
@@ -109,22 +109,22 @@ impl Packed {
     pub(crate) fn write(
         &self,
         files: &dyn Files,
-        folder: &Utf8Path,
+        directory: &Utf8Path,
     ) -> Result<Utf8PathBuf, FilesError> {
-        let path = folder.join(&self.name);
+        let path = directory.join(&self.name);
         let Some(signature) = &self.signature else {
             files.write(&path, &self.content, 0o644)?;
             return Ok(path);
         };
-        let beside = signature_of(&path);
+        let companions = signature_of(&path);
         for _ in 0..WRITES {
-            files.write(&beside, signature.as_bytes(), 0o644)?;
+            files.write(&companions, signature.as_bytes(), 0o644)?;
             files.write(&path, &self.content, 0o644)?;
             let has_own = |path: &Utf8Path, own: &[u8]| {
                 let found = files.read(path)?;
                 Ok::<_, FilesError>(found.as_deref() == Some(own))
             };
-            if has_own(&beside, signature.as_bytes())? == has_own(&path, &self.content)? {
+            if has_own(&companions, signature.as_bytes())? == has_own(&path, &self.content)? {
                 break;
             }
         }
@@ -183,8 +183,8 @@ pub(crate) fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Priv
 pub(crate) async fn publish(
     host: &Host,
     facts: &Facts,
-    driver: &DriverWish,
-    wish: &Publish,
+    driver: &DriverSpec,
+    spec: &Publish,
 ) -> Result<Option<String>, String> {
     let (Some(module), Some(kernel), Some(os)) = (&driver.dkms, &facts.kernel.running, &facts.os)
     else {
@@ -211,14 +211,14 @@ pub(crate) async fn publish(
         kernel: kernel.clone(),
         architecture: one.architecture.clone(),
         driver: one.driver.clone(),
-        flavour: driver.flavour,
+        flavor: driver.flavor,
     };
     let name = purpose.archive();
-    let folder = Utf8PathBuf::from(&wish.to);
+    let directory = Utf8PathBuf::from(&spec.to);
     let registry = || {
-        Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
+        Address::parse(&spec.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
     };
-    let key = match &wish.key {
+    let key = match &spec.key {
         Some(path) => Some(private_key(&*host.files, path)?),
         None => None,
     };
@@ -240,16 +240,16 @@ pub(crate) async fn publish(
             }
         }
         None => {
-            let (folder, path) = (folder.clone(), folder.join(&name));
+            let (directory, path) = (directory.clone(), directory.join(&name));
             let look = move |files: &dyn Files| {
-                refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
+                refuse_foreign(files, &directory).and_then(|()| pair_in(files, &path))
             };
             let own = key.iter().map(PrivateKey::public);
             let trust = Trust {
                 keys: trust.keys.iter().cloned().chain(own).collect(),
                 ..trust.clone()
             };
-            match in_folder(host, look).await? {
+            match in_directory(host, look).await? {
                 (None, _) => false,
                 // Replace a mixed pair of two machines, or an incomplete pair of an interrupted one.
                 (Some(archive), Some(signature)) if key.is_some() => {
@@ -281,16 +281,16 @@ pub(crate) async fn publish(
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
         None => {
-            in_folder(host, move |files| packed.write(files, &folder)).await?;
+            in_directory(host, move |files| packed.write(files, &directory)).await?;
         }
     }
-    Ok(Some(format!("`{name}` to {}", wish.to)))
+    Ok(Some(format!("`{name}` to {}", spec.to)))
 }
 
 /// The source of archives.
 pub(crate) enum Source<'h> {
     /// A directory or a web server.
-    Place(&'h Host, String),
+    Location(&'h Host, String),
     /// A registry tag and its files.
     Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
 }
@@ -299,7 +299,7 @@ impl<'h> Source<'h> {
     pub(crate) async fn of(host: &'h Host, source: &str, archive: &str) -> Result<Self, String> {
         let Some(address) = Address::parse(source) else {
             let place = source.trim_end_matches('/').to_owned();
-            return Ok(Self::Place(host, place));
+            return Ok(Self::Location(host, place));
         };
         let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
         let tag = oci::tag(archive);
@@ -316,7 +316,7 @@ impl<'h> Source<'h> {
         unsigned: bool,
     ) -> Result<Vec<u8>, String> {
         match self {
-            Self::Place(host, place) => {
+            Self::Location(host, place) => {
                 fetch(host, &format!("{place}/{name}"), limit, unsigned).await
             }
             Self::Tag(registry, layers) => match layers.iter().find(|layer| layer.is(name)) {
@@ -334,7 +334,7 @@ async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<V
     if place.starts_with('/') {
         if unsigned {
             let path = Utf8PathBuf::from(place);
-            in_folder(host, move |files| refuse_foreign(files, &path)).await?;
+            in_directory(host, move |files| refuse_foreign(files, &path)).await?;
         }
         address = format!("file://{}", place.replace('%', "%25"));
     }
@@ -349,19 +349,19 @@ pub(crate) async fn pack(
 ) -> Result<(String, Vec<u8>), String> {
     let unpacked = Utf8Path::new(paths::RUN).join(format!("export-{}", std::process::id()));
     let modules = read(host, one, &unpacked).await;
-    let removed = host.files.remove_empty_folder(&unpacked);
+    let removed = host.files.remove_empty_directory(&unpacked);
     let modules = modules?;
     removed.map_err(|error| one_line(&error))?;
-    let flavour = (modules.iter())
+    let flavor = (modules.iter())
         .find(|(name, _)| kmod::is_nvidia_module(&format!("{name}.ko")))
         .and_then(|(_, content)| modinfo(content, "license"))
-        .and_then(flavour_of_license);
+        .and_then(flavor_of_license);
     let purpose = BuildTarget {
         distribution: distribution.to_owned(),
         kernel: one.kernel.clone(),
         architecture: one.architecture.clone(),
         driver: one.driver.clone(),
-        flavour: flavour.ok_or("the module license does not identify the module flavor")?,
+        flavor: flavor.ok_or("the module license does not identify the module flavor")?,
     };
     let compiler = compiler(&*host.files, one.kernel.as_str()).map_err(|error| one_line(&error))?;
     let archive = prebuilt::pack(&purpose, compiler, &modules).map_err(|error| one_line(&error))?;
@@ -373,11 +373,11 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
     let files = &*host.files;
     let plain = |error: FilesError| one_line(&error);
     let mut modules = Modules::new();
-    for name in files.list(&one.folder).map_err(plain)? {
+    for name in files.list(&one.directory).map_err(plain)? {
         let Some(module) = kmod::name_of(&name) else {
             continue;
         };
-        let path = one.folder.join(&name);
+        let path = one.directory.join(&name);
         let missing = |path: &Utf8Path| format!("`{path}` no longer exists");
         let mut content = files
             .read(&path)
@@ -385,7 +385,7 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
             .ok_or_else(|| missing(&path))?;
         let copy = unpacked.join(&name);
         if let Some(cmd) = prebuilt::decompress(&copy) {
-            files.create_folder(unpacked, 0o700).map_err(plain)?;
+            files.create_directory(unpacked, 0o700).map_err(plain)?;
             files.write(&copy, &content, 0o600).map_err(plain)?;
             let ran = host
                 .exec
@@ -422,7 +422,7 @@ pub(crate) fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Str
 
 /// Runs `work` for at most [`SOURCE_TIME_LIMIT`], because it blocks forever if the server of a network file system does not
 /// respond.
-pub(crate) async fn in_folder<T: Send + 'static>(
+pub(crate) async fn in_directory<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
 ) -> Result<T, String> {

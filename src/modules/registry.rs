@@ -245,10 +245,10 @@ impl<'h> Registry<'h> {
         let login = self.login().await?;
         let scope = format!("repository:{}:pull,push", self.address.repository);
         let scope = self.writes.then_some(&*scope);
-        let ways = (refused.header("www-authenticate")).filter_map(|way| challenge(way, scope));
+        let methods = (refused.header("www-authenticate")).filter_map(|method| challenge(method, scope));
         // Prefer a token, which only allows the requested access.
-        let way = ways.max_by_key(|way| matches!(way, Challenge::Token(_)));
-        self.authorization = match way {
+        let method = methods.max_by_key(|method| matches!(method, Challenge::Token(_)));
+        self.authorization = match method {
             None => {
                 return Err("the registry requires an unsupported authentication method".to_owned());
             }

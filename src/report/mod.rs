@@ -23,7 +23,7 @@ pub mod terminal;
 #[cfg(test)]
 mod tests;
 pub mod timing;
-mod words;
+mod messages;
 
 pub use lines::JsonLines;
 pub use log::{Drawn, Log};

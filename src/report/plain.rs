@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::{
     Style,
     style::{Ink, of_outcome},
-    words::{Amounts, duration, title, titles},
+    messages::{Amounts, duration, title, titles},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle},

@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::{Style, human::outcomes, style::Ink, words::things};
+use super::{Style, human::outcomes, style::Ink, messages::things};
 use crate::{
     engine::{Current, StatusSummary},
-    journal::GoingBack,
+    journal::RollbackStarted,
 };
 
 /// Width of the label column including the gap. The longest label is `last run`.
@@ -47,7 +47,7 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
             ),
         ));
     }
-    if let Some(GoingBack { from, to, why }) = &status.going_back {
+    if let Some(RollbackStarted { from, to, why }) = &status.rollback_started {
         lines.push((
             "rollback",
             format!("from driver {from}, which failed validation ({why}), to {to}"),
@@ -60,13 +60,13 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         };
         lines.push(("boots", format!("{boots} ended before the run finished")));
     }
-    if status.changes_standing > 0 {
+    if status.changes_applied > 0 {
         lines.push((
             "to undo",
             format!(
                 "{} changed by {} steps; `gpu-bootstrap uninstall` reverts them",
-                things(status.changes_standing),
-                status.steps_standing.len()
+                things(status.changes_applied),
+                status.steps_applied.len()
             ),
         ));
     }
@@ -198,10 +198,10 @@ mod tests {
             reboots: 0,
             unfinished_boots: 0,
             gave_up: None,
-            going_back: None,
+            rollback_started: None,
             request: None,
-            changes_standing: 0,
-            steps_standing: Vec::new(),
+            changes_applied: 0,
+            steps_applied: Vec::new(),
             interrupted: false,
         };
         assert_eq!(
@@ -209,10 +209,10 @@ mod tests {
             "gpu-bootstrap has not run on this machine yet\n"
         );
         let document = serde_json::to_value(document::status(&none)).unwrap();
-        assert_eq!(document["status"]["changes-standing"], 0);
+        assert_eq!(document["status"]["changes-applied"], 0);
         // A running rollback is shown.
         let back = StatusSummary {
-            going_back: Some(GoingBack {
+            rollback_started: Some(RollbackStarted {
                 from: "595.91.07".to_owned(),
                 to: "580.178.04".to_owned(),
                 why: "NVML fails".to_owned(),
@@ -226,6 +226,6 @@ mod tests {
          580.178.04\n"
         );
         let document = serde_json::to_value(document::status(&back)).unwrap();
-        assert_eq!(document["status"]["going-back"]["to"], "580.178.04");
+        assert_eq!(document["status"]["rollback-started"]["to"], "580.178.04");
     }
 }

@@ -10,7 +10,7 @@ use super::{
     plain::{again, ended, quiet},
     screen,
     style::{Ink, of_outcome},
-    words::{Amounts, title},
+    messages::{Amounts, title},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},

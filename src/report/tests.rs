@@ -240,7 +240,7 @@ fn acute_risk_precedes_drift() {
     let mut warned = drifted();
     warned
         .findings
-        .push(finding("log.rm-init", Verdict::Warn, "the driver hung"));
+        .push(finding("log.gpu-init", Verdict::Warn, "the driver hung"));
     let page = text(|to| human::check(to, &warned, HERE, Style::default()));
     assert!(page.starts_with("risk: the driver hung\n\n"), "{page}");
     assert!(
@@ -301,17 +301,17 @@ fn first_line_is_the_verdict() {
         "risk: the driver hung", Exit::Drift,
             vec![
                 finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
-                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("log.gpu-init", Verdict::Warn, "the driver hung"),
                 finding("driver.packages", Verdict::Fail, "another driver is installed"),
             ];
         "risk: the driver hung", Exit::Drift,
             vec![
-                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("log.gpu-init", Verdict::Warn, "the driver hung"),
                 finding("config.resolvable", Verdict::Fail, "arch is not supported"),
             ];
         "fault: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
-                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("log.gpu-init", Verdict::Warn, "the driver hung"),
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
             ];
         // A warning about a version, and one without an action, are not the headline.
@@ -325,7 +325,7 @@ fn first_line_is_the_verdict() {
                 finding("driver.packages", Verdict::Fail, "another driver is installed"),
             ];
         "ready, with 1 risk", Exit::Ok,
-            vec![pass(), finding("log.rm-init", Verdict::Warn, "the driver hung")];
+            vec![pass(), finding("log.gpu-init", Verdict::Warn, "the driver hung")];
         "no NVIDIA GPU is on the PCI bus", Exit::Ok,
             vec![
                 finding("pci.gpu.present", Verdict::Pass, "fine"),

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Style, formats::entities, style::Ink, words::duration};
+use super::{Style, formats::entities, style::Ink, messages::duration};
 use crate::engine::{Span, SpanEnd, Timing};
 
 /// The width of the columns of times.
@@ -121,10 +121,10 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
         let label: String = words.replace('`', "").chars().take(LETTERS).collect();
         let label = format!("{}  {label}", duration(span.seconds));
         // Put the label after the bar, before it, or on it, depending on the available space.
-        let room = label.chars().fold(0.0, |width, _| width + LETTER);
-        let (at, anchor) = if begin + width + room < WIDTH {
+        let free_space = label.chars().fold(0.0, |width, _| width + LETTER);
+        let (at, anchor) = if begin + width + free_space < WIDTH {
             (begin + width + 4.0, "start")
-        } else if begin > room {
+        } else if begin > free_space {
             (begin - 4.0, "end")
         } else {
             (begin + 4.0, "start")

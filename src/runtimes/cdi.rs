@@ -172,8 +172,8 @@ pub fn is_read(path: &Utf8Path) -> bool {
 /// # Errors
 /// If a directory cannot be read.
 pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
-    for folder in FOLDERS {
-        let names = files.list(Utf8Path::new(folder))?;
+    for directory in FOLDERS {
+        let names = files.list(Utf8Path::new(directory))?;
         if names.iter().any(|name| is_read(Utf8Path::new(name))) {
             return Ok(true);
         }

@@ -44,7 +44,7 @@ const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present, FilesError> {
     let is_there = |path: &str| match files.exists(path.into()) {
         // A machine that is described by a text is treated as bare.
-        Err(FilesError::NotTold { .. }) => Ok(false),
+        Err(FilesError::NotReported { .. }) => Ok(false),
         answer => answer,
     };
     let mut installed = Vec::new();

@@ -24,7 +24,7 @@ pub struct RuntimeCondition {
 impl RuntimeCondition {
     /// Returns the reason if the condition is false.
     #[must_use]
-    pub fn flaw(&self) -> Option<String> {
+    pub fn issue(&self) -> Option<String> {
         let said = [&self.reason, &self.message].map(|text| text.trim());
         let said: Vec<&str> = said.into_iter().filter(|text| !text.is_empty()).collect();
         (!self.status).then(|| match &said[..] {
@@ -85,9 +85,9 @@ mod tests {
              "message": "Network plugin returns error: cni plugin not initialized"}]},
             "config": {"containerd": {"defaultRuntimeName": "runc"}}}"#;
         let found = parse_info(text).expect("an answer");
-        assert_eq!(found[0].flaw(), None);
+        assert_eq!(found[0].issue(), None);
         assert_eq!(
-            found[1].flaw().as_deref(),
+            found[1].issue().as_deref(),
             Some(
                 "NetworkReady is false: NetworkPluginNotReady, Network plugin returns error: cni plugin \
                  not initialized"
@@ -96,7 +96,7 @@ mod tests {
         // Protobuf omits false values.
         let text = r#"{"status": {"conditions": [{"type": "RuntimeReady"}]}}"#;
         let found = parse_info(text).expect("an answer");
-        assert_eq!(found[0].flaw().as_deref(), Some("RuntimeReady is false"));
+        assert_eq!(found[0].issue().as_deref(), Some("RuntimeReady is false"));
         assert!(parse_info("{}").is_err());
     }
 

@@ -36,7 +36,7 @@ pub use containerd::{KubernetesDistribution, OWNERS, PROGRAMS};
 pub use version::Version;
 pub use view::{
     Answer, Broken, Config, ConfigFile, Elsewhere, Fault, Goal, Harm, LackError, PickUp, Place,
-    ReadError, ReloadWords, Report, RuntimeView, Said, Surroundings, Validated,
+    ReadError, ReloadWords, Report, RuntimeView, LiveConfig, Surroundings, Validated,
 };
 
 use crate::{
@@ -182,7 +182,7 @@ pub struct RuntimeFacts {
     /// The unit, or `None` for a runtime without a daemon.
     pub unit: Option<&'static str>,
     /// The configuration directory.
-    pub folder: &'static str,
+    pub directory: &'static str,
     /// The TOML file with a `version`, if it has one.
     pub versioned: Option<&'static str>,
     /// The directory of images and containers, which may be on a separate filesystem.
@@ -265,7 +265,7 @@ pub struct OtherForm {
     /// The reason, as a sentence.
     pub why: String,
     /// The directory that shows it.
-    pub folder: &'static str,
+    pub directory: &'static str,
     /// The remedy.
     pub remedy: &'static str,
 }
@@ -296,8 +296,8 @@ impl Rewritten {
             }
         }
         for unit in self.units {
-            for folder in systemctl::FOLDERS {
-                if files.exists(&Utf8Path::new(folder).join(unit))? {
+            for directory in systemctl::FOLDERS {
+                if files.exists(&Utf8Path::new(directory).join(unit))? {
                     return Ok(true);
                 }
             }
@@ -307,7 +307,7 @@ impl Rewritten {
 }
 
 /// Directories in which gpu-bootstrap writes files for daemons.
-pub fn written_folders() -> impl Iterator<Item = &'static str> {
+pub fn written_directories() -> impl Iterator<Item = &'static str> {
     let rewritten = Daemon::ALL
         .into_iter()
         .filter_map(|daemon| daemon.configured().rewritten());
@@ -315,15 +315,15 @@ pub fn written_folders() -> impl Iterator<Item = &'static str> {
 }
 
 /// Directories of runtime configurations and of CDI specifications.
-pub fn folders() -> impl Iterator<Item = &'static str> {
+pub fn directories() -> impl Iterator<Item = &'static str> {
     let own = RuntimeKind::ALL
         .into_iter()
-        .map(|kind| kind.runtime().facts().folder);
+        .map(|kind| kind.runtime().facts().directory);
     own.chain(cdi::FOLDERS)
 }
 
 /// Directories of images and containers.
-pub fn data_folders() -> impl Iterator<Item = &'static str> {
+pub fn data_directories() -> impl Iterator<Item = &'static str> {
     (RuntimeKind::ALL.into_iter()).filter_map(|kind| kind.runtime().facts().data)
 }
 
@@ -400,7 +400,7 @@ pub trait Configured: Debug + Send + Sync {
     ///
     /// # Errors
     /// If that is not possible. The message is one line.
-    async fn put_back(&self, _host: &Host, _goal: &Goal<'_>) -> Result<(), String> {
+    async fn restore_saved(&self, _host: &Host, _goal: &Goal<'_>) -> Result<(), String> {
         Ok(())
     }
 
@@ -408,7 +408,7 @@ pub trait Configured: Debug + Send + Sync {
     ///
     /// # Errors
     /// If its program could not be executed. A daemon that does not respond is not an error.
-    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError>;
+    async fn said(&self, host: Reader<'_>) -> Result<LiveConfig, ExecError>;
 
     /// Whether it is usable, for a kubelet if `for_kubelet` is set.
     ///

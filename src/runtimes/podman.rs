@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     Containers, Fault, Harm, OneContainer, Place, ReadError, Report, Runtime, RuntimeFacts,
-    RuntimeView, Said, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
+    RuntimeView, LiveConfig, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
 };
 use crate::host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status};
 
@@ -21,7 +21,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     packages: &["podman"],
     binaries: &["/usr/bin/podman", "/usr/local/bin/podman"],
     unit: None,
-    folder: "/etc/containers",
+    directory: "/etc/containers",
     versioned: None,
     data: None,
     scheme: "podman",
@@ -46,9 +46,9 @@ fn reads_none(
         return Ok(None);
     }
     let mut unread = Vec::new();
-    for folder in cdi::FOLDERS {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8Path::new(folder).join(name);
+    for directory in cdi::FOLDERS {
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8Path::new(directory).join(name);
             if !cdi::is_read(&path) {
                 continue;
             }
@@ -95,7 +95,7 @@ impl Runtime for Podman {
 
     /// Podman has no configuration file for GPUs.
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
-        Ok(RuntimeView::of(Said::Absent, place.version))
+        Ok(RuntimeView::of(LiveConfig::Absent, place.version))
     }
 
     async fn report(

@@ -17,8 +17,8 @@ const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr
 /// If a directory cannot be read.
 pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesError> {
     let mut any = false;
-    for folder in PATH {
-        any |= !files.list(Utf8Path::new(folder))?.is_empty();
+    for directory in PATH {
+        any |= !files.list(Utf8Path::new(directory))?.is_empty();
     }
     if !any {
         return Ok(false);
@@ -27,8 +27,8 @@ pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesErr
         // The lookup of other relative paths is unknown.
         return Ok(program.starts_with('/') && !files.exists(Utf8Path::new(program))?);
     }
-    for folder in PATH {
-        if files.exists(&Utf8Path::new(folder).join(program))? {
+    for directory in PATH {
+        if files.exists(&Utf8Path::new(directory).join(program))? {
             return Ok(false);
         }
     }

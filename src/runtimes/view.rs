@@ -51,7 +51,7 @@ pub struct RuntimeView {
     /// The configuration printed by its own program, if it contains more than the files.
     pub printed: Option<String>,
     /// The response of the daemon.
-    pub said: Said,
+    pub said: LiveConfig,
     /// The version, or `None` if unknown.
     pub version: Option<Version>,
 }
@@ -59,7 +59,7 @@ pub struct RuntimeView {
 impl RuntimeView {
     /// Returns the view of a runtime without files, as the default of other fields.
     #[must_use]
-    pub const fn of(said: Said, version: Option<Version>) -> Self {
+    pub const fn of(said: LiveConfig, version: Option<Version>) -> Self {
         Self {
             files: Vec::new(),
             broken: None,
@@ -81,16 +81,16 @@ impl RuntimeView {
     #[must_use]
     pub fn config(&self) -> Option<&Config> {
         match &self.said {
-            Said::Known(config) => Some(config),
-            Said::Unknown(_) => self.by_files.as_ref(),
-            Said::Absent | Said::Silent(_) => None,
+            LiveConfig::Known(config) => Some(config),
+            LiveConfig::Unknown(_) => self.by_files.as_ref(),
+            LiveConfig::Absent | LiveConfig::Silent(_) => None,
         }
     }
 }
 
 /// The response of a runtime.
 #[derive(Debug, Clone)]
-pub enum Said {
+pub enum LiveConfig {
     /// Its program could not be executed, or commands are not allowed, as with `--root`.
     Unknown(Arc<ExecError>),
     /// The runtime is not installed.
@@ -255,7 +255,7 @@ pub enum ReadError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Validated {
     /// The result is unknown.
-    Untold,
+    NotReported,
     /// The files are rejected, with this message.
     Refused(String),
     /// The configuration that it reads from the files.
@@ -288,7 +288,7 @@ pub struct ReloadWords {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// The reason if not. `None` if it is usable, or if its client is not installed.
-    pub flaw: Option<String>,
+    pub issue: Option<String>,
     /// Additional notes.
     pub notes: Vec<String>,
 }
@@ -312,16 +312,16 @@ pub async fn ask(host: Reader<'_>, query: &Query) -> Result<Option<Output>, Exec
 pub async fn said(
     host: Reader<'_>,
     query: &Query,
-    parse: impl FnOnce(&Output) -> Said,
-) -> Result<Said, ExecError> {
+    parse: impl FnOnce(&Output) -> LiveConfig,
+) -> Result<LiveConfig, ExecError> {
     Ok(match ask(host, query).await? {
-        None => Said::Absent,
+        None => LiveConfig::Absent,
         Some(output) => parse(&output),
     })
 }
 
-impl From<Result<Said, ExecError>> for Said {
-    fn from(asked: Result<Said, ExecError>) -> Self {
+impl From<Result<LiveConfig, ExecError>> for LiveConfig {
+    fn from(asked: Result<LiveConfig, ExecError>) -> Self {
         asked.unwrap_or_else(|error| Self::Unknown(Arc::new(error)))
     }
 }

@@ -130,7 +130,7 @@ impl State {
         let options = match self.kubelet_command()? {
             Some(command) => Some(command),
             None => match files.read_text(kubelet::FLAGS.into()) {
-                Err(error) if error.not_told().is_some() => None,
+                Err(error) if error.not_reported().is_some() => None,
                 text => text?.map(|text| text.replace('"', " ")),
             },
         };

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     facts::{detection::table, reader::FactReader},
     host::{FilesError, ReadFiles},
-    model::{gpu::Flavour, pattern, version::DriverVersion},
+    model::{gpu::Flavor, pattern, version::DriverVersion},
 };
 
 /// The NVIDIA driver as found.
@@ -93,12 +93,12 @@ impl State {
     ///
     /// # Errors
     /// If the module's file cannot be read.
-    pub fn loaded_flavour(&self) -> Result<Option<Flavour>, StateError> {
-        let read = || -> Read<Option<Flavour>> {
+    pub fn loaded_flavor(&self) -> Result<Option<Flavor>, StateError> {
+        let read = || -> Read<Option<Flavor>> {
             let text = self.host.files.read_text(Utf8Path::new(PROC_VERSION))?;
-            Ok(text.as_deref().and_then(parse_proc_flavour))
+            Ok(text.as_deref().and_then(parse_proc_flavor))
         };
-        self.memo.loaded_flavour.get_or_init(read).clone()
+        self.memo.loaded_flavor.get_or_init(read).clone()
     }
 
     /// The version of the module on disk that the next boot loads, if it can be read.
@@ -215,12 +215,12 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
 }
 
 /// Open modules are identified in the same line. Proprietary modules have `NVIDIA UNIX x86_64 Kernel Module` instead.
-fn parse_proc_flavour(text: &str) -> Option<Flavour> {
+fn parse_proc_flavor(text: &str) -> Option<Flavor> {
     let line = (text.lines()).find_map(|line| line.strip_prefix("NVRM version:"))?;
     if line.contains("Open Kernel Module") {
-        Some(Flavour::Open)
+        Some(Flavor::Open)
     } else if line.contains("Kernel Module") {
-        Some(Flavour::Proprietary)
+        Some(Flavor::Proprietary)
     } else {
         None
     }
@@ -230,8 +230,8 @@ fn parse_proc_flavour(text: &str) -> Option<Flavour> {
 /// Read from the file name; the file is not opened.
 fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
     let fact = "driver.library-version";
-    let path = (folders(reader).into_iter())
-        .map(|folder| format!("{folder}/{LIBRARY}"))
+    let path = (directories(reader).into_iter())
+        .map(|directory| format!("{directory}/{LIBRARY}"))
         .find_map(|path| reader.resolve(fact, &path))?;
     let version = path
         .file_name()
@@ -247,20 +247,20 @@ fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
 }
 
 /// The directories that may contain the driver libraries: first the linker's search path, then drivers outside this path.
-fn folders(reader: &mut FactReader<'_>) -> Vec<String> {
-    let mut folders = linker_folders(reader);
-    folders.extend(FOLDERS.map(str::to_owned));
+fn directories(reader: &mut FactReader<'_>) -> Vec<String> {
+    let mut directories = linker_directories(reader);
+    directories.extend(FOLDERS.map(str::to_owned));
     for root in &table().driver_root {
-        folders.extend(IN_ROOT.map(|folder| format!("{}/{folder}", root.path)));
+        directories.extend(IN_ROOT.map(|directory| format!("{}/{directory}", root.path)));
     }
-    folders
+    directories
 }
 
 /// The directories that may contain the driver libraries, in the search order of [`State::driver`].
 #[must_use]
-pub fn library_folders(files: &dyn ReadFiles) -> Vec<String> {
+pub fn library_directories(files: &dyn ReadFiles) -> Vec<String> {
     // Unreadable files are reported with the driver's facts.
-    folders(&mut FactReader::new(files))
+    directories(&mut FactReader::new(files))
 }
 
 /// Returns `true` if a driver root other than `/` contains the driver library.
@@ -268,8 +268,8 @@ pub fn library_folders(files: &dyn ReadFiles) -> Vec<String> {
 /// # Errors
 /// If a directory cannot be read.
 pub fn has_library(files: &dyn ReadFiles, root: &Utf8Path) -> Result<bool, FilesError> {
-    for folder in IN_ROOT {
-        if files.stat(&root.join(folder).join(LIBRARY))?.is_some() {
+    for directory in IN_ROOT {
+        if files.stat(&root.join(directory).join(LIBRARY))?.is_some() {
             return Ok(true);
         }
     }
@@ -277,13 +277,13 @@ pub fn has_library(files: &dyn ReadFiles, root: &Utf8Path) -> Result<bool, Files
 }
 
 /// The directories in `ld.so.conf(5)` and in the files that it includes.
-fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
+fn linker_directories(reader: &mut FactReader<'_>) -> Vec<String> {
     let fact = "driver.library-version";
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     let text = reader.text(fact, "/etc/ld.so.conf").unwrap_or_default();
     for line in linker_lines(&text) {
         let Some(included) = line.strip_prefix("include").map(str::trim) else {
-            folders.push(line.to_owned());
+            directories.push(line.to_owned());
             continue;
         };
         // Red Hat distributions use paths relative to the file that contains them.
@@ -291,21 +291,21 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
             Some(_) => included.to_owned(),
             None => format!("/etc/{included}"),
         };
-        let Some((folder, names)) = included.rsplit_once('/') else {
+        let Some((directory, names)) = included.rsplit_once('/') else {
             continue;
         };
         // The first entry is the root directory.
-        let folder = if folder.is_empty() { "/" } else { folder };
-        for name in reader.list(fact, folder) {
+        let directory = if directory.is_empty() { "/" } else { directory };
+        for name in reader.list(fact, directory) {
             if pattern::matches(names, &name) {
-                let text = reader.text(fact, &format!("{folder}/{name}"));
-                folders.extend(linker_lines(&text.unwrap_or_default()).map(str::to_owned));
+                let text = reader.text(fact, &format!("{directory}/{name}"));
+                directories.extend(linker_lines(&text.unwrap_or_default()).map(str::to_owned));
             }
         }
     }
     // A 32-bit library is not evidence of the driver that 64-bit programs use.
-    folders.retain(|folder| folder.starts_with('/') && !folder.contains("i386"));
-    folders
+    directories.retain(|directory| directory.starts_with('/') && !directory.contains("i386"));
+    directories
 }
 
 fn linker_lines(text: &str) -> impl Iterator<Item = &str> {
@@ -408,15 +408,15 @@ mod tests {
 
     #[test]
     fn flavor_of_loaded_module_is_parsed() {
-        for (line, flavour) in rows! {
+        for (line, flavor) in rows! {
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
-                Some(Flavour::Open);
+                Some(Flavor::Open);
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30",
-                Some(Flavour::Proprietary);
+                Some(Flavor::Proprietary);
             "NVRM version: NVIDIA  580.95.05", None;
             "GCC version: Open Kernel Module", None;
         } {
-            assert_eq!(parse_proc_flavour(line), flavour, "{line}");
+            assert_eq!(parse_proc_flavor(line), flavor, "{line}");
         }
     }
 
@@ -432,7 +432,7 @@ mod tests {
         // The state after `uninstall` while a process uses the GPU.
         assert_eq!(found.origin, None);
         assert!(found.loaded_version.is_some());
-        fakes.files.put_folder(DRIVER_CONTAINER, 0o755);
+        fakes.files.put_directory(DRIVER_CONTAINER, 0o755);
         let found = state(&host, facts()).driver().await.clone();
         assert_eq!(found.origin, Some(Origin::Preinstalled));
     }
@@ -624,11 +624,11 @@ mod tests {
         assert_eq!(origin().await, Some(Origin::Runfile));
         files.take("/var/lib/dkms/nvidia/580.159.04/source/dkms.conf");
 
-        let folder = "/usr/lib/x86_64-linux-gnu";
+        let directory = "/usr/lib/x86_64-linux-gnu";
         let library = |version: &str| {
             let name = format!("libnvidia-ml.so.{version}");
-            files.put(&format!("{folder}/{name}"), "x");
-            files.put_link(&format!("{folder}/libnvidia-ml.so.1"), &name);
+            files.put(&format!("{directory}/{name}"), "x");
+            files.put_link(&format!("{directory}/libnvidia-ml.so.1"), &name);
         };
         library("580.159.04");
         assert_eq!(origin().await, Some(Origin::Runfile));

@@ -30,13 +30,13 @@ pub enum StateError {
 impl StateError {
     /// The reason if commands may not be executed or the data is not available here. This is not an error of the machine.
     #[must_use]
-    pub fn not_asked(&self) -> Option<&str> {
+    pub fn not_queried(&self) -> Option<&str> {
         match self {
             Self::Exec(error) => match &**error {
-                ExecError::NotAsked { why, .. } => Some(why),
+                ExecError::NotQueried { why, .. } => Some(why),
                 _ => None,
             },
-            Self::Files(error) => error.not_told(),
+            Self::Files(error) => error.not_reported(),
             Self::Unexpected { .. } => None,
         }
     }
@@ -44,7 +44,7 @@ impl StateError {
     /// The reason in one line, for the list of unknown facts.
     pub(super) fn reason(&self) -> String {
         match self {
-            Self::Files(error) => error.not_told().map_or_else(
+            Self::Files(error) => error.not_reported().map_or_else(
                 || format!("failed to {}", one_line(&**error)),
                 str::to_owned,
             ),

@@ -27,7 +27,7 @@ pub enum KernelLog {
         why: String,
     },
     /// The log is not available: a tree below `--root` without a log, or a container.
-    NotAsked {
+    NotQueried {
         /// The reason.
         why: String,
     },
@@ -42,7 +42,7 @@ impl State {
 
     async fn read_kernel_log(&self) -> KernelLog {
         if let Some(around) = self.facts.container() {
-            return KernelLog::NotAsked {
+            return KernelLog::NotQueried {
                 why: format!("the kernel log is not visible in a container ({around})"),
             };
         }
@@ -55,7 +55,7 @@ impl State {
         ] {
             match self.queried(&query, parse).await {
                 Ok(log) => return log,
-                Err(ExecError::NotAsked { why, .. }) => return self.logged_in_files(why),
+                Err(ExecError::NotQueried { why, .. }) => return self.logged_in_files(why),
                 // The `journalctl` search expression is several pages long, so leave it out.
                 Err(error) => {
                     let cmd = query.cmd();
@@ -110,7 +110,7 @@ impl State {
                 }
             }
         }
-        KernelLog::NotAsked {
+        KernelLog::NotQueried {
             why: format!("no log file on disk has kernel messages, and {why}"),
         }
     }
@@ -157,12 +157,12 @@ mod tests {
             )
         );
         fakes.exec.on_result("journalctl", |cmd, _| {
-            Err(ExecError::NotAsked {
+            Err(ExecError::NotQueried {
                 command: cmd.line(),
                 why: "nothing is executed".to_owned(),
             })
         });
-        assert!(matches!(get().await, KernelLog::NotAsked { .. }));
+        assert!(matches!(get().await, KernelLog::NotQueried { .. }));
         let log =
             "[  1.0] NVRM: API mismatch: the client x\n[  0.0] Linux version 6.1\n[  1.0] fine\n";
         fakes.files.put("/var/log/kern.log", log);
@@ -187,7 +187,7 @@ mod tests {
         let state = state(&host, inside);
         assert!(matches!(
             state.kernel_log().await,
-            KernelLog::NotAsked { .. }
+            KernelLog::NotQueried { .. }
         ));
         assert!(fakes.exec.log().is_empty());
     }

@@ -184,10 +184,10 @@ impl State {
             let mut paths = Vec::new();
             match path.file_name() {
                 Some("*.toml") => {
-                    let folder = path.parent().unwrap_or(path);
-                    for name in files.list(folder)? {
+                    let directory = path.parent().unwrap_or(path);
+                    for name in files.list(directory)? {
                         if name.ends_with(".toml") {
-                            paths.push(folder.join(name));
+                            paths.push(directory.join(name));
                         }
                     }
                 }

@@ -21,7 +21,7 @@ use std::fmt::Display;
 use crate::{
     facts::Facts,
     host::{FabricProgress, Nvml, NvmlDevice, NvmlView},
-    mig::{self, Offer},
+    mig::{self, Candidate},
     model::kubernetes::{MigStrategy, check_value},
     tools::packages::HEADER,
 };
@@ -55,7 +55,7 @@ pub enum NoLabels {
     },
     /// NVML responds, but a value that the labels require is missing.
     #[error("NVML does not report {what}, so the GPU labels are unknown")]
-    NotTold {
+    NotReported {
         /// What is missing.
         what: String,
     },
@@ -78,7 +78,7 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
                 put(&mut all, mig::STRATEGY, name);
             }
             let offers = mig::offers(strategy, &view.devices);
-            for offer in offers.map_err(|what| NoLabels::NotTold { what })? {
+            for offer in offers.map_err(|what| NoLabels::NotReported { what })? {
                 resource(&mut all, &offer)?;
             }
             put(&mut all, "nvidia.com/gpu.mode", mode(facts, &view.devices));
@@ -167,7 +167,7 @@ fn answering(devices: &[NvmlDevice]) -> Result<(), NoLabels> {
 }
 
 fn told<T>(value: Option<T>, what: impl FnOnce() -> String) -> Result<T, NoLabels> {
-    value.ok_or_else(|| NoLabels::NotTold { what: what() })
+    value.ok_or_else(|| NoLabels::NotReported { what: what() })
 }
 
 /// machine-type.go.
@@ -183,7 +183,7 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
         [major, minor] => (major, minor, ""),
         [major, minor, revision] => (major, minor, revision),
         _ => {
-            return Err(NoLabels::NotTold {
+            return Err(NoLabels::NotReported {
                 what: format!("the driver version in two or three parts (got `{driver}`)"),
             });
         }
@@ -296,7 +296,7 @@ fn family(major: u32, minor: u32) -> &'static str {
 }
 
 /// resource.go, `NewMIGResourceLabeler`, and internal/resource/nvml-mig-device.go, `GetAttributes`.
-fn resource(labels: &mut BTreeMap<String, String>, offer: &Offer<'_>) -> Result<(), NoLabels> {
+fn resource(labels: &mut BTreeMap<String, String>, offer: &Candidate<'_>) -> Result<(), NoLabels> {
     let resource = &offer.resource;
     let model = name(offer.gpu)?;
     let Some((profile, share)) = &offer.part else {

@@ -13,7 +13,7 @@ mod kernel_log;
 mod kubelet;
 pub mod labels;
 mod modules;
-mod ours;
+mod managed;
 mod owner;
 mod packages;
 mod processes;
@@ -36,7 +36,7 @@ use crate::{
     facts::{Facts, Scope, Unknown, kernel::bootable},
     host::{Host, Nvml},
     model::{
-        gpu::Flavour,
+        gpu::Flavor,
         pci::PciAddress,
         version::{DriverVersion, KernelVersion},
     },
@@ -49,12 +49,12 @@ use crate::{
 
 pub use bus::{is_nova, is_reserved};
 pub use cluster::{Membership, Registered, Renamed};
-pub use driver::{FoundDriver, Origin, has_library, library_folders, loaded_driver};
+pub use driver::{FoundDriver, Origin, has_library, library_directories, loaded_driver};
 pub use error::StateError;
 pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;
-pub use modules::{FoundFlavour, nvidia_module};
-pub use ours::Ours;
+pub use modules::{FoundFlavor, nvidia_module};
+pub use managed::Ours;
 pub use owner::{GPU_OPERATOR, Owner, owner};
 pub use packages::DriverPart;
 pub use runtimes::FoundRuntime;
@@ -82,7 +82,7 @@ struct Memo {
     databases: [OnceCell<Read<Option<Vec<Package>>>>; Manager::ALL.len()],
     packages: OnceCell<Noted<packages::KnownPackages>>,
     loaded_driver: OnceLock<Read<Option<DriverVersion>>>,
-    loaded_flavour: OnceLock<Read<Option<Flavour>>>,
+    loaded_flavor: OnceLock<Read<Option<Flavor>>>,
     driver: OnceCell<Noted<FoundDriver>>,
     bound_drivers: OnceLock<BTreeMap<PciAddress, Read<Option<String>>>>,
     loaded_modules: OnceLock<Read<Vec<String>>>,

@@ -8,12 +8,12 @@ use crate::{
     facts::{Scope, reader::FactReader},
     host::{ExecError, Output, ReadFiles, Reader},
     model::{
-        gpu::Flavour,
+        gpu::Flavor,
         version::{DriverVersion, KernelVersion},
     },
     tools::{
         kmod,
-        module_file::{flavour_of_license, modinfo},
+        module_file::{flavor_of_license, modinfo},
     },
 };
 
@@ -63,9 +63,9 @@ impl State {
 
 /// The flavor of the NVIDIA kernel modules, and where it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FoundFlavour {
+pub struct FoundFlavor {
     /// The flavor of the modules.
-    pub flavour: Flavour,
+    pub flavor: Flavor,
     /// `true` if the modules are loaded, `false` if they are on disk.
     pub loaded: bool,
 }
@@ -76,48 +76,48 @@ impl State {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    pub async fn module_flavour(&self) -> Result<Option<FoundFlavour>, StateError> {
-        if let Some(flavour) = self.loaded_flavour()? {
+    pub async fn module_flavor(&self) -> Result<Option<FoundFlavor>, StateError> {
+        if let Some(flavor) = self.loaded_flavor()? {
             let loaded = true;
-            return Ok(Some(FoundFlavour { flavour, loaded }));
+            return Ok(Some(FoundFlavor { flavor, loaded }));
         }
         let kernel = &self.facts.kernel;
         let Some(kernel) = kernel.running.as_ref().or(kernel.next_boot.as_ref()) else {
             return Ok(None);
         };
-        let flavour = self.flavour_on_disk(&*self.host.files, kernel).await?;
-        Ok(flavour.map(|flavour| FoundFlavour {
-            flavour,
+        let flavor = self.flavor_on_disk(&*self.host.files, kernel).await?;
+        Ok(flavor.map(|flavor| FoundFlavor {
+            flavor,
             loaded: false,
         }))
     }
 
-    async fn flavour_on_disk(
+    async fn flavor_on_disk(
         &self,
         files: &dyn ReadFiles,
         kernel: &KernelVersion,
-    ) -> Read<Option<Flavour>> {
-        let folder = Utf8PathBuf::from(format!("/lib/modules/{kernel}"));
-        let list = files.read_text(&folder.join("modules.dep"))?;
+    ) -> Read<Option<Flavor>> {
+        let directory = Utf8PathBuf::from(format!("/lib/modules/{kernel}"));
+        let list = files.read_text(&directory.join("modules.dep"))?;
         let list = list.unwrap_or_default();
         let Some(module) = nvidia_module(&list) else {
             return Ok(None);
         };
         // The Debian file name contains the flavor.
         if module.contains("-open.ko") {
-            return Ok(Some(Flavour::Open));
+            return Ok(Some(Flavor::Open));
         }
-        let path = folder.join(module);
+        let path = directory.join(module);
         if module.ends_with(".ko") {
             let content = files.read(&path)?.unwrap_or_default();
-            return Ok(modinfo(&content, "license").and_then(flavour_of_license));
+            return Ok(modinfo(&content, "license").and_then(flavor_of_license));
         }
         match field(self.host.reader(), "license", path.as_str()).await {
-            Ok(output) => Ok(flavour_of_license(&output.stdout)),
+            Ok(output) => Ok(flavor_of_license(&output.stdout)),
             // If no available program can decompress the module, its flavor is unknown, but this is not an error of the
             // machine.
             Err(
-                ExecError::NotFound { .. } | ExecError::NotAsked { .. } | ExecError::Failed { .. },
+                ExecError::NotFound { .. } | ExecError::NotQueried { .. } | ExecError::Failed { .. },
             ) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -136,11 +136,11 @@ pub(super) async fn on_disk(
         reader.unknown(FACT, "no kernel is known, so no modules were read");
         return None;
     };
-    let folder = format!("/lib/modules/{kernel}");
+    let directory = format!("/lib/modules/{kernel}");
     // `modprobe` reads `modules.dep` and ignores modules that are not listed there.
-    let list = reader.text(FACT, &format!("{folder}/modules.dep"))?;
+    let list = reader.text(FACT, &format!("{directory}/modules.dep"))?;
     let module = nvidia_module(&list)?;
-    let path = format!("{folder}/{module}");
+    let path = format!("{directory}/{module}");
     if module.ends_with(".ko") {
         let content = reader.bytes(FACT, &path)?;
         let version = modinfo(&content, "version").and_then(|text| text.parse().ok());
@@ -230,8 +230,8 @@ mod tests {
     async fn plain_built_by_dkms_and_compressed() {
         let (host, fakes) = fake::host();
         let kernel: KernelVersion = "6.8.0-49-generic".parse().unwrap();
-        let folder = format!("/lib/modules/{kernel}");
-        let dep = format!("{folder}/modules.dep");
+        let directory = format!("/lib/modules/{kernel}");
+        let dep = format!("{directory}/modules.dep");
         let get = async |executes| {
             let mut reader = FactReader::new(host.reader().files());
             let scope = Scope { executes };
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(get(true).await, (None, 0));
         fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
         fakes.files.put(
-            &format!("{folder}/updates/dkms/nvidia.ko"),
+            &format!("{directory}/updates/dkms/nvidia.ko"),
             module_file::with_info(b"version=580.178.04\0"),
         );
         assert_eq!(get(false).await, (Some("580.178.04".to_owned()), 0));
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(get(false).await, (None, 1));
         fakes.exec.on("modinfo", |_, _| fake::ok("595.91.07\n"));
         assert_eq!(get(true).await, (Some("595.91.07".to_owned()), 0));
-        fakes.files.put_folder(
+        fakes.files.put_directory(
             &format!("/var/lib/dkms/nvidia/580.173.02/{kernel}/x86_64"),
             0o755,
         );
@@ -259,18 +259,18 @@ mod tests {
     #[tokio::test]
     async fn flavor_is_read_from_loaded_modules_then_disk() {
         let (host, fakes) = fake::host();
-        let get = async || state(&host, facts()).module_flavour().await.unwrap();
+        let get = async || state(&host, facts()).module_flavor().await.unwrap();
         assert_eq!(get().await, None);
-        let folder = "/lib/modules/6.1.0-44-amd64";
-        let dep = format!("{folder}/modules.dep");
-        let on_disk = |flavour| {
-            Some(FoundFlavour {
-                flavour,
+        let directory = "/lib/modules/6.1.0-44-amd64";
+        let dep = format!("{directory}/modules.dep");
+        let on_disk = |flavor| {
+            Some(FoundFlavor {
+                flavor,
                 loaded: false,
             })
         };
         fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
-        let plain = format!("{folder}/updates/dkms/nvidia.ko");
+        let plain = format!("{directory}/updates/dkms/nvidia.ko");
         fakes
             .files
             .put(&plain, module_file::with_info(b"version=580.178.04\0"));
@@ -278,19 +278,19 @@ mod tests {
         fakes
             .files
             .put(&plain, module_file::with_info(b"license=NVIDIA\0"));
-        assert_eq!(get().await, on_disk(Flavour::Proprietary));
+        assert_eq!(get().await, on_disk(Flavor::Proprietary));
         fakes
             .files
             .put(&dep, "updates/dkms/nvidia-current-open.ko.xz:\n");
-        assert_eq!(get().await, on_disk(Flavour::Open));
+        assert_eq!(get().await, on_disk(Flavor::Open));
         fakes.files.put(&dep, "updates/dkms/nvidia.ko.zst:\n");
         assert_eq!(get().await, None);
         fakes.exec.on("modinfo", |_, _| fake::ok("Dual MIT/GPL\n"));
-        assert_eq!(get().await, on_disk(Flavour::Open));
+        assert_eq!(get().await, on_disk(Flavor::Open));
         let banner = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n";
         fakes.files.put("/proc/driver/nvidia/version", banner);
-        let loaded = FoundFlavour {
-            flavour: Flavour::Proprietary,
+        let loaded = FoundFlavor {
+            flavor: Flavor::Proprietary,
             loaded: true,
         };
         assert_eq!(get().await, Some(loaded));

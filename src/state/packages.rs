@@ -158,7 +158,7 @@ mod tests {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).installed().await.value.clone();
         assert!(get().await.unwrap_err().contains("apt or dnf"));
-        fakes.files.put_folder("/var/lib/rpm", 0o755);
+        fakes.files.put_directory("/var/lib/rpm", 0o755);
         let below = state_below_root(&host, facts());
         let unread = below.installed().await.value.clone();
         assert!(unread.unwrap_err().contains("not run"));

@@ -8,7 +8,7 @@ use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
     host::{Query, Reader},
-    runtimes::{Place, ReadError, Report, RuntimeKind, RuntimeView, Said, Surroundings, Version},
+    runtimes::{Place, ReadError, Report, RuntimeKind, RuntimeView, LiveConfig, Surroundings, Version},
     tools::toolkit,
 };
 
@@ -94,9 +94,9 @@ impl State {
     ///
     /// # Errors
     /// As for [`State::runtime`], and if its program cannot be run.
-    pub async fn said(&self, kind: RuntimeKind) -> Result<&Said, StateError> {
+    pub async fn said(&self, kind: RuntimeKind) -> Result<&LiveConfig, StateError> {
         match &self.runtime(kind).await?.said {
-            Said::Unknown(error) => Err(StateError::Exec(error.clone())),
+            LiveConfig::Unknown(error) => Err(StateError::Exec(error.clone())),
             said => Ok(said),
         }
     }
@@ -125,7 +125,7 @@ impl State {
     /// If its client cannot be run, or the daemon does not respond. Unknown containers might be stopped.
     pub async fn stopped_with(&self, kind: RuntimeKind) -> Result<Vec<String>, StateError> {
         let spares =
-            matches!(self.said(kind).await?, Said::Known(config) if config.spares_containers);
+            matches!(self.said(kind).await?, LiveConfig::Known(config) if config.spares_containers);
         match kind.daemon() {
             Some(daemon) if !spares => Ok(daemon.configured().running(self.host.reader()).await?),
             _ => Ok(Vec::new()),
@@ -357,18 +357,18 @@ mod tests {
             let state = state(&host, facts());
             state.said(RuntimeKind::Docker).await.unwrap().clone()
         };
-        assert!(matches!(get().await, Said::Absent));
+        assert!(matches!(get().await, LiveConfig::Absent));
         fakes.exec.on("docker", |_, _| {
             fake::failed(1, "Cannot connect to the Docker daemon\n")
         });
-        let Said::Silent(words) = get().await else {
+        let LiveConfig::Silent(words) = get().await else {
             panic!("the daemon does not respond");
         };
         assert_eq!(words, "Cannot connect to the Docker daemon");
         fakes.exec.on("docker", |_, _| {
             fake::ok(r#"{"Runtimes": {"runc": {}}, "DefaultRuntime": "runc"}"#)
         });
-        let Said::Known(config) = get().await else {
+        let LiveConfig::Known(config) = get().await else {
             panic!("the daemon responds");
         };
         assert!(config.runtimes.contains("runc"));
@@ -384,7 +384,7 @@ mod tests {
         ] {
             fakes.exec.on("docker", move |_, _| fake::ok(answer));
             let state = state(&host, facts());
-            let Said::Silent(why) = state.said(RuntimeKind::Docker).await.unwrap() else {
+            let LiveConfig::Silent(why) = state.said(RuntimeKind::Docker).await.unwrap() else {
                 panic!("the daemon does not respond");
             };
             assert!(why.starts_with(words), "{why}");
@@ -397,7 +397,7 @@ mod tests {
         fakes.files.put("/etc/crio/crio.conf", "[crio]\n");
         fakes.exec.on_result("crio", |cmd, _| match &*cmd.args[0] {
             "status" => Ok(fake::ok("")),
-            _ => Err(ExecError::NotAsked {
+            _ => Err(ExecError::NotQueried {
                 command: cmd.line(),
                 why: "a recording".to_owned(),
             }),
@@ -412,7 +412,7 @@ mod tests {
     async fn containerd_files_and_imports_are_read_below_root() {
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
-            Err(ExecError::NotAsked {
+            Err(ExecError::NotQueried {
                 command: cmd.line(),
                 why: "a tree".to_owned(),
             })

@@ -48,8 +48,8 @@ pub async fn unit_state(host: &Host, name: &str) -> Result<UnitState, StateError
 
 /// The state of a unit if systemd is not running: whether it exists, and whether it starts at the next boot.
 async fn without_systemd(host: &Host, name: &str) -> Result<UnitState, StateError> {
-    for folder in systemctl::FOLDERS {
-        let load = match host.files.stat(&Utf8Path::new(folder).join(name))? {
+    for directory in systemctl::FOLDERS {
+        let load = match host.files.stat(&Utf8Path::new(directory).join(name))? {
             None => continue,
             Some(stat) if stat.kind == FileKind::Link("/dev/null".into()) => "masked",
             Some(_) => "loaded",
@@ -103,13 +103,13 @@ impl State {
     /// and a repair of the package restores the file. A mask set by the administrator is a symlink, or is in another directory.
     fn is_emptied(&self, name: &str) -> Read<bool> {
         let files = &*self.host.files;
-        for folder in ["/etc/systemd/system", "/run/systemd/system"] {
-            if files.stat(&Utf8Path::new(folder).join(name))?.is_some() {
+        for directory in ["/etc/systemd/system", "/run/systemd/system"] {
+            if files.stat(&Utf8Path::new(directory).join(name))?.is_some() {
                 return Ok(false);
             }
         }
-        for folder in systemctl::OF_PACKAGES {
-            let path = Utf8Path::new(folder).join(name);
+        for directory in systemctl::OF_PACKAGES {
+            let path = Utf8Path::new(directory).join(name);
             if let Some(stat) = files.stat(&path)? {
                 let is_file = stat.kind == FileKind::File;
                 return Ok(is_file && files.read(&path)?.is_some_and(|text| text.is_empty()));
@@ -176,7 +176,7 @@ mod tests {
         let docker = docker.expect("a unit");
         assert!(docker.is_not_booted() && docker.is_up() && !docker.is_active());
         // A builder may mount the `/run` of its own machine.
-        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        fakes.files.put_directory(systemctl::BOOTED, 0o755);
         let masked = state.unit("crio.service").await.expect("an answer");
         assert_eq!(masked.expect("a unit").load, "masked");
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);
@@ -220,7 +220,7 @@ mod tests {
         fakes
             .exec
             .on("systemctl", |_, _| fake::failed(1, "Access denied"));
-        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        fakes.files.put_directory(systemctl::BOOTED, 0o755);
         let state = state(&host, facts());
         assert!(state.unit("a.service").await.is_err());
         assert!(state.unit_command("a.service").await.is_err());
@@ -263,7 +263,7 @@ mod tests {
             assert_eq!(state.unit("other.service").await.expect("an answer"), None);
         }
         assert_eq!(fakes.exec.log().len(), 2);
-        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        fakes.files.put_directory(systemctl::BOOTED, 0o755);
         fakes.exec.on("systemctl", |_, _| fake::ok("nonsense"));
         let error = state.next().unit("docker.service").await.unwrap_err();
         assert!(error.to_string().contains("no unit state"), "{error}");

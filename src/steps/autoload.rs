@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{DRIVER_PACKAGES, words};
+use super::{DRIVER_PACKAGES, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
@@ -43,7 +43,7 @@ fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
 
 fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     if driver.load_modules.is_empty() {
         return Assessment::not_applicable("the profile lists no modules to load");

@@ -13,10 +13,10 @@ use std::{
 
 use camino::Utf8Path;
 
-use super::{packages, wishes::InstalledPackages};
+use super::{packages, specs::InstalledPackages};
 use crate::{
     config::{
-        desired::{KernelWish, ModuleWay, PackageWish},
+        desired::{KernelSpec, ModuleMethod, PackageSpec},
         kernel::built_for,
     },
     model::version::{DriverVersion, KernelVersion},
@@ -38,7 +38,7 @@ pub(super) struct Builds {
     /// Builds by package: the installed build first, then the newest.
     known: BTreeMap<String, Vec<PackageBuild>>,
     /// Versions of companion packages of such a build, available or installed.
-    beside: BTreeMap<String, BTreeSet<String>>,
+    companions: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Returns the kernel of a driver module file: `/lib/modules/KERNEL/extra/nvidia.ko.xz`.
@@ -59,28 +59,28 @@ fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
 }
 
 /// Returns the names of packages with builds, and of their companion packages.
-fn names(wish: &KernelWish) -> (BTreeSet<&str>, BTreeSet<&str>) {
-    let built = wish.ways.iter().flat_map(ModuleWay::built);
+fn names(spec: &KernelSpec) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let built = spec.methods.iter().flat_map(ModuleMethod::built);
     let built: BTreeSet<&str> = built.map(|one| one.name.as_str()).collect();
-    let beside = (wish.ways.iter().filter(|way| way.built().next().is_some()))
-        .flat_map(|way| way.beside.iter().map(String::as_str));
-    (built, beside.collect())
+    let companions = (spec.methods.iter().filter(|method| method.built().next().is_some()))
+        .flat_map(|method| method.companions.iter().map(String::as_str));
+    (built, companions.collect())
 }
 
-fn module_of<'w>(wish: &'w KernelWish, name: &str) -> &'w str {
-    let way = (wish.ways.iter()).find(|way| way.built().any(|one| one.name == name));
-    way.map_or("nvidia", |way| way.module.as_str())
+fn module_of<'w>(spec: &'w KernelSpec, name: &str) -> &'w str {
+    let method = (spec.methods.iter()).find(|method| method.built().any(|one| one.name == name));
+    method.map_or("nvidia", |method| method.module.as_str())
 }
 
 impl Builds {
     /// Reads the installed builds.
     pub(super) async fn installed(
         cx: &Cx<'_>,
-        wish: &KernelWish,
+        spec: &KernelSpec,
         installed: &InstalledPackages,
     ) -> Result<Self, StepError> {
         let mut found = Self::default();
-        let (built, beside) = names(wish);
+        let (built, companions) = names(spec);
         let there = |name: &&str| installed.get(*name).filter(|package| package.complete);
         for name in built {
             let Some(package) = there(&name) else {
@@ -89,7 +89,7 @@ impl Builds {
             let only = BTreeSet::from([name.to_owned()]);
             let paths = packages::backend(cx).owned_by(cx.host, &only).await;
             let paths = paths.map_err(StateError::from)?;
-            let module = module_of(wish, name);
+            let module = module_of(spec, name);
             let build = PackageBuild {
                 version: package.version.clone(),
                 kernels: paths
@@ -99,9 +99,9 @@ impl Builds {
             };
             found.known.insert(name.to_owned(), vec![build]);
         }
-        for name in beside {
+        for name in companions {
             if let Some(package) = there(&name) {
-                let versions = found.beside.entry(name.to_owned()).or_default();
+                let versions = found.companions.entry(name.to_owned()).or_default();
                 versions.insert(package.version.clone());
             }
         }
@@ -112,16 +112,16 @@ impl Builds {
     pub(super) async fn add_offered(
         &mut self,
         cx: &Cx<'_>,
-        wish: &KernelWish,
+        spec: &KernelSpec,
     ) -> Result<(), StepError> {
-        let (built, beside) = names(wish);
+        let (built, companions) = names(spec);
         if built.is_empty() {
             return Ok(());
         }
         let built: Vec<&str> = built.into_iter().collect();
         let mut offered: BTreeMap<String, Vec<PackageBuild>> = BTreeMap::new();
         for contents in packages::contents(cx, &built).await? {
-            let module = module_of(wish, &contents.name);
+            let module = module_of(spec, &contents.name);
             let kernels = contents
                 .paths
                 .iter()
@@ -134,9 +134,9 @@ impl Builds {
                     kernels: kernels.collect(),
                 });
         }
-        let beside: Vec<&str> = beside.into_iter().collect();
-        for (name, versions) in packages::offered_versions(cx, &beside).await? {
-            self.beside.entry(name).or_default().extend(versions);
+        let companions: Vec<&str> = companions.into_iter().collect();
+        for (name, versions) in packages::offered_versions(cx, &companions).await? {
+            self.companions.entry(name).or_default().extend(versions);
         }
         for (name, builds) in offered {
             self.add(packages::backend(cx), &name, builds);
@@ -163,19 +163,19 @@ impl Builds {
     pub(super) fn complete_alone(
         &mut self,
         backend: &dyn Backend,
-        way: &ModuleWay,
+        method: &ModuleMethod,
     ) -> BTreeMap<KernelVersion, String> {
         let mut lost: BTreeMap<KernelVersion, String> = BTreeMap::new();
-        for template in way.built() {
+        for template in method.built() {
             let Some((pattern, _)) = built_for(template) else {
                 continue;
             };
-            let beside = &self.beside;
+            let companions = &self.companions;
             let lacks = |build: &PackageBuild| {
                 let version = DriverVersion::from_package(&build.version).ok()?;
                 let fits = format!("{version}-*");
-                (way.beside.iter()).find_map(|name| {
-                    let mut versions = beside.get(name).into_iter().flatten();
+                (method.companions.iter()).find_map(|name| {
+                    let mut versions = companions.get(name).into_iter().flatten();
                     let has = versions.any(|one| backend.matches(&fits, one));
                     (!has).then(|| format!("no repository offers {name} {version}"))
                 })
@@ -209,7 +209,7 @@ impl Builds {
     pub(super) fn kernels(
         &self,
         backend: &dyn Backend,
-        template: &PackageWish,
+        template: &PackageSpec,
     ) -> BTreeSet<KernelVersion> {
         let Some((pattern, _)) = built_for(template) else {
             return BTreeSet::new();
@@ -225,14 +225,14 @@ impl Builds {
     pub(super) fn together(
         &self,
         backend: &dyn Backend,
-        way: &ModuleWay,
+        method: &ModuleMethod,
         needed: &[KernelVersion],
     ) -> BTreeSet<KernelVersion> {
         let mut all: BTreeSet<KernelVersion> = needed.iter().cloned().collect();
         let Some(last) = needed.last() else {
             return all;
         };
-        for template in way.built() {
+        for template in method.built() {
             let Some((pattern, _)) = built_for(template) else {
                 continue;
             };
@@ -259,30 +259,30 @@ impl Builds {
 
     /// Returns the packages of a module method with the versions of the builds for their kernels, and companion
     /// packages of the same version. A package without a build is unchanged.
-    pub(super) fn settled(
+    pub(super) fn resolved(
         &self,
         backend: &dyn Backend,
-        way: &ModuleWay,
-        wishes: Vec<PackageWish>,
-    ) -> Vec<PackageWish> {
+        method: &ModuleMethod,
+        specs: Vec<PackageSpec>,
+    ) -> Vec<PackageSpec> {
         let mut module: Option<String> = None;
-        let mut settled: Vec<PackageWish> = Vec::new();
-        for wish in wishes {
-            let found = built_for(&wish).and_then(|(pattern, kernel)| {
-                self.find(backend, &wish.name, pattern, &kernel.parse().ok()?)
+        let mut resolved: Vec<PackageSpec> = Vec::new();
+        for spec in specs {
+            let found = built_for(&spec).and_then(|(pattern, kernel)| {
+                self.find(backend, &spec.name, pattern, &kernel.parse().ok()?)
             });
-            let wish = match found {
+            let spec = match found {
                 Some(build) => {
                     module.get_or_insert_with(|| build.version.clone());
-                    PackageWish {
+                    PackageSpec {
                         version: Some(build.version.clone()),
-                        ..wish
+                        ..spec
                     }
                 }
-                None => wish,
+                None => spec,
             };
-            if !settled.contains(&wish) {
-                settled.push(wish);
+            if !resolved.contains(&spec) {
+                resolved.push(spec);
             }
         }
         let Some((module, driver)) = module.and_then(|module| {
@@ -290,20 +290,20 @@ impl Builds {
                 .ok()
                 .map(|one| (module, one))
         }) else {
-            return settled;
+            return resolved;
         };
-        for wish in &mut settled {
-            if way.beside.contains(&wish.name) {
+        for spec in &mut resolved {
+            if method.companions.contains(&spec.name) {
                 // A package that is built with the module also has its release.
-                let same = (self.beside.get(&wish.name)).is_some_and(|all| all.contains(&module));
-                wish.version = Some(if same {
+                let same = (self.companions.get(&spec.name)).is_some_and(|all| all.contains(&module));
+                spec.version = Some(if same {
                     module.clone()
                 } else {
                     format!("{driver}-*")
                 });
             }
         }
-        settled
+        resolved
     }
 
     /// Describes the known builds. `None` if no such package is configured or known.
@@ -327,9 +327,9 @@ impl Builds {
 mod tests {
     use super::{Builds, PackageBuild, kernel_of};
     use crate::{
-        config::{desired::ModuleWay, kernel::for_kernel},
+        config::{desired::ModuleMethod, kernel::for_kernel},
         model::version::KernelVersion,
-        steps::wishes::fixtures::wishes,
+        steps::specs::fixtures::specs,
         tools::packages::{Backend, Manager},
     };
 
@@ -344,9 +344,9 @@ mod tests {
         text.parse().expect("a kernel")
     }
 
-    fn way(branch: u16) -> ModuleWay {
-        ModuleWay {
-            packages: wishes(&[
+    fn method(branch: u16) -> ModuleMethod {
+        ModuleMethod {
+            packages: specs(&[
                 &format!("kmod-nvidia-open={branch}.* for {{kernel}}"),
                 &format!("nvidia-open-kmod={branch}.*"),
                 &format!("nvidia-driver-cuda={branch}.*"),
@@ -357,7 +357,7 @@ mod tests {
             dkms: None,
             module: "nvidia".into(),
             branch: None,
-            beside: vec!["nvidia-open-kmod".into(), "nvidia-driver-cuda".into()],
+            companions: vec!["nvidia-open-kmod".into(), "nvidia-driver-cuda".into()],
         }
     }
 
@@ -384,7 +384,7 @@ mod tests {
             "nvidia-driver-cuda", &["3:610.43.02-1.el9", "3:615.71.09-1.el9"];
         } {
             let versions = versions.iter().map(ToString::to_string).collect();
-            builds.beside.insert(name.into(), versions);
+            builds.companions.insert(name.into(), versions);
         }
         builds
     }
@@ -407,24 +407,24 @@ mod tests {
 
     #[test]
     fn libraries_match_the_build_of_the_kernel() {
-        let settled = |branch: u16, running: &str| -> Vec<String> {
-            let way = way(branch);
-            let filled = (way.packages.iter())
+        let resolved = |branch: u16, running: &str| -> Vec<String> {
+            let method = method(branch);
+            let filled = (method.packages.iter())
                 .map(|one| for_kernel(one, &kernel(running), "x86_64"))
                 .collect();
-            let told = |one: crate::config::desired::PackageWish| one.version.unwrap_or_default();
-            (builds().settled(dnf(), &way, filled).into_iter())
+            let told = |one: crate::config::desired::PackageSpec| one.version.unwrap_or_default();
+            (builds().resolved(dnf(), &method, filled).into_iter())
                 .map(told)
                 .collect()
         };
         assert_eq!(
-            settled(610, OLD),
+            resolved(610, OLD),
             ["3:610.43.02-2.el9", "3:610.43.02-2.el9", "610.43.02-*", ""]
         );
-        assert_eq!(settled(615, NEW)[0], "3:615.71.09-1.el9");
+        assert_eq!(resolved(615, NEW)[0], "3:615.71.09-1.el9");
         // Without a build nothing is resolved.
         assert_eq!(
-            settled(610, NEW)[..2],
+            resolved(610, NEW)[..2],
             [format!("610.* for {NEW}"), "610.*".to_owned()]
         );
     }
@@ -432,8 +432,8 @@ mod tests {
     #[test]
     fn only_kernels_with_a_build_have_a_module() {
         let of = |branch| {
-            let way = way(branch);
-            let template = way.packages[0].clone();
+            let method = method(branch);
+            let template = method.packages[0].clone();
             builds().kernels(dnf(), &template)
         };
         assert_eq!(of(610), [kernel(OLD)].into());
@@ -442,7 +442,7 @@ mod tests {
         // Only one build can be installed, so the default boot kernel has priority.
         let both = [kernel(OLD), kernel(NEW)];
         assert_eq!(
-            builds().together(dnf(), &way(615), &both),
+            builds().together(dnf(), &method(615), &both),
             [kernel(NEW)].into()
         );
     }
@@ -451,13 +451,13 @@ mod tests {
     fn build_without_libraries_is_not_offered() {
         let mut builds = builds();
         let only = ["3:610.43.02-1.el9".to_owned()].into();
-        builds.beside.insert("nvidia-driver-cuda".into(), only);
-        assert!(builds.complete_alone(dnf(), &way(610)).is_empty());
-        let lost = builds.complete_alone(dnf(), &way(615));
+        builds.companions.insert("nvidia-driver-cuda".into(), only);
+        assert!(builds.complete_alone(dnf(), &method(610)).is_empty());
+        let lost = builds.complete_alone(dnf(), &method(615));
         assert_eq!(lost.len(), 2, "{lost:?}");
         let why =
             "kmod-nvidia-open 3:615.71.09-1.el9: no repository offers nvidia-driver-cuda 615.71.09";
         assert_eq!(lost[&kernel(NEW)], why);
-        assert!(builds.kernels(dnf(), &way(615).packages[0]).is_empty());
+        assert!(builds.kernels(dnf(), &method(615).packages[0]).is_empty());
     }
 }

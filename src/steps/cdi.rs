@@ -9,7 +9,7 @@ use super::{
     DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES, after_runtimes,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
     nodes::{self, users},
-    words,
+    messages,
 };
 use crate::{
     change::{Change, Lock},
@@ -116,19 +116,19 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
 
 /// Returns the value of [`CdiState::old_reader`].
 async fn old_reader(cx: &Cx<'_>) -> Option<OldReader> {
-    for wish in &cx.desired.runtimes {
-        let facts = wish.kind.runtime().facts();
+    for spec in &cx.desired.runtimes {
+        let facts = spec.kind.runtime().facts();
         let Some(reads_groups) = facts.reads_groups else {
             continue;
         };
-        let version = cx.state.runtime_version(wish.kind).await?;
+        let version = cx.state.runtime_version(spec.kind).await?;
         let can_leave_out = cx.state.toolkit_version().await? >= toolkit::LEAVES_GROUPS_OUT;
         return (version < reads_groups && can_leave_out).then_some((facts.title, version));
     }
     None
 }
 
-async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
+async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
     let files = cx.host.files();
     let loaded = cx.state.loaded_driver()?.cloned();
     let mut refreshes = false;
@@ -139,7 +139,7 @@ async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
         unit: files.read_text(Utf8Path::new(UNIT_PATH))?,
         enabled: nodes::is_enabled(cx, UNIT)?,
         machine: cdi_rules::machine(cx, loaded.is_some()).await?,
-        seen: cdi_rules::seen(cx, &wish.path)?,
+        seen: cdi_rules::seen(cx, &spec.path)?,
         loaded,
         refreshes,
         has_toolkit: files.exists(Utf8Path::new(PROGRAM))?,
@@ -152,15 +152,15 @@ fn named(state: &CdiState) -> String {
     let visible = state.machine.visible.as_deref().unwrap_or_default();
     let parts = visible.iter().filter(|one| one.index.contains(':')).count();
     match (visible.len() - parts, parts) {
-        (0, 0) => words::count(state.machine.gpus),
-        (gpus, 0) => words::count(gpus),
+        (0, 0) => messages::count(state.machine.gpus),
+        (gpus, 0) => messages::count(gpus),
         (0, parts) => format!("{parts} MIG devices"),
-        (gpus, parts) => format!("{}, {parts} MIG devices", words::count(gpus)),
+        (gpus, parts) => format!("{}, {parts} MIG devices", messages::count(gpus)),
     }
 }
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
-    let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
+    let (Some(spec), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
         return Assessment::not_applicable("CDI is not configured");
     };
     let names_groups = state.old_reader.is_none();
@@ -170,15 +170,15 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if !names_groups {
         command.push(NO_GROUPS.to_owned());
     }
-    command.push(format!("--output={}", wish.path));
+    command.push(format!("--output={}", spec.path));
     let generate = vec![Change::RunTool {
         purpose: "describe the GPUs for container runtimes (CDI)".into(),
         command,
-        writes: vec![wish.path.clone()],
+        writes: vec![spec.path.clone()],
         repeated: true,
     }];
     let mut at_boot = Vec::new();
-    let unit = unit(&wish.path, names_groups);
+    let unit = unit(&spec.path, names_groups);
     if state.unit.as_ref() != Some(&unit) {
         at_boot.push(Change::write(UNIT_PATH, unit));
     }
@@ -204,36 +204,36 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             expected: generate.into_iter().chain(at_boot).collect(),
         };
     };
-    if let Some(blocked) = obstacle(state, wish, loaded) {
+    if let Some(blocked) = preflight_issue(state, spec, loaded) {
         return blocked;
     }
-    let flaw = |seen: &SeenSpec| {
+    let issue = |seen: &SeenSpec| {
         cdi_rules::stale(seen, &state.machine, loaded).or_else(|| unread(seen, state.old_reader))
     };
-    let stale = match state.own(&wish.path) {
+    let stale = match state.own(&spec.path) {
         None => Some("is missing".to_owned()),
-        Some(seen) => flaw(seen),
+        Some(seen) => issue(seen),
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     if let Some(why) = stale {
-        let right = cdi_rules::hiding(&wish.path, &state.seen).find(|seen| flaw(seen).is_none());
+        let right = cdi_rules::hiding(&spec.path, &state.seen).find(|seen| issue(seen).is_none());
         let but = right.map_or_else(String::new, |seen| {
             format!(
                 "; runtimes prefer `{}`, which is correct, so containers get the GPUs",
                 seen.path
             )
         });
-        whys.push(format!("`{}` {why}{but}", wish.path));
+        whys.push(format!("`{}` {why}{but}", spec.path));
         changes.extend(generate);
     }
     if whys.is_empty() && !at_boot.is_empty() {
         whys.push(format!(
             "`{UNIT}` does not regenerate `{}` at boot",
-            wish.path
+            spec.path
         ));
     }
     changes.extend(at_boot);
-    let theirs = cdi_rules::hiding(&wish.path, &state.seen)
+    let theirs = cdi_rules::hiding(&spec.path, &state.seen)
         .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
     if let Some((seen, why)) = theirs {
         whys.push(format!("`{}`, which runtimes prefer, {why}", seen.path));
@@ -246,10 +246,10 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     let mut why = format!(
         "`{}` contains {} and driver {loaded}",
-        wish.path,
+        spec.path,
         named(state)
     );
-    for seen in cdi_rules::hiding(&wish.path, &state.seen) {
+    for seen in cdi_rules::hiding(&spec.path, &state.seen) {
         why.push_str(&format!("; so does `{}`", seen.path));
     }
     Assessment::satisfied(why)
@@ -264,7 +264,7 @@ fn unread(seen: &SeenSpec, old_reader: Option<OldReader>) -> Option<String> {
 }
 
 /// Returns problems that only the administrator can fix, because unmanaged files are not deleted.
-fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Assessment> {
+fn preflight_issue(state: &CdiState, spec: &Cdi, loaded: &DriverVersion) -> Option<Assessment> {
     if let Some(conflict) = cdi_rules::conflict(&state.seen) {
         let Conflict { one, other, names } = conflict;
         return Some(Assessment::blocked(
@@ -285,13 +285,13 @@ fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Asse
             "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which recreates it",
         ));
     }
-    let stranger = cdi_rules::hiding(&wish.path, &state.seen)
+    let stranger = cdi_rules::hiding(&spec.path, &state.seen)
         .filter(|seen| !(state.refreshes && seen.path == REFRESHED))
         .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
     let (seen, why) = stranger?;
     let why = format!(
         "`{}` {why}, and runtimes prefer it to `{}`",
-        seen.path, wish.path
+        seen.path, spec.path
     );
     let hint = format!(
         "correct `{}` or remove it; unmanaged files are not deleted",
@@ -302,7 +302,7 @@ fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Asse
         true => Assessment::BlockedNow {
             why,
             hint,
-            passes: None,
+            retryable: None,
         },
         false => Assessment::blocked(why, hint),
     })
@@ -330,13 +330,13 @@ impl Step for CdiSpecification {
     }
 
     fn wants(&self, change: &Change, desired: &Desired) -> bool {
-        let Some(wish) = &desired.cdi else {
+        let Some(spec) = &desired.cdi else {
             return desired.driver.is_none();
         };
         // A unit with different content would have no effect.
         match change {
             Change::WriteFile { content, .. } => [true, false]
-                .map(|groups| unit(&wish.path, groups))
+                .map(|groups| unit(&spec.path, groups))
                 .contains(content),
             _ => true,
         }
@@ -344,7 +344,7 @@ impl Step for CdiSpecification {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.cdi {
-            Some(wish) => detect(cx, wish).await?,
+            Some(spec) => detect(cx, spec).await?,
             None => CdiState::default(),
         };
         Ok(decide(&state, cx.desired, cx.facts))
@@ -388,7 +388,7 @@ devices:
     }
 
     fn state(loaded: &str) -> CdiState {
-        let path = desired().cdi.map(|wish| wish.path).unwrap_or_default();
+        let path = desired().cdi.map(|spec| spec.path).unwrap_or_default();
         CdiState {
             unit: Some(unit(&path, true)),
             enabled: true,

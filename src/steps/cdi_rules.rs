@@ -6,7 +6,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::words;
+use super::messages;
 use crate::{
     host::{Nvml, files::FileKind},
     mig::{Visible, visible},
@@ -45,12 +45,12 @@ pub(super) struct MachineDevices {
 pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepError> {
     let files = cx.host.files();
     let mut paths = vec![own.to_owned()];
-    for folder in FOLDERS {
-        let folder = Utf8Path::new(folder);
-        let mut names = files.list(folder)?;
+    for directory in FOLDERS {
+        let directory = Utf8Path::new(directory);
+        let mut names = files.list(directory)?;
         names.sort_unstable();
         paths.extend(
-            (names.iter().map(|name| folder.join(name)))
+            (names.iter().map(|name| directory.join(name)))
                 .filter(|path| path != own && cdi::is_read(path)),
         );
     }
@@ -102,7 +102,7 @@ fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Se
 pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices, StepError> {
     let devices = cx.host.files().read_text("/proc/devices".into())?;
     let mut machine = MachineDevices {
-        gpus: words::usable(cx)?.len(),
+        gpus: messages::usable(cx)?.len(),
         majors: device_nodes::majors(devices.as_deref().unwrap_or_default()),
         visible: None,
     };
@@ -200,7 +200,7 @@ pub(super) fn stale(
         return (!parts && gpus != machine.gpus).then(|| {
             format!(
                 "contains {}, but {} are on the bus",
-                words::count(gpus),
+                messages::count(gpus),
                 machine.gpus
             )
         });
@@ -294,8 +294,8 @@ pub(super) fn hiding<'s>(
     all: &'s [SeenSpec],
 ) -> impl Iterator<Item = &'s SeenSpec> {
     let place = |path: &Utf8Path| {
-        let folder = path.parent().map(Utf8Path::as_str);
-        FOLDERS.iter().position(|one| Some(*one) == folder)
+        let directory = path.parent().map(Utf8Path::as_str);
+        FOLDERS.iter().position(|one| Some(*one) == directory)
     };
     let here = place(own);
     let ours: Option<Vec<&str>> = (all.iter().find(|seen| seen.path == own))

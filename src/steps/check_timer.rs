@@ -7,10 +7,10 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{program, words};
+use super::{program, messages};
 use crate::{
     change::Change,
-    config::desired::{Desired, ReportsWish},
+    config::desired::{Desired, ReportsSpec},
     error::one_line,
     host::{FilesError, trusted::refuse_foreign},
     model::id::StepId,
@@ -59,20 +59,20 @@ impl Default for TimerState {
     }
 }
 
-async fn detect(cx: &Cx<'_>, wish: &ReportsWish) -> Result<TimerState, StepError> {
+async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError> {
     let files = cx.host.files();
     let service = files.read_text(&own_file(SERVICE))?;
     let named = service.as_deref().and_then(program_of);
     Ok(TimerState {
         timer: files.read_text(&own_file(TIMER))?,
         unit: cx.state.unit(TIMER).await?,
-        program: program::named_or_lasting(cx, named.as_deref())?,
-        has_metrics: match &wish.metrics {
+        program: program::named_or_persistent(cx, named.as_deref())?,
+        has_metrics: match &spec.metrics {
             Some(path) => files.exists(path)?,
             None => false,
         },
-        foreign: match wish.metrics.as_ref().and_then(|path| path.parent()) {
-            Some(folder) if cx.state.is_of_this_machine() => match refuse_foreign(files, folder) {
+        foreign: match spec.metrics.as_ref().and_then(|path| path.parent()) {
+            Some(directory) if cx.state.is_of_this_machine() => match refuse_foreign(files, directory) {
                 Ok(()) => None,
                 Err(error @ FilesError::Foreign { .. }) => Some(one_line(&error)),
                 Err(error) => return Err(error.into()),
@@ -95,12 +95,12 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
 /// heartbeat of the condition shows them. A `check` that hangs, e.g. in NVML, is killed. Stopping the timer also
 /// stops a running `check`.
 /// [`SANDBOX`] limits its permissions.
-fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
+fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
-    if let Some(path) = &wish.metrics {
+    if let Some(path) = &spec.metrics {
         command.push_str(&format!(" --format prometheus --output {}", quoted(path)));
     }
-    if wish.node_condition {
+    if spec.node_condition {
         command.push_str(" --node-condition");
     }
     format!(
@@ -183,7 +183,7 @@ fn write_metrics(path: &Utf8Path) -> Change {
 }
 
 fn decide(state: &TimerState, desired: &Desired) -> Assessment {
-    let Some(wish) = &desired.reports else {
+    let Some(spec) = &desired.reports else {
         return Assessment::not_applicable(
             "neither `check.textfile` nor `check.node-condition` is set",
         );
@@ -194,7 +194,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     }
     let program = match &state.program {
         Ok(program) => program,
-        Err(why) => return program::not_lasting(why, own_file(SERVICE).as_str()),
+        Err(why) => return program::not_persistent(why, own_file(SERVICE).as_str()),
     };
     // The directory owner could have placed a symlink there, which an undo would follow.
     if let Some(why) = &state.foreign {
@@ -206,12 +206,12 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     }
     let unit = state.unit.as_ref();
     let otherwise = "set neither `check.textfile` nor `check.node-condition`";
-    if let Some(refusal) = words::masked(TIMER, unit, otherwise) {
+    if let Some(refusal) = messages::masked(TIMER, unit, otherwise) {
         return refusal;
     }
     let write = |unit: &str, content: String| Change::write(own_file(unit), content);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
-    let wanted = service(program, wish);
+    let wanted = service(program, spec);
     let is_new = state.service.as_ref() != Some(&wanted);
     if is_new {
         whys.push(differs(SERVICE, state.service.is_some()));
@@ -229,7 +229,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
             start: false,
         });
     }
-    if let Some(path) = &wish.metrics
+    if let Some(path) = &spec.metrics
         && (is_new || !state.has_metrics)
     {
         if !state.has_metrics {
@@ -247,8 +247,8 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
         });
     }
     if changes.is_empty() {
-        let metrics = (wish.metrics.iter()).map(|path| format!("`{path}`"));
-        let condition = wish.node_condition.then(|| "the node condition".to_owned());
+        let metrics = (spec.metrics.iter()).map(|path| format!("`{path}`"));
+        let condition = spec.node_condition.then(|| "the node condition".to_owned());
         let all: Vec<String> = metrics.chain(condition).collect();
         return Assessment::satisfied(format!("`{TIMER}` runs and writes {}", all.join(" and ")));
     }
@@ -271,8 +271,8 @@ impl Step for CheckTimer {
     fn wants(&self, change: &Change, desired: &Desired) -> bool {
         match (&desired.reports, change) {
             (None, _) => false,
-            (Some(wish), Change::RunTool { writes, .. }) => {
-                wish.metrics.iter().any(|path| writes.contains(path))
+            (Some(spec), Change::RunTool { writes, .. }) => {
+                spec.metrics.iter().any(|path| writes.contains(path))
             }
             (Some(_), _) => true,
         }
@@ -280,7 +280,7 @@ impl Step for CheckTimer {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.reports {
-            Some(wish) if !cx.desired.image => detect(cx, wish).await?,
+            Some(spec) if !cx.desired.image => detect(cx, spec).await?,
             _ => TimerState::default(),
         };
         Ok(decide(&state, cx.desired))
@@ -294,9 +294,9 @@ mod tests {
 
     const FILE: &str = "/var/lib/node_exporter/gpu_bootstrap.prom";
 
-    fn wish(metrics: bool, node_condition: bool) -> Desired {
+    fn spec(metrics: bool, node_condition: bool) -> Desired {
         Desired {
-            reports: Some(ReportsWish {
+            reports: Some(ReportsSpec {
                 metrics: metrics.then(|| FILE.into()),
                 node_condition,
             }),
@@ -336,7 +336,7 @@ mod tests {
         let want = desired();
         assert_eq!(want.reports, None);
         decide(&bare(), &want).expect_not_applicable();
-        let (_, changes) = decide(&bare(), &wish(true, false)).expect_needs();
+        let (_, changes) = decide(&bare(), &spec(true, false)).expect_needs();
         assert!(
             changes
                 .iter()
@@ -353,7 +353,7 @@ mod tests {
             true, true,
                 "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition";
         } {
-            let want = wish(metrics, condition);
+            let want = spec(metrics, condition);
             let (why, changes) = decide(&bare(), &want).expect_needs();
             assert!(
                 why.contains("`gpu-bootstrap-check.service` is missing"),
@@ -379,10 +379,10 @@ mod tests {
 
     #[test]
     fn removed_output_is_cleaned_up() {
-        let both = wish(true, true);
+        let both = spec(true, true);
         let (_, changes) = decide(&bare(), &both).expect_needs();
         let made = after(bare(), &changes);
-        let only_condition = wish(false, true);
+        let only_condition = spec(false, true);
         let unwanted: Vec<&Change> = (changes.iter())
             .filter(|change| !CheckTimer.wants(change, &only_condition))
             .collect();
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn stopped_or_masked_timer_is_reported() {
-        let want = wish(true, false);
+        let want = spec(true, false);
         let made = after(bare(), &decide(&bare(), &want).expect_needs().1);
         let stopped = TimerState {
             unit: Some(unit("disabled", "inactive")),
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn temporary_executable_blocks() {
-        let mut want = wish(true, false);
+        let mut want = spec(true, false);
         let passing = TimerState {
             program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
             ..bare()
@@ -439,7 +439,7 @@ mod tests {
             foreign: Some("it is writable by non-root users".to_owned()),
             ..bare()
         };
-        let refused = decide(&others, &wish(true, false));
+        let refused = decide(&others, &spec(true, false));
         assert!(
             matches!(&refused, Assessment::Blocked { why, .. } if why.contains("not safe for root")),
             "{refused:?}"
@@ -448,13 +448,13 @@ mod tests {
 
     #[test]
     fn unit_executable_is_parsed() {
-        let wish = wish(true, true).reports.expect("a wish");
+        let spec = spec(true, true).reports.expect("a wish");
         for (program, expected) in rows! {
             "/usr/local/bin/gpu-bootstrap", Some("/usr/local/bin/gpu-bootstrap");
             "/opt/a program", None;
             "/opt/100%", None;
         } {
-            let text = service(program.into(), &wish);
+            let text = service(program.into(), &spec);
             let found = program_of(&text);
             assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");
         }

@@ -4,9 +4,9 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{DRIVER_NODES, VALIDATION_DEVICES, container, words};
+use super::{DRIVER_NODES, VALIDATION_DEVICES, container, messages};
 use crate::{
-    change::{Change, Probe, ProofRecord},
+    change::{Change, Probe, ValidationRecord},
     config::desired::Desired,
     facts::{Facts, GpuFact},
     model::{id::StepId, paths, version::DriverVersion},
@@ -24,16 +24,16 @@ struct ComputeState {
     /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
     /// The last validation record.
-    record: Option<ProofRecord>,
+    record: Option<ValidationRecord>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ComputeState, StepError> {
     let text = cx.host.files().read_text(&record_path())?;
     Ok(ComputeState {
         loaded: cx.state.loaded_driver()?.cloned(),
-        gpus: words::usable(cx)?.into_iter().cloned().collect(),
+        gpus: messages::usable(cx)?.into_iter().cloned().collect(),
         uuids: container::uuids(cx).await?,
-        record: text.map(|text| ProofRecord::parse(&text)),
+        record: text.map(|text| ValidationRecord::parse(&text)),
     })
 }
 
@@ -55,7 +55,7 @@ fn inputs(state: &ComputeState, facts: &Facts, loaded: &DriverVersion) -> String
     lines.join("\n") + "\n"
 }
 
-fn proof_of(state: &ComputeState, inputs: String, again: bool) -> Change {
+fn validation_of(state: &ComputeState, inputs: String, again: bool) -> Change {
     Change::RunProbe {
         probe: Probe::HostComputes {
             gpus: state.gpus.len(),
@@ -70,20 +70,20 @@ fn proof_of(state: &ComputeState, inputs: String, again: bool) -> Change {
 ///
 /// # Errors
 /// If the machine state cannot be read.
-pub async fn proof(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
+pub async fn validation_run(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
     let state = detect(cx).await?;
-    if nothing_to_prove(&state, cx.desired, cx.facts).is_some() {
+    if nothing_to_validate(&state, cx.desired, cx.facts).is_some() {
         return Ok(None);
     }
-    let proof = |loaded| proof_of(&state, inputs(&state, cx.facts, loaded), false);
-    Ok(state.loaded.as_ref().map(proof))
+    let validation_run = |loaded| validation_of(&state, inputs(&state, cx.facts, loaded), false);
+    Ok(state.loaded.as_ref().map(validation_run))
 }
 
 /// Returns the assessment if nothing can or must compute on the host.
-fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> Option<Assessment> {
+fn nothing_to_validate(state: &ComputeState, desired: &Desired, facts: &Facts) -> Option<Assessment> {
     let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
-        return Some(words::no_driver());
+        return Some(messages::no_driver());
     }
     if !is_wanted(desired) {
         return not("a container validates that the GPUs compute");
@@ -105,11 +105,11 @@ fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> O
 }
 
 fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment {
-    if let Some(answer) = nothing_to_prove(state, desired, facts) {
+    if let Some(answer) = nothing_to_validate(state, desired, facts) {
         return answer;
     }
     let Some(loaded) = &state.loaded else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     let inputs = inputs(state, facts, loaded);
     let due = container::due(
@@ -120,10 +120,10 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
         "no probe has run on the host",
     );
     match due {
-        Some((why, again)) => Assessment::needs(why, vec![proof_of(state, inputs, again)]),
+        Some((why, again)) => Assessment::needs(why, vec![validation_of(state, inputs, again)]),
         None => Assessment::satisfied(format!(
             "{} computed on the host with driver {loaded} in this boot, no changes since",
-            words::count(state.gpus.len())
+            messages::count(state.gpus.len())
         )),
     }
 }
@@ -151,7 +151,7 @@ impl Step for Compute {
 mod tests {
     use super::{ComputeState, decide};
     use crate::{
-        change::{Change, Probe, ProofRecord},
+        change::{Change, Probe, ValidationRecord},
         config::desired::{Desired, RuntimeKind},
         facts::Facts,
         step::Assessment,
@@ -173,15 +173,15 @@ mod tests {
     }
 
     /// The state of an assessment after a passed probe.
-    fn record(changes: &[Change]) -> Option<ProofRecord> {
+    fn record(changes: &[Change]) -> Option<ValidationRecord> {
         let [Change::RunProbe { inputs, record, .. }] = changes else {
             panic!("one proof")
         };
         assert!(record.ends_with("validations/host"));
-        Some(ProofRecord {
+        Some(ValidationRecord {
             inputs: inputs.clone(),
             boot: Some("b1".into()),
-            ..ProofRecord::default()
+            ..ValidationRecord::default()
         })
     }
 
@@ -221,10 +221,10 @@ mod tests {
         facts.boot_id = Some("b2".into());
         let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "no probe has run on the host since this boot");
-        assert!(changes.iter().all(Change::only_repeats_proof));
+        assert!(changes.iter().all(Change::only_repeats_validation));
         state.loaded = "535.309.01".parse().ok();
         let (_, changes) = decide(&state, &want, &facts).expect_needs();
-        assert!(!changes.iter().any(Change::only_repeats_proof));
+        assert!(!changes.iter().any(Change::only_repeats_validation));
     }
 
     #[test]

@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, packages, runtime_steps, wishes::InstalledPackages,
-    words,
+    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, packages, runtime_steps, specs::InstalledPackages,
+    messages,
 };
 use crate::{
-    change::{Change, Lock, Probe, ProofRecord},
-    config::desired::{Desired, RuntimeKind, RuntimeWish},
+    change::{Change, Lock, Probe, ValidationRecord},
+    config::desired::{Desired, RuntimeKind, RuntimeSpec},
     facts::{Facts, GpuFact},
     host::Nvml,
     model::{id::StepId, paths, version::DriverVersion},
@@ -32,19 +32,19 @@ struct ContainerState {
     /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
     /// The last validation record of each runtime.
-    records: BTreeMap<RuntimeKind, ProofRecord>,
+    records: BTreeMap<RuntimeKind, ValidationRecord>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     let mut records = BTreeMap::new();
-    for wish in provable(cx.desired) {
-        records.extend(record(cx, wish.kind)?.map(|record| (wish.kind, record)));
+    for spec in to_validate(cx.desired) {
+        records.extend(record(cx, spec.kind)?.map(|record| (spec.kind, record)));
     }
     Ok(ContainerState {
         loaded: cx.state.loaded_driver()?.cloned(),
         uuids: uuids(cx).await?,
         installed: packages::installed(cx).await?,
-        gpus: words::usable(cx)?.into_iter().cloned().collect(),
+        gpus: messages::usable(cx)?.into_iter().cloned().collect(),
         records,
     })
 }
@@ -68,19 +68,19 @@ pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError>
 pub const RECORDS: &str = "validations";
 
 /// Returns the last validation record of a runtime.
-pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ProofRecord>, StepError> {
+pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ValidationRecord>, StepError> {
     let text = cx.host.files().read_text(&record_path(kind))?;
-    Ok(text.map(|text| ProofRecord::parse(&text)))
+    Ok(text.map(|text| ValidationRecord::parse(&text)))
 }
 
 /// Returns whether containers are used for validation.
 pub fn is_wanted(desired: &Desired) -> bool {
-    desired.validation.container && desired.toolkit.is_some() && provable(desired).next().is_some()
+    desired.validation.container && desired.toolkit.is_some() && to_validate(desired).next().is_some()
 }
 
 /// Returns the runtimes that run a validation container.
-pub(super) fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
-    (desired.runtimes.iter()).filter(|wish| wish.kind.runs_single_containers())
+pub(super) fn to_validate(desired: &Desired) -> impl Iterator<Item = &RuntimeSpec> {
+    (desired.runtimes.iter()).filter(|spec| spec.kind.runs_single_containers())
 }
 
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
@@ -113,19 +113,19 @@ pub(super) fn device_inputs(uuids: Option<&[String]>) -> impl Iterator<Item = St
 /// Returns the inputs of the probe. While they are unchanged, its last result in this boot is still valid.
 fn inputs(
     state: &ContainerState,
-    wish: &RuntimeWish,
+    spec: &RuntimeSpec,
     desired: &Desired,
     facts: &Facts,
     loaded: &DriverVersion,
 ) -> String {
     let mut lines = machine_inputs(&state.gpus, facts, loaded);
     let toolkit = desired.toolkit.iter().flat_map(|toolkit| &toolkit.packages);
-    let alternatives = wish.alternatives.iter();
-    let mut names: Vec<&String> = wish
+    let alternatives = spec.alternatives.iter();
+    let mut names: Vec<&String> = spec
         .packages
         .iter()
         .chain(toolkit)
-        .map(|wish| &wish.name)
+        .map(|spec| &spec.name)
         .chain(alternatives)
         .collect();
     names.sort_unstable();
@@ -136,15 +136,15 @@ fn inputs(
         }
     }
     let image = desired.validation.image.iter();
-    lines.extend(image.map(|image| format!("{}{image}", ProofRecord::IMAGE)));
+    lines.extend(image.map(|image| format!("{}{image}", ValidationRecord::IMAGE)));
     lines.extend(device_inputs(state.uuids.as_deref()));
     lines.join("\n") + "\n"
 }
 
 /// Returns the validation for one runtime.
-fn proof(
+fn validation_run(
     state: &ContainerState,
-    wish: &RuntimeWish,
+    spec: &RuntimeSpec,
     desired: &Desired,
     loaded: &DriverVersion,
     (inputs, again): (String, bool),
@@ -152,7 +152,7 @@ fn proof(
     let validation = &desired.validation;
     Change::RunProbe {
         probe: Probe::ContainerSeesGpus {
-            runtime: wish.kind,
+            runtime: spec.kind,
             image: validation.image.clone(),
             gpus: state.gpus.len(),
             driver: loaded.to_string(),
@@ -160,7 +160,7 @@ fn proof(
             timeout_seconds: validation.timeout_seconds,
             pull_timeout_seconds: validation.pull_timeout_seconds,
         },
-        record: record_path(wish.kind),
+        record: record_path(spec.kind),
         inputs,
         again,
     }
@@ -170,36 +170,36 @@ fn proof(
 ///
 /// # Errors
 /// If the machine state cannot be read.
-pub async fn proofs(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
+pub async fn validations(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
     let state = detect(cx).await?;
     let (desired, facts) = (cx.desired, cx.facts);
-    if nothing_to_prove(&state, desired, facts).is_some() {
+    if nothing_to_validate(&state, desired, facts).is_some() {
         return Ok(Vec::new());
     }
     let Some(loaded) = &state.loaded else {
         return Ok(Vec::new());
     };
-    let all = provable(desired).map(|wish| {
-        let inputs = inputs(&state, wish, desired, facts, loaded);
-        proof(&state, wish, desired, loaded, (inputs, false))
+    let all = to_validate(desired).map(|spec| {
+        let inputs = inputs(&state, spec, desired, facts, loaded);
+        validation_run(&state, spec, desired, loaded, (inputs, false))
     });
     Ok(all.collect())
 }
 
 /// Returns the assessment if no container can or must run.
-fn nothing_to_prove(
+fn nothing_to_validate(
     state: &ContainerState,
     desired: &Desired,
     facts: &Facts,
 ) -> Option<Assessment> {
     let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
-        return Some(words::no_driver());
+        return Some(messages::no_driver());
     }
     if !desired.validation.container || desired.toolkit.is_none() {
         return not("no container probe is configured");
     }
-    if provable(desired).next().is_none() {
+    if to_validate(desired).next().is_none() {
         return not("no container runtime is configured that runs single containers");
     }
     if state.loaded.is_some() {
@@ -224,30 +224,30 @@ pub(super) fn without_driver(desired: &Desired, facts: &Facts) -> Assessment {
 }
 
 fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessment {
-    if let Some(answer) = nothing_to_prove(state, desired, facts) {
+    if let Some(answer) = nothing_to_validate(state, desired, facts) {
         return answer;
     }
     let Some(loaded) = &state.loaded else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     let (known, boot) = (state.uuids.is_some(), facts.boot_id.as_deref());
     let (mut changes, mut whys) = (Vec::new(), Vec::new());
-    for wish in provable(desired) {
-        let inputs = inputs(state, wish, desired, facts, loaded);
-        let record = state.records.get(&wish.kind);
+    for spec in to_validate(desired) {
+        let inputs = inputs(state, spec, desired, facts, loaded);
+        let record = state.records.get(&spec.kind);
         let nothing = "no container has seen the GPUs";
         if let Some((why, again)) = due(record, &inputs, known, boot, nothing) {
-            whys.push(format!("{}: {why}", wish.kind.name()));
-            changes.push(proof(state, wish, desired, loaded, (inputs, again)));
+            whys.push(format!("{}: {why}", spec.kind.name()));
+            changes.push(validation_run(state, spec, desired, loaded, (inputs, again)));
         }
     }
     if changes.is_empty() {
-        let runtimes: Vec<&str> = provable(desired).map(|wish| wish.kind.name()).collect();
+        let runtimes: Vec<&str> = to_validate(desired).map(|spec| spec.kind.name()).collect();
         return Assessment::satisfied(format!(
             "a container of {} saw {} with driver {loaded} in this boot, no changes \
              since",
             runtimes.join(", and one of "),
-            words::count(state.gpus.len())
+            messages::count(state.gpus.len())
         ));
     }
     Assessment::needs(whys.join("; "), changes)
@@ -256,7 +256,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
 /// Returns the reason for a new validation, and whether it only repeats the last one after a boot. `None` if the last
 /// one is still valid. `nothing` describes the missing validation.
 pub(super) fn due(
-    record: Option<&ProofRecord>,
+    record: Option<&ValidationRecord>,
     inputs: &str,
     devices_known: bool,
     boot: Option<&str>,
@@ -314,21 +314,21 @@ mod tests {
 
     use super::{ContainerState, decide};
     use crate::{
-        change::{Change, ProofRecord},
+        change::{Change, ValidationRecord},
         config::desired::{Desired, RuntimeKind},
         facts::Facts,
         steps::{
             fixtures::{desired, facts},
-            wishes::fixtures::packages,
+            specs::fixtures::packages,
         },
     };
 
     /// The record after a passed probe.
-    fn record(inputs: &str, boot: &str) -> ProofRecord {
-        ProofRecord {
+    fn record(inputs: &str, boot: &str) -> ValidationRecord {
+        ValidationRecord {
             inputs: inputs.to_owned(),
             boot: Some(boot.to_owned()),
-            ..ProofRecord::default()
+            ..ValidationRecord::default()
         }
     }
 

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, words};
+use super::{PREFLIGHT, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
@@ -54,7 +54,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
             Ok(false) => {}
             // A missing entry in the file is known without reading an initramfs.
             Err(error)
-                if error.not_asked().is_some()
+                if error.not_queried().is_some()
                     && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}
             Err(error) => return Err(error),
         }
@@ -105,7 +105,7 @@ fn content(modules: &[String]) -> String {
 
 fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     if desired.driver.is_none() {
-        return words::no_driver();
+        return messages::no_driver();
     }
     if desired.deny_modules.is_empty() {
         return Assessment::not_applicable("the profile denies no modules");

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE,
-    promise::{self, Promise},
-    words,
+    expected::{self, ExpectedGpus},
+    messages,
 };
 use crate::{
     config::desired::Desired,
@@ -165,14 +165,14 @@ pub struct Disagreement {
     /// The remedy.
     pub hint: String,
     /// How the mismatch can be resolved.
-    pub heals: Heals,
+    pub recovery: DeviceRecovery,
 }
 
 /// How a mismatch can be resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heals {
+pub enum DeviceRecovery {
     /// By the administrator only.
-    Person,
+    Administrator,
     /// By a package change, by loading the module, or by a reboot.
     Run,
     /// Also by waiting for this long.
@@ -194,7 +194,7 @@ pub fn agree(
         layer,
         why,
         hint: hint.into(),
-        heals: Heals::Run,
+        recovery: DeviceRecovery::Run,
     };
     let nvml = |why: String, hint: &str| Err(differ(ProbeLayer::Nvml, why, hint));
     for (address, driver) in &state.bound {
@@ -202,7 +202,7 @@ pub fn agree(
             Some("nvidia") => {}
             Some(other) => {
                 return Err(Disagreement {
-                    heals: Heals::Person,
+                    recovery: DeviceRecovery::Administrator,
                     ..differ(
                         ProbeLayer::Driver,
                         format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
@@ -251,7 +251,7 @@ pub fn agree(
         return nvml(
             format!(
                 "{} {}, but NVML lists {}",
-                words::gpus(gpus),
+                messages::gpus(gpus),
                 state.place,
                 view.devices.len()
             ),
@@ -290,7 +290,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
         None => "module".to_owned(),
     };
     let gpus = state.bound.len();
-    let mut heals = Heals::Run;
+    let mut recovery = DeviceRecovery::Run;
     let (why, hint) = match nvml {
         Nvml::NotLoadable { why } => {
             let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
@@ -310,7 +310,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
         Nvml::NoDevices | Nvml::Ready(_) => (
             format!(
                 "{} {}, but the driver initialized none",
-                words::gpus(gpus),
+                messages::gpus(gpus),
                 state.place
             ),
             "run `dmesg | grep NVRM`: the firmware or the GPU failed to start. Reboot, and replace the machine \
@@ -318,7 +318,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
                 .to_owned(),
         ),
         Nvml::Hung { after_seconds } => {
-            heals = Heals::Time(SLOW_NVML);
+            recovery = DeviceRecovery::Time(SLOW_NVML);
             (
                 format!("NVML timed out after {after_seconds} s"),
                 "a GPU or its firmware hangs: run `dmesg | grep -i xid`, then reboot. Replace the \
@@ -326,7 +326,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
                     .to_owned(),
             )
         }
-        Nvml::NotAsked { why } => (
+        Nvml::NotQueried { why } => (
             format!("NVML was not queried: {why}"),
             "run this on the machine itself".to_owned(),
         ),
@@ -342,7 +342,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
         layer: ProbeLayer::Nvml,
         why,
         hint,
-        heals,
+        recovery,
     }
 }
 
@@ -354,15 +354,15 @@ fn decide(
     state: &DevicesState,
     desired: &Desired,
     facts: &Facts,
-    promise: Option<Promise<'_>>,
+    expected_gpus: Option<ExpectedGpus<'_>>,
 ) -> Assessment {
     // Checked before the driver is installed, and even if no GPU is left and none is required. Images are excluded,
     // because they are built on a different machine.
-    if let (Some(why), false) = (promise.and_then(|one| one.broken()), desired.image) {
-        return Assessment::blocked(why, promise::REMEDY);
+    if let (Some(why), false) = (expected_gpus.and_then(|one| one.broken()), desired.image) {
+        return Assessment::blocked(why, expected::REMEDY);
     }
     if desired.driver.is_none() {
-        return words::no_driver();
+        return messages::no_driver();
     }
     let Some(loaded) = &state.loaded else {
         if desired.image {
@@ -382,29 +382,29 @@ fn decide(
     }
     let reinstall = desired.packages.manager.backend().commands().reinstall;
     if let Err(differ) = agree(state, loaded, Some(reinstall)) {
-        let asked = !matches!(state.nvml, Nvml::NotAsked { .. });
+        let asked = !matches!(state.nvml, Nvml::NotQueried { .. });
         let Disagreement {
             layer, why, hint, ..
         } = differ;
-        return match differ.heals {
+        return match differ.recovery {
             _ if layer == ProbeLayer::Nvml && !asked => Assessment::not_applicable(why),
-            Heals::Person => Assessment::blocked(why, hint),
-            Heals::Run => Assessment::BlockedNow {
+            DeviceRecovery::Administrator => Assessment::blocked(why, hint),
+            DeviceRecovery::Run => Assessment::BlockedNow {
                 why,
                 hint,
-                passes: None,
+                retryable: None,
             },
-            Heals::Time(passes) => Assessment::BlockedNow {
+            DeviceRecovery::Time(retryable) => Assessment::BlockedNow {
                 why,
                 hint,
-                passes: Some(passes),
+                retryable: Some(retryable),
             },
         };
     }
     Assessment::satisfied(format!(
         "{} on the bus{}, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
-        words::gpus(state.bound.len()),
-        promise.map_or_else(String::new, |one| format!(
+        messages::gpus(state.bound.len()),
+        expected_gpus.map_or_else(String::new, |one| format!(
             ", as expected for {}",
             one.instance_type
         )),
@@ -426,10 +426,10 @@ impl Step for Devices {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let promise = cx
+        let expected_gpus = cx
             .matrix
-            .and_then(|matrix| Promise::of(cx.facts, matrix).ok());
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts, promise))
+            .and_then(|matrix| ExpectedGpus::of(cx.facts, matrix).ok());
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts, expected_gpus))
     }
 }
 
@@ -441,7 +441,7 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::{self as machine, desired, facts, nvml_device},
-            promise::Promise,
+            expected::ExpectedGpus,
         },
     };
 
@@ -530,7 +530,7 @@ mod tests {
                 .put_link(&link, "../../../../bus/pci/drivers/nvidia");
         }
         fakes.files.put_device("/dev/nvidia1", 195, 1);
-        fakes.files.put_folder("/dev/nvidia0", 0o755);
+        fakes.files.put_directory("/dev/nvidia0", 0o755);
         let of = async |state: crate::state::State| {
             let state = DevicesState::read(host.reader().files(), &state, true).await;
             decide(&state.expect("readable"), &desired(), &facts, None)
@@ -584,8 +584,8 @@ mod tests {
 
     #[test]
     fn missing_gpus_block_before_driver_install() {
-        let promise = |promised| {
-            Some(Promise {
+        let expected_gpus = |promised| {
+            Some(ExpectedGpus {
                 instance_type: "p5.48xlarge",
                 promised,
                 found: 2,
@@ -596,7 +596,7 @@ mod tests {
             ..good()
         };
         for state in [&bare, &good()] {
-            let (why, hint) = decide(state, &desired(), &facts(), promise(8)).expect_blocked();
+            let (why, hint) = decide(state, &desired(), &facts(), expected_gpus(8)).expect_blocked();
             assert_eq!(
                 why,
                 "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus"
@@ -604,12 +604,12 @@ mod tests {
             assert!(hint.contains("stop the instance"), "{hint}");
         }
         for fewer in [1, 2] {
-            let answer = decide(&good(), &desired(), &facts(), promise(fewer));
+            let answer = decide(&good(), &desired(), &facts(), expected_gpus(fewer));
             answer.expect_satisfied();
         }
         let mut image = desired();
         image.image = true;
-        decide(&bare, &image, &facts(), promise(8)).expect_awaiting_boot();
+        decide(&bare, &image, &facts(), expected_gpus(8)).expect_awaiting_boot();
     }
 
     #[test]

@@ -7,16 +7,16 @@ use super::{
     DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
     replaced::{self, There},
     streams,
-    wishes::{InstalledPackages, compare, install},
-    words,
+    specs::{InstalledPackages, compare, install},
+    messages,
 };
 use crate::{
     change::{Change, Lock},
     compat::{
         matrix::Matrix,
-        pick::{Wish, pick},
+        pick::{Constraints, pick},
     },
-    config::desired::{Desired, DriverWish, Existing, PackageWish},
+    config::desired::{Desired, DriverSpec, Existing, PackageSpec},
     dkms,
     facts::Facts,
     host::{FilesError, ReadFiles},
@@ -91,7 +91,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 /// Returns whether a later change can build the module in parallel with other packages, instead of the package
 /// scripts. This is possible if it will be the only DKMS module, if it is built for the same kernels and exists for
 /// none of them, and if these include the kernels of the next boot and of the last installation.
-fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
+fn leaves_module(cx: &Cx<'_>, driver: &DriverSpec, without: &[String]) -> Result<bool, StepError> {
     let (Some(module), true) = (
         &driver.dkms,
         packages::backend(cx).scripts_may_leave_modules(),
@@ -111,7 +111,7 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     match knows_others(cx.host.files(), module) {
         Ok(others) => Ok(!others),
         // The image does not have these files.
-        Err(error) if error.not_told().is_some() => Ok(false),
+        Err(error) if error.not_reported().is_some() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -136,13 +136,13 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
 /// Returns the reason that a driver does not support the GPUs. The kernel is irrelevant, because the driver is
 /// installed for it.
 fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> {
-    let wish = Wish {
+    let spec = Constraints {
         version: Some(version(found)?.clone()),
         kernel: None,
         next_kernel: None,
-        ..Wish::from(facts)
+        ..Constraints::from(facts)
     };
-    let none = pick(matrix, &wish).err()?;
+    let none = pick(matrix, &spec).err()?;
     let reasons: Vec<&str> = none.reasons.iter().map(|one| one.text.as_str()).collect();
     Some(reasons.join("; "))
 }
@@ -180,7 +180,7 @@ pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
     cx.desired
         .driver
         .as_ref()
-        .is_some_and(|wish| wish.existing == Existing::Keep)
+        .is_some_and(|spec| spec.existing == Existing::Keep)
         && matches!(
             cx.state.driver().await.origin,
             Some(Origin::Runfile | Origin::Preinstalled)
@@ -189,7 +189,7 @@ pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
 
 fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     match answer(state, desired, driver) {
         Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
@@ -202,7 +202,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     }
 }
 
-fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -> Assessment {
+fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverSpec) -> Assessment {
     if let Some(answer) = foreign(driver, state) {
         return answer;
     }
@@ -236,12 +236,12 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
         return Assessment::blocked(
             format!(
                 "held packages must change with the driver: {}",
-                words::some(&held)
+                messages::some(&held)
             ),
             comparison.held_hint(desired.packages.manager),
         );
     }
-    if let Some(answer) = replaced::not_asked(driver, &there, &outdated) {
+    if let Some(answer) = replaced::not_queried(driver, &there, &outdated) {
         return answer;
     }
     if !comparison.all_met() {
@@ -261,7 +261,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
             install(&driver.packages, outdated),
         );
     }
-    if let Some(answer) = beside(driver, desired, state) {
+    if let Some(answer) = companions(driver, desired, state) {
         return answer;
     }
     if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
@@ -290,12 +290,12 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
 /// the build, an earlier run was interrupted, or builds are disabled. All packages that contain DKMS sources have
 /// `dkms` in their names.
 fn builds_beside(
-    driver: &DriverWish,
+    driver: &DriverSpec,
     desired: &Desired,
     state: &DriverPackagesState,
 ) -> Vec<Change> {
-    let sources: Vec<PackageWish> = (driver.packages.iter())
-        .filter(|wish| wish.name.contains("dkms"))
+    let sources: Vec<PackageSpec> = (driver.packages.iter())
+        .filter(|spec| spec.name.contains("dkms"))
         .cloned()
         .collect();
     let is_left = !sources.is_empty()
@@ -310,14 +310,14 @@ fn builds_beside(
 
 /// Assesses installed packages that require exactly their driver version but have a different one. The driver
 /// transaction installs the matching version.
-fn beside(
-    driver: &DriverWish,
+fn companions(
+    driver: &DriverSpec,
     desired: &Desired,
     state: &DriverPackagesState,
 ) -> Option<Assessment> {
     let version = state.found.package_version.as_ref()?;
-    let wishes = driver.fabric_service.as_ref()?.at(version);
-    let comparison = compare(desired.packages.manager, &wishes, &state.installed);
+    let specs = driver.fabric_service.as_ref()?.at(version);
+    let comparison = compare(desired.packages.manager, &specs, &state.installed);
     let why = format!(
         "{}: the package requires a driver of the same version",
         comparison.unmet_text()
@@ -336,7 +336,7 @@ fn beside(
 }
 
 /// Assesses a driver without packages: it is kept, replaced or blocks, but is never mixed with ours.
-fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
+fn foreign(driver: &DriverSpec, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
     if found.origin == Some(Origin::Runfile) && replaces && !state.uninstaller {
@@ -441,7 +441,7 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::{desired, facts, matrix},
-            wishes::fixtures::{packages, wishes},
+            specs::fixtures::{packages, specs},
         },
     };
 
@@ -575,7 +575,7 @@ mod tests {
     fn companions_are_added_for_any_package_vendor() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
-        (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
+        (driver.packages).extend(specs(&["nvidia-fabricmanager=535.*"]));
         let mut rebuilt = state(&INSTALLED, &[]);
         rebuilt.found.origin = Some(Origin::Vendor);
         let (why, _) = decide(&rebuilt, &want).expect_needs();
@@ -586,7 +586,7 @@ mod tests {
     fn mismatched_fabric_manager_is_replaced() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
-        (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
+        (driver.packages).extend(specs(&["nvidia-fabricmanager=535.*"]));
         driver.fabric_service = Some(FabricService {
             exact: vec!["nvidia-fabricmanager".into()],
             unit: None,

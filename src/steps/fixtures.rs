@@ -10,21 +10,21 @@ use crate::{
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
-            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin, Repository,
-            Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Desired, DriverSpec, Existing, Guard, Hold, Manager, PackagePolicy, Pin, Repository,
+            Restart, RuntimeKind, RuntimeSpec, ToolkitSpec, Validation,
         },
-        load::{Ask, load},
+        load::{SettingsRequest, load},
     },
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
     host::{FabricProgress, GpuFabric, Host, NvmlDevice, fake::FakeFiles},
     model::{
-        gpu::{ArchitectureEvidence, Flavour, SupportedFlavours},
+        gpu::{ArchitectureEvidence, Flavor, SupportedFlavors},
         id::StepId,
         version::Branch,
     },
     state::State,
     step::{Assessment, Cx},
-    steps::wishes::fixtures::wishes,
+    steps::specs::fixtures::specs,
     tools::systemctl::UnitState,
 };
 
@@ -78,7 +78,7 @@ fn gpu(address: &str) -> GpuFact {
         architecture: "hopper".parse().ok(),
         architecture_evidence: Some(ArchitectureEvidence::Listed),
         compute_capability: "9.0".parse().ok(),
-        module_flavour: Some(SupportedFlavours::Either),
+        module_flavor: Some(SupportedFlavors::Either),
         vgpu: false,
         numa_node: None,
     }
@@ -167,7 +167,7 @@ pub(crate) fn debian() -> Facts {
 /// The values of the Debian profile, so that new fields need no line in [`desired`].
 static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
     let files = FakeFiles::new();
-    let resolution = load(&files, &files, &Ask::default(), &debian(), &MATRIX);
+    let resolution = load(&files, &files, &SettingsRequest::default(), &debian(), &MATRIX);
     resolution.expect("a supported machine").desired
 });
 
@@ -205,16 +205,16 @@ pub(crate) fn desired() -> Desired {
             priority: 1001,
         }],
         deny_modules: vec!["nouveau".into(), "nova_core".into()],
-        headers: wishes(&["linux-headers-6.1.0-44-amd64"]),
-        driver: Some(DriverWish {
+        headers: specs(&["linux-headers-6.1.0-44-amd64"]),
+        driver: Some(DriverSpec {
             branch: Branch(535),
             version: None,
-            flavour: Flavour::Proprietary,
+            flavor: Flavor::Proprietary,
             assumed: false,
             source: "distribution".into(),
             alternative: None,
             stream: None,
-            packages: wishes(&["nvidia-kernel-dkms=535.*", "nvidia-smi=535.*"]),
+            packages: specs(&["nvidia-kernel-dkms=535.*", "nvidia-smi=535.*"]),
             dkms: Some("nvidia-current".into()),
             module: "nvidia-current".into(),
             load_modules: vec!["nvidia".into(), "nvidia-uvm".into()],
@@ -231,16 +231,16 @@ pub(crate) fn desired() -> Desired {
             prebuilt: None,
             publish: None,
         }),
-        runtimes: vec![RuntimeWish {
+        runtimes: vec![RuntimeSpec {
             kind: RuntimeKind::Docker,
-            packages: wishes(&["docker.io"]),
+            packages: specs(&["docker.io"]),
             alternatives: vec!["docker-ce".into()],
             unit: Some("docker.service".into()),
             nvidia_default: false,
         }],
         runtime_restart: Restart::WhenIdle,
-        toolkit: Some(ToolkitWish {
-            packages: wishes(&[
+        toolkit: Some(ToolkitSpec {
+            packages: specs(&[
                 "nvidia-container-toolkit=1.20.*",
                 "nvidia-container-toolkit-base=1.20.*",
             ]),
@@ -303,7 +303,7 @@ impl Assessment {
     #[track_caller]
     pub(crate) fn expect_blocked_now(self) -> (String, String, Option<Duration>) {
         match self {
-            Self::BlockedNow { why, hint, passes } => (why, hint, passes),
+            Self::BlockedNow { why, hint, retryable } => (why, hint, retryable),
             other => panic!("expected `BlockedNow`: {other:?}"),
         }
     }

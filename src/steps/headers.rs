@@ -7,11 +7,11 @@ use super::{
     KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
     packages,
-    wishes::{InstalledPackages, package_step},
+    specs::{InstalledPackages, package_step},
 };
 use crate::{
     change::Lock,
-    config::desired::{Desired, PackageWish},
+    config::desired::{Desired, PackageSpec},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
@@ -36,7 +36,7 @@ async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
 
 fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     let is_compiled = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
-    let mut wanted: Vec<PackageWish> = desired.container_modules.clone();
+    let mut wanted: Vec<PackageSpec> = desired.container_modules.clone();
     if is_compiled && !state.adopts {
         wanted.extend(desired.headers.iter().cloned());
     }
@@ -79,7 +79,7 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::desired,
-            wishes::fixtures::{packages, wishes},
+            specs::fixtures::{packages, specs},
         },
     };
 
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn missing_headers_are_installed() {
         let mut want = desired();
-        want.headers = wishes(&["linux-headers-6.1.0-44-amd64"]);
+        want.headers = specs(&["linux-headers-6.1.0-44-amd64"]);
         decide(&state(&[]), &want).expect_needs();
         decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"]), &want).expect_satisfied();
     }
@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn container_modules_are_installed_for_any_driver() {
         let mut want = desired();
-        want.headers = wishes(&["kernel-devel"]);
-        want.container_modules = wishes(&["kernel-modules-extra"]);
+        want.headers = specs(&["kernel-devel"]);
+        want.container_modules = specs(&["kernel-modules-extra"]);
         let wanted = |state: &HeadersState, want: &Desired| match decide(state, want) {
             Assessment::Needs { why, .. } => why,
             other => panic!("{other:?}"),

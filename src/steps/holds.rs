@@ -4,11 +4,11 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_PACKAGES, HEADERS, TOOLKIT_PACKAGES, after_runtimes, packages,
-    wishes::InstalledPackages, words,
+    specs::InstalledPackages, messages,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, Existing, PackageWish, Purpose},
+    config::desired::{Desired, Existing, PackageSpec, Purpose},
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::NoHolds,
@@ -75,12 +75,12 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
             "{} of {} packages are not held: {}",
             free.len(),
             matching.len(),
-            words::some(&free)
+            messages::some(&free)
         ));
     }
     if !whys.is_empty() {
         if let Some(needs) = &state.needs {
-            let is_there = |wish: &PackageWish| state.installed.contains_key(&wish.name);
+            let is_there = |spec: &PackageSpec| state.installed.contains_key(&spec.name);
             if !needs.package || hold.packages.iter().all(is_there) {
                 return Assessment::blocked(
                     format!("{}; {}", whys.join("; "), needs.why),
@@ -147,7 +147,7 @@ mod tests {
         change::Change,
         steps::{
             fixtures::desired,
-            wishes::fixtures::{packages, wishes},
+            specs::fixtures::{packages, specs},
         },
     };
 
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn hold_plugin_is_installed_unless_disabled() {
         let mut want = desired();
-        want.hold.packages = wishes(&["plugin"]);
+        want.hold.packages = specs(&["plugin"]);
         let mut lacks = HoldState {
             installed: packages(&["libnvidia-ml1=535.1"]),
             needs: Some(NoHolds {

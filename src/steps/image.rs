@@ -22,7 +22,7 @@ pub struct ValidationImage;
 enum Found {
     /// This image was already used for validation. A kubelet removes images that no pod uses, which is not drift,
     /// because the next validation pulls it again.
-    Proven,
+    Validated,
     /// The image exists.
     Present,
     /// The image does not exist.
@@ -35,18 +35,18 @@ type ImageState = BTreeMap<RuntimeKind, Found>;
 
 async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
     let mut found = ImageState::new();
-    for wish in container::provable(cx.desired) {
-        let record = container::record(cx, wish.kind)?;
-        let proven = record.is_some_and(|record| record.is_with_image(image));
-        let is = match proven {
-            true => Found::Proven,
-            false => match has_image(cx.host, wish.kind, image).await? {
+    for spec in container::to_validate(cx.desired) {
+        let record = container::record(cx, spec.kind)?;
+        let validated = record.is_some_and(|record| record.is_with_image(image));
+        let is = match validated {
+            true => Found::Validated,
+            false => match has_image(cx.host, spec.kind, image).await? {
                 Some(true) => Found::Present,
                 Some(false) => Found::Missing,
                 None => Found::NoRuntime,
             },
         };
-        found.insert(wish.kind, is);
+        found.insert(spec.kind, is);
     }
     Ok(found)
 }
@@ -136,7 +136,7 @@ impl Step for ValidationImage {
         desired.driver.is_none()
             || (wants(desired)
                 && desired.validation.image.as_ref() == Some(image)
-                && container::provable(desired).any(|wish| wish.kind == *runtime))
+                && container::to_validate(desired).any(|spec| spec.kind == *runtime))
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn validated_runtime_no_longer_needs_the_image() {
-        let mut state = ImageState::from([(RuntimeKind::Docker, Found::Proven)]);
+        let mut state = ImageState::from([(RuntimeKind::Docker, Found::Validated)]);
         let answer = decide(&state, IMAGE, &with_image());
         answer.expect_satisfied();
         state.insert(RuntimeKind::Docker, Found::Present);

@@ -2,8 +2,8 @@
 
 use super::kernels::Asked;
 use crate::{
-    compat::kernels::{Consent, Refused},
-    config::desired::{Desired, KernelWish, ModuleWay, PackageWish},
+    compat::kernels::{KernelPolicy, Refused},
+    config::desired::{Desired, KernelSpec, ModuleMethod, PackageSpec},
     model::version::KernelVersion,
     tools::packages::Exclusion,
 };
@@ -15,7 +15,7 @@ pub(super) fn unbooted(asked: &Asked) -> String {
         return String::new();
     };
     let newer = (kernels.installed.iter())
-        .filter(|kernel| kernel.flavour() == base.flavour() && **kernel > base)
+        .filter(|kernel| kernel.flavor() == base.flavor() && **kernel > base)
         .max();
     newer.map_or_else(String::new, |kernel| {
         format!("; kernel {kernel} is installed, but the boot loader starts {base}")
@@ -26,21 +26,21 @@ pub(super) fn unbooted(asked: &Asked) -> String {
 pub(super) fn refusal(
     refused: &Refused,
     asked: &Asked,
-    wish: &KernelWish,
+    spec: &KernelSpec,
     desired: &Desired,
 ) -> (String, String) {
     // Module methods of several branches only differ in the branch.
-    let branches: Vec<String> = (wish.ways.iter())
-        .filter_map(|way| way.branch.map(|branch| branch.to_string()))
+    let branches: Vec<String> = (spec.methods.iter())
+        .filter_map(|method| method.branch.map(|branch| branch.to_string()))
         .collect();
-    let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
-        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
+    let by_kernel: Vec<PackageSpec> = (spec.methods.first().into_iter())
+        .flat_map(|method| method.by_kernel().cloned().collect::<Vec<_>>())
         .collect();
     let without: Vec<KernelVersion> = (refused.without.iter())
         .filter(|kernel| !asked.other_module.contains_key(kernel))
         .cloned()
         .collect();
-    let lacking: Vec<String> = (wish.packages(&by_kernel, &without).into_iter())
+    let lacking: Vec<String> = (spec.packages(&by_kernel, &without).into_iter())
         .map(|one| match one.version {
             Some(version) => format!("{} {version}", one.name),
             None => one.name,
@@ -48,7 +48,7 @@ pub(super) fn refusal(
         .collect();
     let mut whys = Vec::new();
     if !lacking.is_empty() && !branches.is_empty() {
-        let names: Vec<&str> = (wish.ways.first().into_iter().flat_map(ModuleWay::built))
+        let names: Vec<&str> = (spec.methods.first().into_iter().flat_map(ModuleMethod::built))
             .map(|one| one.name.as_str())
             .collect();
         let kernels: Vec<&str> = without.iter().map(KernelVersion::as_str).collect();
@@ -86,13 +86,13 @@ pub(super) fn refusal(
     let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
     let archive = "the archive keeps these packages only for its newest kernels";
     let hint = match &refused.with {
-        Some((consent @ Consent::SameSeries, kernel)) => format!(
-            "{archive}: set `driver.may-change-kernel = \"{consent}\"`, or upgrade to kernel {kernel} \
+        Some((policy @ KernelPolicy::SameSeries, kernel)) => format!(
+            "{archive}: set `driver.may-change-kernel = \"{policy}\"`, or upgrade to kernel {kernel} \
              (`{}`), reboot, and run the command again",
             own(kernel)
         ),
-        Some((consent, kernel)) => format!(
-            "{archive}: set `driver.may-change-kernel = \"{consent}\"` to install kernel {kernel} of a different series, \
+        Some((policy, kernel)) => format!(
+            "{archive}: set `driver.may-change-kernel = \"{policy}\"` to install kernel {kernel} of a different series, \
              or upgrade the kernel (`{}`), reboot, and run the command again",
             own(kernel)
         ),

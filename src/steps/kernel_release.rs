@@ -9,13 +9,13 @@ use super::{
     driver_packages::adopts,
     kernel_refusal::{refusal, unbooted},
     kernels::{Asked, ask, chosen},
-    packages, streams, words,
+    packages, streams, messages,
 };
 use crate::{
     change::{Change, Lock},
     compat::kernels::KernelAnswer,
     config::{
-        desired::{Desired, DriverWish, Existing, KernelWish, ModuleWay, PackageWish},
+        desired::{Desired, DriverSpec, Existing, KernelSpec, ModuleMethod, PackageSpec},
         kernel::for_kernel,
     },
     model::{id::StepId, version::KernelVersion},
@@ -30,7 +30,7 @@ pub struct KernelRelease;
 struct KernelState {
     asked: Asked,
     /// Missing packages of the kernel to install, without driver packages.
-    kernel: Vec<PackageWish>,
+    kernel: Vec<PackageSpec>,
     /// An existing driver will be replaced.
     replaces: bool,
     /// The enabled stream of the module with the driver packages.
@@ -38,12 +38,12 @@ struct KernelState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
-    let (Some(asked), Some(wish)) = (ask(cx).await?, &cx.desired.kernel) else {
+    let (Some(asked), Some(spec)) = (ask(cx).await?, &cx.desired.kernel) else {
         return Ok(KernelState::default());
     };
     let kernel = match &asked.answer {
-        Some(KernelAnswer::Install { way, kernel, .. }) => {
-            to_install(cx, wish, &asked, *way, kernel).await?
+        Some(KernelAnswer::Install { method, kernel, .. }) => {
+            to_install(cx, spec, &asked, *method, kernel).await?
         }
         _ => Vec::new(),
     };
@@ -61,33 +61,33 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
 /// metapackages of the series.
 async fn to_install(
     cx: &Cx<'_>,
-    wish: &KernelWish,
+    spec: &KernelSpec,
     asked: &Asked,
-    way: usize,
+    method: usize,
     kernel: &KernelVersion,
-) -> Result<Vec<PackageWish>, StepError> {
+) -> Result<Vec<PackageSpec>, StepError> {
     let of =
-        |template: &PackageWish, kernel: &KernelVersion| for_kernel(template, kernel, &wish.arch);
+        |template: &PackageSpec, kernel: &KernelVersion| for_kernel(template, kernel, &spec.arch);
     let base = asked.question.kernels.base();
-    let has_now = |template: &&PackageWish| {
+    let has_now = |template: &&PackageSpec| {
         (base.as_ref()).is_some_and(|base| asked.installed.contains_key(&of(template, base).name))
     };
-    let beside = (wish.beside.iter())
+    let companions = (spec.companions.iter())
         .filter(has_now)
         .map(|one| of(one, kernel));
-    let follow = wish
+    let follow = spec
         .follow
         .iter()
-        .chain(wish.ways.get(way).into_iter().flat_map(|way| &way.follow));
+        .chain(spec.methods.get(method).into_iter().flat_map(|method| &method.follow));
     let follow = (follow.map(|one| of(one, kernel)))
-        .filter(|wish| !asked.installed.contains_key(&wish.name));
-    let further: Vec<PackageWish> = beside.chain(follow).collect();
-    let names: Vec<&str> = further.iter().map(|wish| wish.name.as_str()).collect();
+        .filter(|spec| !asked.installed.contains_key(&spec.name));
+    let further: Vec<PackageSpec> = companions.chain(follow).collect();
+    let names: Vec<&str> = further.iter().map(|spec| spec.name.as_str()).collect();
     let offered = packages::offered_versions(cx, &names).await?;
     let backend = packages::backend(cx);
-    let is_offered = |wish: &PackageWish| {
-        let wanted = wish.version.as_deref().unwrap_or("*");
-        let versions = offered.get(&wish.name).map_or(&[][..], Vec::as_slice);
+    let is_offered = |spec: &PackageSpec| {
+        let wanted = spec.version.as_deref().unwrap_or("*");
+        let versions = offered.get(&spec.name).map_or(&[][..], Vec::as_slice);
         // Only the preferred version of a pattern, because an older one belongs to an older kernel.
         let count = if wanted.contains('*') {
             1
@@ -96,17 +96,17 @@ async fn to_install(
         };
         (versions.iter().take(count)).any(|version| backend.matches(wanted, version))
     };
-    let image = wish.image.iter().map(|image| of(image, kernel));
+    let image = spec.image.iter().map(|image| of(image, kernel));
     Ok(image
-        .chain(further.iter().filter(|wish| is_offered(wish)).cloned())
+        .chain(further.iter().filter(|spec| is_offered(spec)).cloned())
         .collect())
 }
 
 fn decide(state: &KernelState, desired: &Desired) -> Assessment {
-    let (Some(driver), Some(wish)) = (&desired.driver, &desired.kernel) else {
-        return words::no_driver();
+    let (Some(driver), Some(spec)) = (&desired.driver, &desired.kernel) else {
+        return messages::no_driver();
     };
-    match answer(state, desired, driver, wish) {
+    match answer(state, desired, driver, spec) {
         Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
             Assessment::needs(
                 why,
@@ -120,13 +120,13 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
 fn answer(
     state: &KernelState,
     desired: &Desired,
-    driver: &DriverWish,
-    wish: &KernelWish,
+    driver: &DriverSpec,
+    spec: &KernelSpec,
 ) -> Assessment {
     let asked = &state.asked;
     let kernels = &asked.question.kernels;
-    let has_module = asked.question.ways.iter().any(|way| way.complete);
-    if let Some((kernel, row)) = wish.refusal(&kernels.needed())
+    let has_module = asked.question.methods.iter().any(|method| method.complete);
+    if let Some((kernel, row)) = spec.refusal(&kernels.needed())
         && !(has_module || asked.left.is_some())
     {
         return Assessment::blocked(format!("kernel {kernel}: {}", row.why), row.hint.clone());
@@ -138,10 +138,10 @@ fn answer(
         );
     };
     let reboots = words_of_cost(answer.reboots(kernels.image));
-    let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
-    let means = match way {
-        Some(way) if way.is_compiled() => "headers to compile the module".to_owned(),
-        Some(ModuleWay {
+    let method = chosen(answer, kernels).and_then(|(method, _)| spec.methods.get(method));
+    let means = match method {
+        Some(method) if method.is_compiled() => "headers to compile the module".to_owned(),
+        Some(ModuleMethod {
             branch: Some(branch),
             ..
         }) => format!("a packaged driver module of branch {branch}"),
@@ -152,12 +152,12 @@ fn answer(
         KernelAnswer::Unknown => {
             Assessment::not_applicable("the running kernel and the default boot kernel are unknown")
         }
-        KernelAnswer::Here { way } => {
+        KernelAnswer::Here { method } => {
             let why = if asked
                 .question
-                .ways
-                .get(*way)
-                .is_some_and(|way| way.complete)
+                .methods
+                .get(*method)
+                .is_some_and(|method| method.complete)
             {
                 format!("kernel {needed}: its packages are installed")
             } else {
@@ -195,7 +195,7 @@ fn answer(
                 .unwrap_or_else(|| format!("no repository offers {means}"));
             let why = format!(
                 "kernel {needed}: {lacks}; kernel {kernel} of {series} series has {it}: {reboots}",
-                it = if way.is_some_and(|way| way.is_compiled()) {
+                it = if method.is_some_and(|method| method.is_compiled()) {
                     "them"
                 } else {
                     "it"
@@ -205,8 +205,8 @@ fn answer(
             // Installed with the kernel, so that the machine boots with all required packages.
             if !state.replaces {
                 let of_driver = driver.packages.iter().chain(&desired.headers);
-                let further: Vec<PackageWish> = of_driver
-                    .filter(|wish| !packages.contains(wish))
+                let further: Vec<PackageSpec> = of_driver
+                    .filter(|spec| !packages.contains(spec))
                     .cloned()
                     .collect();
                 packages.extend(further);
@@ -226,7 +226,7 @@ fn answer(
             }
             Assessment::needs(why, changes)
         }
-        KernelAnswer::Refused(refused) => match refusal(refused, asked, wish, desired) {
+        KernelAnswer::Refused(refused) => match refusal(refused, asked, spec, desired) {
             (why, hint) if asked.certain => Assessment::blocked(why, hint),
             (why, hint) => Assessment::BlockedByOldLists { why, hint },
         },
@@ -275,13 +275,13 @@ mod tests {
     use super::{KernelState, decide};
     use crate::{
         change::Change,
-        compat::kernels::{KernelQuestion, Kernels, Way},
+        compat::kernels::{KernelQuestion, Kernels, KernelMethod},
         config::{
-            desired::{Desired, KernelWish, ModuleWay},
+            desired::{Desired, KernelSpec, ModuleMethod},
             kernel::RefusedKernel,
         },
         step::Assessment,
-        steps::{fixtures::desired, kernels::Asked, wishes::fixtures::wishes},
+        steps::{fixtures::desired, kernels::Asked, specs::fixtures::specs},
     };
 
     const OLD: &str = "6.8.0-1021-aws";
@@ -289,22 +289,22 @@ mod tests {
 
     fn want() -> Desired {
         Desired {
-            kernel: Some(KernelWish {
-                consent: Default::default(),
+            kernel: Some(KernelSpec {
+                policy: Default::default(),
                 arch: "x86_64".into(),
-                image: wishes(&["linux-image-{kernel}"]).pop(),
-                beside: vec![],
+                image: specs(&["linux-image-{kernel}"]).pop(),
+                companions: vec![],
                 follow: vec![],
                 container_modules: vec![],
                 refused: vec![],
-                ways: vec![ModuleWay {
-                    packages: wishes(&["linux-modules-nvidia-580-server-open-{kernel}"]),
+                methods: vec![ModuleMethod {
+                    packages: specs(&["linux-modules-nvidia-580-server-open-{kernel}"]),
                     headers: vec![],
                     follow: vec![],
                     dkms: None,
                     module: "nvidia".into(),
                     branch: None,
-                    beside: vec![],
+                    companions: vec![],
                 }],
             }),
             ..desired()
@@ -324,9 +324,9 @@ mod tests {
             ..KernelQuestion::default()
         };
         question.images = packaged.iter().map(|one| kernel(one)).collect();
-        question.ways.push(Way {
+        question.methods.push(KernelMethod {
             kernels: question.images.clone(),
-            ..Way::default()
+            ..KernelMethod::default()
         });
         KernelState {
             asked: Asked {
@@ -335,7 +335,7 @@ mod tests {
                 certain: true,
                 ..Asked::default()
             },
-            kernel: wishes(&["linux-image-6.8.0-1050-aws"]),
+            kernel: specs(&["linux-image-6.8.0-1050-aws"]),
             ..KernelState::default()
         }
     }
@@ -352,7 +352,7 @@ mod tests {
         else {
             panic!("{changes:?}");
         };
-        let names: Vec<&str> = packages.iter().map(|wish| wish.name.as_str()).collect();
+        let names: Vec<&str> = packages.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names[0], "linux-image-6.8.0-1050-aws");
         assert!(names.contains(&"nvidia-smi"), "{names:?}");
         // Packages to be replaced conflict with it. The driver step replaces them.
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn blocked_kernel_lists_package_and_remedies() {
         let mut none = state(&[NEW]);
-        none.asked.question.consent = crate::compat::kernels::Consent::No;
+        none.asked.question.policy = crate::compat::kernels::KernelPolicy::No;
         none.asked.answer = Some(none.asked.question.answer());
         let (why, hint) = decide(&none, &want()).expect_blocked();
         assert!(
@@ -478,8 +478,8 @@ mod tests {
     #[test]
     fn unsupported_kernel_is_reported_unless_module_exists() {
         let mut want = want();
-        let wish = want.kernel.as_mut().expect("a kernel");
-        wish.refused = vec![RefusedKernel {
+        let spec = want.kernel.as_mut().expect("a kernel");
+        spec.refused = vec![RefusedKernel {
             kernels: "*-aws".into(),
             why: "it is a vendor kernel".into(),
             hint: "boot another one".into(),
@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(decide(&there, &want), blocked);
         there.asked.answer = None;
         assert_eq!(decide(&there, &want), blocked);
-        there.asked.question.ways[0].complete = true;
+        there.asked.question.methods[0].complete = true;
         there.asked.answer = Some(there.asked.question.answer());
         decide(&there, &want).expect_satisfied();
         let mut next = state(&[NEW]);

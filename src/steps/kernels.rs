@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     builds::Builds,
     packages,
-    wishes::{InstalledPackages, compare},
+    specs::{InstalledPackages, compare},
 };
 use crate::{
     compat::{
         kernel::strongest,
-        kernels::{KernelAnswer, KernelQuestion, Kernels, Way},
+        kernels::{KernelAnswer, KernelQuestion, Kernels, KernelMethod},
         matrix::Matrix,
-        ruling::{Judgement, Offer, Ruling},
+        rule_result::{Evaluation, Candidate, RuleResult},
     },
     config::{
-        desired::{Desired, KernelWish, ModuleWay, PackageWish},
+        desired::{Desired, KernelSpec, ModuleMethod, PackageSpec},
         kernel::{built_for, for_kernel, names_kernel},
     },
     facts::SecureBoot,
@@ -53,7 +53,7 @@ pub(super) struct Asked {
 
 /// Decides the question. `None` if no driver is configured.
 pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
-    let Some(wish) = &cx.desired.kernel else {
+    let Some(spec) = &cx.desired.kernel else {
         return Ok(None);
     };
     let installed = packages::installed(cx).await?;
@@ -67,24 +67,24 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     let needed = kernels.needed();
     let (backend, mut builds) = (
         packages::backend(cx),
-        Builds::installed(cx, wish, &installed).await?,
+        Builds::installed(cx, spec, &installed).await?,
     );
     let is_met =
-        |wishes: &[PackageWish]| compare(cx.desired.packages.manager, wishes, &installed).all_met();
-    let complete = |way: &ModuleWay| {
+        |specs: &[PackageSpec]| compare(cx.desired.packages.manager, specs, &installed).all_met();
+    let complete = |method: &ModuleMethod| {
         let all = [
-            builds.settled(backend, way, wish.packages(&way.packages, &needed)),
-            wish.packages(&way.headers, &needed),
+            builds.resolved(backend, method, spec.packages(&method.packages, &needed)),
+            spec.packages(&method.headers, &needed),
         ];
-        all.iter().all(|wishes| is_met(wishes))
+        all.iter().all(|specs| is_met(specs))
     };
     let mut asked = Asked {
         question: KernelQuestion {
-            consent: wish.consent,
-            ways: (wish.ways.iter())
-                .map(|way| Way {
-                    compiled: way.is_compiled(),
-                    complete: complete(way),
+            policy: spec.policy,
+            methods: (spec.methods.iter())
+                .map(|method| KernelMethod {
+                    compiled: method.is_compiled(),
+                    complete: complete(method),
                     begun: false,
                     kernels: BTreeSet::new(),
                     closed: None,
@@ -96,49 +96,49 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         answer: None,
         certain: true,
         other_module: BTreeMap::new(),
-        left: left(cx, wish, &needed),
+        left: left(cx, spec, &needed),
         ruled_out: BTreeSet::new(),
         installed: installed.clone(),
-        hidden: hidden(cx, wish, &needed, &installed)?,
+        hidden: hidden(cx, spec, &needed, &installed)?,
         builds: builds.clone(),
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
     let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
     // The packages of one method can be a subset of a later method's, but not of an earlier one's.
-    let begun = (wish.ways.iter()).rposition(|way| {
-        let common: Vec<PackageWish> = way.common().cloned().collect();
+    let begun = (spec.methods.iter()).rposition(|method| {
+        let common: Vec<PackageSpec> = method.common().cloned().collect();
         !common.is_empty() && is_met(&common)
     });
     if let Some(begun) = begun {
-        asked.question.ways[begun].begun = true;
+        asked.question.methods[begun].begun = true;
     }
-    let is_first_met = wish.ways.first().is_none_or(|way| {
-        let by_kernel: Vec<PackageWish> = way.by_kernel().cloned().collect();
-        is_met(&builds.settled(backend, way, wish.packages(&by_kernel, &needed)))
+    let is_first_met = spec.methods.first().is_none_or(|method| {
+        let by_kernel: Vec<PackageSpec> = method.by_kernel().cloned().collect();
+        is_met(&builds.resolved(backend, method, spec.packages(&by_kernel, &needed)))
     });
     let is_first = begun.is_none_or(|begun| begun == 0);
-    if asked.question.ways.iter().any(|way| way.complete) || (is_first && is_first_met) {
-        if let Some(way) = asked.question.ways.first_mut() {
-            way.kernels = needed.into_iter().filter(|kernel| stays(kernel)).collect();
+    if asked.question.methods.iter().any(|method| method.complete) || (is_first && is_first_met) {
+        if let Some(method) = asked.question.methods.first_mut() {
+            method.kernels = needed.into_iter().filter(|kernel| stays(kernel)).collect();
         }
         asked.answer = Some(asked.question.answer());
         return Ok(Some(asked));
     }
     asked.certain = cx.state.lists_are_new();
-    let Some(lists) = KernelLists::read(cx, wish, &asked.question.kernels, &installed).await?
+    let Some(lists) = KernelLists::read(cx, spec, &asked.question.kernels, &installed).await?
     else {
         return Ok(Some(asked));
     };
-    builds.add_offered(cx, wish).await?;
-    asked.question.images = match &wish.image {
+    builds.add_offered(cx, spec).await?;
+    asked.question.images = match &spec.image {
         Some(image) => lists.kernels(image),
         None => BTreeSet::new(),
     };
-    let several = wish.ways.len() > 1;
-    for (way, found) in wish.ways.iter().zip(&mut asked.question.ways) {
-        let without = builds.complete_alone(backend, way);
+    let several = spec.methods.len() > 1;
+    for (method, found) in spec.methods.iter().zip(&mut asked.question.methods) {
+        let without = builds.complete_alone(backend, method);
         asked.other_module.extend(without);
-        let mut kernels = way.by_kernel().map(|template| match built_for(template) {
+        let mut kernels = method.by_kernel().map(|template| match built_for(template) {
             Some(_) => builds.kernels(backend, template),
             None => lists.kernels(template),
         });
@@ -149,8 +149,8 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
                 .chain(needed.clone())
                 .collect(),
         };
-        if way.packages.iter().any(names_kernel) {
-            let names: BTreeSet<&str> = way.common().map(|wish| wish.name.as_str()).collect();
+        if method.packages.iter().any(names_kernel) {
+            let names: BTreeSet<&str> = method.common().map(|spec| spec.name.as_str()).collect();
             let missing: Vec<&str> = (names.iter().copied())
                 .filter(|name| !lists.has(name))
                 .collect();
@@ -160,21 +160,21 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             }
             found.closed = (!missing.is_empty())
                 .then(|| format!("no repository offers {}", missing.join(", ")));
-            if way.built().next().is_some() {
-                let served = builds.together(backend, way, &needed);
+            if method.built().next().is_some() {
+                let served = builds.together(backend, method, &needed);
                 (found.kernels)
                     .retain(|kernel| !needed.contains(kernel) || served.contains(kernel));
             }
-            let other = lists.other_modules(cx, way, &found.kernels).await?;
+            let other = lists.other_modules(cx, method, &found.kernels).await?;
             found.kernels.retain(|kernel| !other.contains_key(kernel));
             asked.other_module.extend(other);
         }
-        if way.is_compiled() {
-            let judged = CompilableKernels::of(cx, way, &lists, &asked.question.kernels);
-            asked.ruled_out.extend(judged.rule_out(&mut found.kernels));
+        if method.is_compiled() {
+            let evaluated = CompilableKernels::of(cx, method, &lists, &asked.question.kernels);
+            asked.ruled_out.extend(evaluated.rule_out(&mut found.kernels));
         }
         found.kernels.retain(|kernel| stays(kernel));
-        if several && way.is_compiled() && is_unsigned(cx)? {
+        if several && method.is_compiled() && is_unsigned(cx)? {
             found.closed = Some(UNSIGNED.to_owned());
         }
     }
@@ -187,15 +187,15 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
 /// package lists, they look like missing packages.
 fn hidden(
     cx: &Cx<'_>,
-    wish: &KernelWish,
+    spec: &KernelSpec,
     kernels: &[KernelVersion],
     installed: &InstalledPackages,
 ) -> Result<Vec<String>, StepError> {
     let exclusions = packages::backend(cx).exclusions(cx.host.files())?;
-    let of_ways = (wish.ways.iter()).flat_map(|way| way.common().chain(way.by_kernel()));
-    let templates: Vec<PackageWish> = of_ways.cloned().collect();
-    let names: Vec<String> = (wish.packages(&templates, kernels).into_iter())
-        .map(|wish| wish.name)
+    let of_ways = (spec.methods.iter()).flat_map(|method| method.common().chain(method.by_kernel()));
+    let templates: Vec<PackageSpec> = of_ways.cloned().collect();
+    let names: Vec<String> = (spec.packages(&templates, kernels).into_iter())
+        .map(|spec| spec.name)
         .filter(|name| !installed.contains_key(name))
         .collect();
     Ok((exclusions.iter())
@@ -208,7 +208,7 @@ fn hidden(
 /// next boot.
 fn left(
     cx: &Cx<'_>,
-    wish: &KernelWish,
+    spec: &KernelSpec,
     needed: &[KernelVersion],
 ) -> Option<(KernelVersion, String)> {
     let [running, next] = needed else {
@@ -216,18 +216,18 @@ fn left(
     };
     let driver = cx.desired.driver.as_ref()?;
     let why = |kernel: &KernelVersion| {
-        if let Some((_, row)) = wish.refusal(std::slice::from_ref(kernel)) {
+        if let Some((_, row)) = spec.refusal(std::slice::from_ref(kernel)) {
             return Some(row.why.clone());
         }
         let matrix = cx.matrix?;
         let newest = || Some(matrix.branch(driver.branch)?.newest_version.clone());
-        let offer = Offer {
+        let offer = Candidate {
             version: driver.version.clone().or_else(newest)?,
-            flavour: driver.flavour,
+            flavor: driver.flavor,
         };
         strongest(matrix, kernel, cx.facts.kernel.arch.as_deref(), &offer)
-            .filter(|ruling| ruling.judgement == Judgement::Refuse)
-            .map(|ruling| ruling.text)
+            .filter(|rule_result| rule_result.evaluation == Evaluation::Refuse)
+            .map(|rule_result| rule_result.text)
     };
     let reason = why(running)?;
     why(next).is_none().then(|| (running.clone(), reason))
@@ -248,18 +248,18 @@ fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
 struct CompilableKernels<'a> {
     matrix: Option<&'a Matrix>,
     arch: Option<&'a str>,
-    offer: Option<Offer>,
+    offer: Option<Candidate>,
     needed: Vec<KernelVersion>,
 }
 
 impl<'a> CompilableKernels<'a> {
-    fn of(cx: &Cx<'a>, way: &ModuleWay, lists: &KernelLists, kernels: &Kernels) -> Self {
+    fn of(cx: &Cx<'a>, method: &ModuleMethod, lists: &KernelLists, kernels: &Kernels) -> Self {
         let offer = (cx.desired.driver.as_ref()).and_then(|driver| {
             let picked = driver.version.clone();
-            let version = picked.or_else(|| lists.driver(packages::backend(cx), way))?;
-            Some(Offer {
+            let version = picked.or_else(|| lists.driver(packages::backend(cx), method))?;
+            Some(Candidate {
                 version,
-                flavour: driver.flavour,
+                flavor: driver.flavor,
             })
         });
         Self {
@@ -270,22 +270,22 @@ impl<'a> CompilableKernels<'a> {
         }
     }
 
-    fn ruling(&self, kernel: &KernelVersion) -> Option<Ruling> {
+    fn rule_result(&self, kernel: &KernelVersion) -> Option<RuleResult> {
         strongest(self.matrix?, kernel, self.arch, self.offer.as_ref()?)
     }
 
     /// Removes kernels with more problems than the kernels of the machine. Returns the reasons.
     fn rule_out(&self, kernels: &mut BTreeSet<KernelVersion>) -> BTreeSet<String> {
         let rank = |kernel: &KernelVersion| {
-            let judgement = self.ruling(kernel).map(|ruling| ruling.judgement);
-            judgement.filter(|judgement| *judgement >= Judgement::Against)
+            let evaluation = self.rule_result(kernel).map(|rule_result| rule_result.evaluation);
+            evaluation.filter(|evaluation| *evaluation >= Evaluation::Against)
         };
         let now = self.needed.iter().filter_map(rank).max();
         let mut whys = BTreeSet::new();
         kernels.retain(|kernel| {
             let stays = self.needed.contains(kernel) || rank(kernel) <= now;
             if !stays {
-                whys.extend(self.ruling(kernel).map(|ruling| ruling.text));
+                whys.extend(self.rule_result(kernel).map(|rule_result| rule_result.text));
             }
             stays
         });
@@ -297,7 +297,7 @@ impl<'a> CompilableKernels<'a> {
 struct KernelLists {
     arch: String,
     /// Kernels in package names, by template, for the kernel flavor of the machine.
-    named: Vec<(PackageWish, BTreeSet<KernelVersion>)>,
+    named: Vec<(PackageSpec, BTreeSet<KernelVersion>)>,
     /// Available or installed versions.
     versions: BTreeMap<String, Vec<String>>,
 }
@@ -306,7 +306,7 @@ impl KernelLists {
     /// Reads the lists. `None` if they are missing.
     async fn read(
         cx: &Cx<'_>,
-        wish: &KernelWish,
+        spec: &KernelSpec,
         kernels: &Kernels,
         installed: &InstalledPackages,
     ) -> Result<Option<Self>, StepError> {
@@ -319,15 +319,15 @@ impl KernelLists {
         };
         // Skip versions older than every installed kernel.
         let of_use = |kernel: &KernelVersion| {
-            needed.contains(kernel) || (kernel.flavour() == base.flavour() && *kernel > base)
+            needed.contains(kernel) || (kernel.flavor() == base.flavor() && *kernel > base)
         };
         let mut found = Self {
-            arch: wish.arch.clone(),
+            arch: spec.arch.clone(),
             named: Vec::new(),
             versions: BTreeMap::new(),
         };
         let mut names: BTreeSet<String> = BTreeSet::new();
-        let templates = (wish.image.iter()).chain(wish.ways.iter().flat_map(ModuleWay::by_kernel));
+        let templates = (spec.image.iter()).chain(spec.methods.iter().flat_map(ModuleMethod::by_kernel));
         for template in templates {
             if found.named.iter().any(|(known, _)| known == template) {
                 continue;
@@ -344,13 +344,13 @@ impl KernelLists {
             }
             kernels.extend(needed.iter().cloned());
             names.extend(
-                (kernels.iter()).map(|kernel| for_kernel(template, kernel, &wish.arch).name),
+                (kernels.iter()).map(|kernel| for_kernel(template, kernel, &spec.arch).name),
             );
             found.named.push((template.clone(), kernels));
         }
         names.extend(
-            (wish.ways.iter())
-                .flat_map(ModuleWay::common)
+            (spec.methods.iter())
+                .flat_map(ModuleMethod::common)
                 .map(|one| one.name.clone()),
         );
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -366,11 +366,11 @@ impl KernelLists {
         for (template, kernels) in &mut found.named {
             if template.version.as_deref() == Some("{kernel-version}") {
                 // Packages of a kernel variant have a different name.
-                let name = for_kernel(template, &base, &wish.arch).name;
+                let name = for_kernel(template, &base, &spec.arch).name;
                 let variant = (base.as_str().split_once('+'))
                     .map(|(_, variant)| format!("+{variant}"))
                     .unwrap_or_default();
-                let release = |version: &String| format!("{version}.{}{variant}", wish.arch);
+                let release = |version: &String| format!("{version}.{}{variant}", spec.arch);
                 kernels.extend(
                     (found.versions.get(&name).into_iter().flatten())
                         .filter_map(|version| release(version).parse().ok())
@@ -386,15 +386,15 @@ impl KernelLists {
     async fn other_modules(
         &self,
         cx: &Cx<'_>,
-        way: &ModuleWay,
+        method: &ModuleMethod,
         kernels: &BTreeSet<KernelVersion>,
     ) -> Result<BTreeMap<KernelVersion, String>, StepError> {
-        let libraries = self.driver(packages::backend(cx), way);
+        let libraries = self.driver(packages::backend(cx), method);
         let modules: BTreeMap<String, &KernelVersion> = (kernels.iter())
             .flat_map(|kernel| {
-                let of_kernel = (way.packages.iter())
-                    .filter(|wish| wish.version.is_none() && names_kernel(wish));
-                of_kernel.map(move |wish| (for_kernel(wish, kernel, &self.arch).name, kernel))
+                let of_kernel = (method.packages.iter())
+                    .filter(|spec| spec.version.is_none() && names_kernel(spec));
+                of_kernel.map(move |spec| (for_kernel(spec, kernel, &self.arch).name, kernel))
             })
             .collect();
         let (Some(libraries), false) = (libraries, modules.is_empty()) else {
@@ -415,10 +415,10 @@ impl KernelLists {
     }
 
     /// The driver version of this method.
-    fn driver(&self, backend: &dyn Backend, way: &ModuleWay) -> Option<DriverVersion> {
-        way.common().find_map(|wish| {
-            let wanted = wish.version.as_deref()?;
-            let mut versions = self.versions.get(&wish.name)?.iter();
+    fn driver(&self, backend: &dyn Backend, method: &ModuleMethod) -> Option<DriverVersion> {
+        method.common().find_map(|spec| {
+            let wanted = spec.version.as_deref()?;
+            let mut versions = self.versions.get(&spec.name)?.iter();
             let version = versions.find(|version| backend.matches(wanted, version))?;
             DriverVersion::from_package(version).ok()
         })
@@ -431,13 +431,13 @@ impl KernelLists {
     }
 
     /// Returns the kernels for which this package is available or installed.
-    fn kernels(&self, template: &PackageWish) -> BTreeSet<KernelVersion> {
+    fn kernels(&self, template: &PackageSpec) -> BTreeSet<KernelVersion> {
         let found = self.named.iter().find(|(known, _)| known == template);
         (found.into_iter().flat_map(|(_, kernels)| kernels))
             .filter(|kernel| {
-                let wish = for_kernel(template, kernel, &self.arch);
-                let versions = self.versions.get(&wish.name).map_or(&[][..], Vec::as_slice);
-                match &wish.version {
+                let spec = for_kernel(template, kernel, &self.arch);
+                let versions = self.versions.get(&spec.name).map_or(&[][..], Vec::as_slice);
+                match &spec.version {
                     // The package versions are kernel versions.
                     Some(version) => versions.contains(version),
                     None => !versions.is_empty(),
@@ -454,9 +454,9 @@ pub(super) fn chosen(
     kernels: &Kernels,
 ) -> Option<(usize, Vec<KernelVersion>)> {
     match answer {
-        KernelAnswer::Here { way } => Some((*way, kernels.needed())),
-        KernelAnswer::Boot { way, kernel } | KernelAnswer::Install { way, kernel, .. } => {
-            Some((*way, vec![kernel.clone()]))
+        KernelAnswer::Here { method } => Some((*method, kernels.needed())),
+        KernelAnswer::Boot { method, kernel } | KernelAnswer::Install { method, kernel, .. } => {
+            Some((*method, vec![kernel.clone()]))
         }
         KernelAnswer::Unknown | KernelAnswer::Refused(_) => None,
     }
@@ -467,30 +467,30 @@ pub(super) fn chosen(
 ///
 /// # Errors
 /// If the machine state or the lists cannot be read.
-pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
+pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     let Some(asked) = ask(cx).await? else {
         return Ok(None);
     };
     let found = (asked.answer.as_ref()).and_then(|one| chosen(one, &asked.question.kernels));
-    let (Some((way, kernels)), Some(wish)) = (found, &cx.desired.kernel) else {
+    let (Some((method, kernels)), Some(spec)) = (found, &cx.desired.kernel) else {
         return Ok(None);
     };
-    let Some(way) = wish.ways.get(way) else {
+    let Some(method) = spec.methods.get(method) else {
         return Ok(None);
     };
     let mut desired = cx.desired.clone();
-    desired.headers = wish.packages(&way.headers, &kernels);
-    desired.container_modules = wish.packages(&wish.container_modules, &kernels);
+    desired.headers = spec.packages(&method.headers, &kernels);
+    desired.container_modules = spec.packages(&spec.container_modules, &kernels);
     if let Some(driver) = &mut desired.driver {
-        let packages = wish.packages(&way.packages, &kernels);
-        driver.packages = asked.builds.settled(packages::backend(cx), way, packages);
+        let packages = spec.packages(&method.packages, &kernels);
+        driver.packages = asked.builds.resolved(packages::backend(cx), method, packages);
         // A packaged module needs its kernel, which must be listed explicitly in the transaction.
-        if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
-            let images = wish.packages(std::slice::from_ref(image), &kernels);
+        if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &spec.image) {
+            let images = spec.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
         }
-        driver.take_module(way);
-        if let Some(branch) = way.branch {
+        driver.take_module(method);
+        if let Some(branch) = method.branch {
             driver.branch = branch;
             desired.packages.guard.driver = Some(branch);
         }
@@ -500,11 +500,11 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CompilableKernels, Offer, left};
+    use super::{CompilableKernels, Candidate, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,
-        model::{gpu::Flavour, version::KernelVersion},
+        model::{gpu::Flavor, version::KernelVersion},
         steps::fixtures,
     };
 
@@ -516,8 +516,8 @@ mod tests {
         let mut desired = fixtures::desired();
         let driver = desired.driver.as_mut().expect("a driver");
         driver.version = "535.261.03".parse().ok();
-        let mut wish = desired.kernel.clone().expect("a kernel");
-        wish.refused = vec![RefusedKernel {
+        let mut spec = desired.kernel.clone().expect("a kernel");
+        spec.refused = vec![RefusedKernel {
             kernels: "*uek*".into(),
             why: "it is a vendor kernel".into(),
             hint: String::new(),
@@ -532,14 +532,14 @@ mod tests {
             (vendors, mainline, None),
         ] {
             let kernel = |text: &str| -> KernelVersion { text.parse().expect("a kernel") };
-            let found = left(&cx, &wish, &[kernel(running), kernel(next)]);
+            let found = left(&cx, &spec, &[kernel(running), kernel(next)]);
             assert_eq!(found.is_some(), expected.is_some(), "{running}: {found:?}");
             if let (Some((kernel, why)), Some(words)) = (found, expected) {
                 assert_eq!(kernel.as_str(), running);
                 assert!(why.contains(words), "{why}");
             }
         }
-        assert!(left(&cx, &wish, &["6.19.3".parse().expect("a kernel")]).is_none());
+        assert!(left(&cx, &spec, &["6.19.3".parse().expect("a kernel")]).is_none());
     }
 
     #[test]
@@ -548,18 +548,18 @@ mod tests {
         let kernel = |text: &str| text.parse().expect("a kernel");
         // `[[kernel-report]]`, OPEN-RESIZE.
         let (old, newer, broken) = ("6.1.0-44-amd64", "6.1.0-55-amd64", "6.1.0-56-amd64");
-        let judged = |version: &str, needed: &str| CompilableKernels {
+        let evaluated = |version: &str, needed: &str| CompilableKernels {
             matrix: Some(&matrix),
             arch: Some("x86_64"),
-            offer: Some(Offer {
+            offer: Some(Candidate {
                 version: version.parse().expect("a version"),
-                flavour: Flavour::Open,
+                flavor: Flavor::Open,
             }),
             needed: vec![kernel(needed)],
         };
         let all = || [old, newer, broken].map(kernel).into();
         let mut kernels: std::collections::BTreeSet<_> = all();
-        let whys = judged("535.261.03", old).rule_out(&mut kernels);
+        let whys = evaluated("535.261.03", old).rule_out(&mut kernels);
         assert_eq!(kernels, [old, newer].map(kernel).into());
         assert!(
             whys.iter().any(|why| why.contains("pci_resize_resource")),
@@ -568,7 +568,7 @@ mod tests {
         // A release with the fix, and a machine that runs such a kernel, whose existing build shows that it works.
         for (version, needed) in [("535.309.01", old), ("535.261.03", broken)] {
             let mut kernels: std::collections::BTreeSet<_> = all();
-            assert!(judged(version, needed).rule_out(&mut kernels).is_empty());
+            assert!(evaluated(version, needed).rule_out(&mut kernels).is_empty());
             assert_eq!(kernels, all());
         }
     }

@@ -1,6 +1,6 @@
 //! The steps, one file for each. [`all`] is the only list. It sets the order of execution and of reports.
 
-mod arrived;
+mod partial_install;
 mod autoload;
 mod builds;
 mod cdi;
@@ -29,7 +29,7 @@ mod persistence;
 mod prebuilt;
 mod preflight;
 mod program;
-pub(crate) mod promise;
+pub(crate) mod expected;
 mod replaced;
 mod repositories;
 mod runtime_config;
@@ -37,12 +37,12 @@ mod runtime_packages;
 mod secure_boot;
 mod streams;
 mod toolkit;
-mod wishes;
-mod words;
+mod specs;
+mod messages;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub use driver_packages::kept_branch;
-pub use kernels::settle;
+pub use kernels::resolve;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},
@@ -100,7 +100,7 @@ pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
 pub const VALIDATION_IMAGE: StepId = StepId::new("validation.image");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
-/// The GPUs compute on the host. The step runs if no container validates them, `check --prove` on every machine.
+/// The GPUs compute on the host. The step runs if no container validates them, `check --validate` on every machine.
 pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
 /// Kernel modules and sysctls for Kubernetes.

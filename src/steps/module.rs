@@ -5,16 +5,16 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_AUTOLOAD, DRIVER_OPTIONS, DRIVER_PACKAGES, HEADERS, KERNEL_DENY,
-    driver_packages::adopts, packages, wishes::compare, words,
+    driver_packages::adopts, packages, specs::compare, messages,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, Existing},
+    config::desired::{Desired, DriverSpec, Existing},
     facts::{
         Facts,
         detection::{carries_driver, is_driver_part},
     },
-    model::{gpu::Flavour, id::StepId, version::DriverVersion},
+    model::{gpu::Flavor, id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
 
@@ -26,7 +26,7 @@ struct ModuleState {
     /// The version of the loaded module.
     loaded: Option<DriverVersion>,
     /// The flavor of the loaded module, if reported.
-    flavour: Option<Flavour>,
+    flavor: Option<Flavor>,
     /// The version of the installed packages.
     packaged: Option<DriverVersion>,
     /// The module of the next boot.
@@ -61,8 +61,8 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
         .packages
         .iter()
         // Accompanying software, such as the NVLink subnet manager, has separate versions.
-        .filter(|wish| carries_driver(&wish.name) || is_driver_part(&wish.name))
-        .filter_map(|wish| installed.get(&wish.name))
+        .filter(|spec| carries_driver(&spec.name) || is_driver_part(&spec.name))
+        .filter_map(|spec| installed.get(&spec.name))
         .find_map(|package| DriverVersion::from_package(&package.version).ok());
     let loaded_modules = cx.state.loaded_modules()?;
     let without = cx.state.kernels_without(&driver.module)?;
@@ -70,7 +70,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let adopts = adopts(cx).await;
     Ok(ModuleState {
         loaded: cx.state.loaded_driver()?.cloned(),
-        flavour: cx.state.loaded_flavour()?,
+        flavor: cx.state.loaded_flavor()?,
         next: NextModule {
             version: cx.state.next_module_version().await,
             kernel: (cx.facts.kernel.next_boot.as_ref())
@@ -105,7 +105,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
 
 fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     let fits = |version: &DriverVersion| match &state.packaged {
         Some(packaged) => version == packaged,
@@ -195,17 +195,17 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
 /// boot would load a different version.
 fn not_as_packaged(
     state: &ModuleState,
-    driver: &DriverWish,
+    driver: &DriverSpec,
     packaged: &DriverVersion,
     facts: &Facts,
 ) -> Option<Assessment> {
-    if let Some(flavour) = state.flavour
-        && flavour != driver.flavour
+    if let Some(flavor) = state.flavor
+        && flavor != driver.flavor
         && driver.existing != Existing::Keep
     {
         let why = format!(
-            "the {flavour} module {packaged} is loaded, but the {} one is installed",
-            driver.flavour
+            "the {flavor} module {packaged} is loaded, but the {} one is installed",
+            driver.flavor
         );
         return Some(Assessment::needs(why.clone(), vec![Change::Reboot { why }]));
     }
@@ -218,7 +218,7 @@ fn not_as_packaged(
     let kernel = kernel.map_or_else(|| "of the next boot".to_owned(), ToString::to_string);
     // Packages that are about to be replaced install a different module.
     Some(Assessment::BlockedNow {
-        passes: None,
+        retryable: None,
         why: format!(
             "module {packaged} is loaded, as installed, but the next boot would load {next}, which \
              is on disk for kernel {kernel}"
@@ -267,14 +267,14 @@ mod tests {
     use super::{ModuleState, NextModule, decide};
     use crate::{
         change::Change,
-        model::gpu::Flavour,
+        model::gpu::Flavor,
         steps::fixtures::{desired, facts},
     };
 
     fn state(loaded: &str, packaged: &str) -> ModuleState {
         ModuleState {
             loaded: loaded.parse().ok(),
-            flavour: None,
+            flavor: None,
             packaged: packaged.parse().ok(),
             next: NextModule::default(),
             denied_loaded: vec![],
@@ -318,19 +318,19 @@ mod tests {
     #[test]
     fn module_of_other_flavor_needs_a_reboot() {
         let (want, facts) = (desired(), facts());
-        let flavour = want.driver.as_ref().expect("a driver").flavour;
-        let other = match flavour {
-            Flavour::Open => Flavour::Proprietary,
-            Flavour::Proprietary => Flavour::Open,
+        let flavor = want.driver.as_ref().expect("a driver").flavor;
+        let other = match flavor {
+            Flavor::Open => Flavor::Proprietary,
+            Flavor::Proprietary => Flavor::Open,
         };
         let mut loaded = state("535.261.03", "535.261.03");
-        loaded.flavour = Some(flavour);
+        loaded.flavor = Some(flavor);
         decide(&loaded, &want, &facts).expect_satisfied();
-        loaded.flavour = Some(other);
+        loaded.flavor = Some(other);
         let (why, changes) = decide(&loaded, &want, &facts).expect_needs();
         assert_eq!(
             why,
-            format!("the {other} module 535.261.03 is loaded, but the {flavour} one is installed")
+            format!("the {other} module 535.261.03 is loaded, but the {flavor} one is installed")
         );
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
@@ -343,8 +343,8 @@ mod tests {
         decide(&now, &want, &facts).expect_satisfied();
         now.next.version = "535.247.01".parse().ok();
         // Not permanent, because the packages may still be replaced.
-        let (why, hint, passes) = decide(&now, &want, &facts).expect_blocked_now();
-        assert_eq!(passes, None);
+        let (why, hint, retryable) = decide(&now, &want, &facts).expect_blocked_now();
+        assert_eq!(retryable, None);
         assert!(why.contains("the next boot would load 535.247.01"), "{why}");
         assert!(hint.contains("535.261.03"), "{hint}");
         // If a different version is loaded, the reboot comes first.

@@ -8,7 +8,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, words};
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, messages};
 use crate::{
     change::Change,
     config::desired::Desired,
@@ -109,14 +109,14 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         loaded: cx.state.loaded_driver()?.is_some(),
         ..NodesState::default()
     };
-    for folder in ["/dev", "/dev/nvidia-caps"] {
-        let folder = Utf8Path::new(folder);
-        for name in files.list(folder)? {
+    for directory in ["/dev", "/dev/nvidia-caps"] {
+        let directory = Utf8Path::new(directory);
+        for name in files.list(directory)? {
             let is_without = WITHOUT_LINKS.iter().any(|one| name.starts_with(one));
             if !name.starts_with("nvidia") || is_without {
                 continue;
             }
-            let path = folder.join(name);
+            let path = directory.join(name);
             let Some(FileKind::CharDevice(major, minor)) = files.stat(&path)?.map(|stat| stat.kind)
             else {
                 continue;
@@ -157,7 +157,7 @@ pub(super) fn is_enabled(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
 
 fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     if desired.driver.is_none() {
-        return words::no_driver();
+        return messages::no_driver();
     }
     if desired.toolkit.is_none() {
         return Assessment::not_applicable(

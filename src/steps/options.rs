@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{PREFLIGHT, words};
+use super::{PREFLIGHT, messages};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, ModuleOption},
+    config::desired::{Desired, DriverSpec, ModuleOption},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{
@@ -39,19 +39,19 @@ struct OptionsState {
 }
 
 fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
-    let wished = (cx.desired.driver.as_ref()).is_some_and(|driver| !driver.options.is_empty());
+    let requested = (cx.desired.driver.as_ref()).is_some_and(|driver| !driver.options.is_empty());
     let files = cx.host.files();
     let content = files.read_text(Utf8Path::new(PATH))?;
-    if !wished {
+    if !requested {
         return Ok(OptionsState {
             content,
             ..OptionsState::default()
         });
     }
     let mut others = Vec::new();
-    for folder in kmod::CONFIGURATION {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8PathBuf::from(format!("{folder}/{name}"));
+    for directory in kmod::CONFIGURATION {
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8PathBuf::from(format!("{directory}/{name}"));
             if !name.ends_with(".conf") || path == PATH {
                 continue;
             }
@@ -84,10 +84,10 @@ fn parse_parameters(text: &str) -> BTreeMap<String, String> {
 }
 
 /// Returns the value from another source, with its location. As in `modprobe`, the last one wins.
-fn other<'s>(state: &'s OptionsState, wish: &ModuleOption) -> Option<(&'s str, &'s str)> {
-    let module = kmod::canonical(&wish.module);
+fn other<'s>(state: &'s OptionsState, spec: &ModuleOption) -> Option<(&'s str, &'s str)> {
+    let module = kmod::canonical(&spec.module);
     (state.others.iter())
-        .filter(|(_, one)| one.option == wish.name)
+        .filter(|(_, one)| one.option == spec.name)
         // The kernel uses the module's internal name, regardless of its file name.
         .rfind(|(_, one)| one.module == module || one.module == "nvidia")
         .map(|(place, one)| (place.as_str(), one.value.as_str()))
@@ -95,7 +95,7 @@ fn other<'s>(state: &'s OptionsState, wish: &ModuleOption) -> Option<(&'s str, &
 
 fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     if driver.options.is_empty() {
         return Assessment::not_applicable(
@@ -103,17 +103,17 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
         );
     }
     let (theirs, ours): (Vec<&ModuleOption>, Vec<&ModuleOption>) =
-        (driver.options.iter()).partition(|wish| other(state, wish).is_some());
+        (driver.options.iter()).partition(|spec| other(state, spec).is_some());
     let mut notes: Vec<String> = Vec::new();
-    for wish in theirs {
-        if let Some((place, value)) = other(state, wish) {
-            let ours = if value == wish.value { "" } else { ", not " };
+    for spec in theirs {
+        if let Some((place, value)) = other(state, spec) {
+            let ours = if value == spec.value { "" } else { ", not " };
             let instead = if ours.is_empty() {
                 ""
             } else {
-                wish.value.as_str()
+                spec.value.as_str()
             };
-            notes.push(format!("{place} sets {}={value}{ours}{instead}", wish.name));
+            notes.push(format!("{place} sets {}={value}{ours}{instead}", spec.name));
         }
     }
     let notes = match notes.is_empty() {
@@ -125,7 +125,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     let wanted = content(&ours);
     if !ours.is_empty() && state.content.as_ref() != Some(&wanted) {
         let names: Vec<String> = (ours.iter())
-            .map(|wish| format!("{}={}, which {}", wish.name, wish.value, wish.why))
+            .map(|spec| format!("{}={}, which {}", spec.name, spec.value, spec.why))
             .collect();
         whys.push(format!("`{PATH}` does not set {}", names.join("; ")));
         changes.push(Change::write(PATH, wanted));
@@ -138,7 +138,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     }
     if changes.is_empty() {
         let set: Vec<String> = (ours.iter())
-            .map(|wish| format!("{}={}", wish.name, wish.value))
+            .map(|spec| format!("{}={}", spec.name, spec.value))
             .collect();
         let set = match set.is_empty() {
             true => "no option is required".to_owned(),
@@ -151,10 +151,10 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
 
 fn content(options: &[&ModuleOption]) -> String {
     let mut text = HEADER.to_owned();
-    for wish in options {
+    for spec in options {
         text.push_str(&format!(
             "# {}\noptions {} {}={}\n",
-            wish.why, wish.module, wish.name, wish.value
+            spec.why, spec.module, spec.name, spec.value
         ));
     }
     text
@@ -162,16 +162,16 @@ fn content(options: &[&ModuleOption]) -> String {
 
 /// Returns loaded values that differ from the values of the next boot. A parameter that the module does not list cannot be
 /// compared.
-fn not_loaded(state: &OptionsState, driver: &DriverWish) -> Vec<String> {
+fn not_loaded(state: &OptionsState, driver: &DriverSpec) -> Vec<String> {
     let mut differ = Vec::new();
-    for wish in &driver.options {
-        let wanted = other(state, wish).map_or(wish.value.as_str(), |(_, value)| value);
-        let name = wish.name.strip_prefix(PREFIX).unwrap_or(&wish.name);
+    for spec in &driver.options {
+        let wanted = other(state, spec).map_or(spec.value.as_str(), |(_, value)| value);
+        let name = spec.name.strip_prefix(PREFIX).unwrap_or(&spec.name);
         if let Some(found) = state.loaded.get(name)
             && found != wanted
         {
             let found = if found.is_empty() { "no value" } else { found };
-            differ.push(format!("{found} for {}, not {wanted}", wish.name));
+            differ.push(format!("{found} for {}, not {wanted}", spec.name));
         }
     }
     differ

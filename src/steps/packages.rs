@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-use super::wishes::{InstalledPackage, InstalledPackages};
+use super::specs::{InstalledPackage, InstalledPackages};
 use crate::{
     step::{Assessment, Cx, StepError},
     tools::packages::{self, Backend},
@@ -97,7 +97,7 @@ fn passing(answer: Assessment) -> Assessment {
             Assessment::BlockedNow {
                 why,
                 hint,
-                passes: None,
+                retryable: None,
             }
         }
         answer => answer,

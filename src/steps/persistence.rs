@@ -5,7 +5,7 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{DRIVER_MODULE, driver_packages::adopts, words};
+use super::{DRIVER_MODULE, driver_packages::adopts, messages};
 use crate::{
     change::Change,
     config::desired::{Desired, Persistence},
@@ -32,10 +32,10 @@ struct PersistenceState {
     off: Option<Vec<u32>>,
 }
 
-async fn detect(cx: &Cx<'_>, wish: &Persistence) -> Result<PersistenceState, StepError> {
-    let unit = cx.state.unit(&wish.unit).await?;
+async fn detect(cx: &Cx<'_>, spec: &Persistence) -> Result<PersistenceState, StepError> {
+    let unit = cx.state.unit(&spec.unit).await?;
     let command = match &unit {
-        Some(_) => cx.state.unit_command(&wish.unit).await?,
+        Some(_) => cx.state.unit_command(&spec.unit).await?,
         None => None,
     };
     let mut off = None;
@@ -52,7 +52,7 @@ async fn detect(cx: &Cx<'_>, wish: &Persistence) -> Result<PersistenceState, Ste
 }
 
 /// Returns the drop-in that removes the option, if the command line has it.
-fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
+fn drop_in(spec: &Persistence, command: Option<&str>) -> Option<Change> {
     let command = command?;
     if !command.split_whitespace().any(|word| word == OFF) {
         return None;
@@ -63,7 +63,7 @@ fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
     Some(Change::WriteFile {
         path: Utf8PathBuf::from(format!(
             "/etc/systemd/system/{}.d/50-gpu-bootstrap.conf",
-            wish.unit
+            spec.unit
         )),
         // The empty assignment clears the command of the unit file, systemd.service(5).
         content: format!(
@@ -76,14 +76,14 @@ fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
 }
 
 fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
-    let (Some(_), Some(wish)) = (&desired.driver, &desired.persistence) else {
+    let (Some(_), Some(spec)) = (&desired.driver, &desired.persistence) else {
         return Assessment::not_applicable("no persistence daemon is configured");
     };
-    let name = &wish.unit;
+    let name = &spec.unit;
     let unit = state.unit.as_ref();
     let runs = unit.is_some_and(|unit| unit.is_enabled() && unit.is_active());
     let off = state.off.as_deref().unwrap_or_default();
-    let drop_in = drop_in(wish, state.command.as_deref());
+    let drop_in = drop_in(spec, state.command.as_deref());
     if runs && off.is_empty() && drop_in.is_none() {
         let mode = match state.off {
             Some(_) => ", and persistence mode is enabled",
@@ -102,7 +102,7 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
     if unit.is_none() && adopts {
         return Assessment::not_applicable(format!("the adopted driver has no `{name}`"));
     }
-    if let Some(refusal) = words::masked(name, unit, "set `persistence.enabled = false`") {
+    if let Some(refusal) = messages::masked(name, unit, "set `persistence.enabled = false`") {
         return refusal;
     }
     let enable = |start| Change::EnableUnit {
@@ -120,7 +120,7 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
         return Assessment::needs(
             format!(
                 "`{name}` is enabled and active, but persistence mode is disabled on {}",
-                words::indices(off)
+                messages::indices(off)
             ),
             vec![restart],
         );
@@ -150,7 +150,7 @@ impl Step for PersistenceDaemon {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.persistence {
-            Some(wish) => detect(cx, wish).await?,
+            Some(spec) => detect(cx, spec).await?,
             None => PersistenceState::default(),
         };
         Ok(decide(&state, cx.desired, cx.facts, adopts(cx).await))
@@ -208,8 +208,8 @@ mod tests {
         want.image = true;
         let state = fixtures::state(&host, facts.clone());
         let cx = cx(&host, &facts, &state, &want);
-        let wish = want.persistence.as_ref().expect("a daemon");
-        let found = detect(&cx, wish).await.expect("readable");
+        let spec = want.persistence.as_ref().expect("a daemon");
+        let found = detect(&cx, spec).await.expect("readable");
         let command = found.command.as_deref();
         assert_eq!(command, Some("/usr/bin/nvidia-persistenced --user nvpd"));
         PersistenceDaemon

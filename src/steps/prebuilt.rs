@@ -5,10 +5,10 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{PREFLIGHT, program, words};
+use super::{PREFLIGHT, program, messages};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, Prebuilt},
+    config::desired::{Desired, DriverSpec, Prebuilt},
     dkms,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
@@ -29,21 +29,21 @@ struct PrebuiltState {
 }
 
 /// Returns the command line of the program, without the arguments that DKMS adds.
-fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
+fn words_of(driver: &DriverSpec, spec: &Prebuilt) -> Vec<String> {
     let fixed = [
         "modules".to_owned(),
         "take".to_owned(),
-        format!("--flavour={}", driver.flavour),
+        format!("--flavor={}", driver.flavor),
     ];
-    let sources = wish
+    let sources = spec
         .sources
         .iter()
         .map(|source| format!("--source={source}"));
-    let keys = wish
+    let keys = spec
         .public_keys
         .iter()
         .map(|key| format!("--public-key={key}"));
-    let not_before = wish.not_before.map(|time| format!("--not-before={time}"));
+    let not_before = spec.not_before.map(|time| format!("--not-before={time}"));
     (fixed.into_iter().chain(sources))
         .chain(keys)
         .chain(not_before)
@@ -54,7 +54,7 @@ fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     let files = cx.host.files();
     let content = files.read_text(&dkms::override_path(module))?;
     let named = content.as_deref().and_then(dkms::program_of_override);
-    let program = program::named_or_lasting(cx, named)?;
+    let program = program::named_or_persistent(cx, named)?;
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
     let mut said = None;
     for build in dkms::builds(files)? {
@@ -70,7 +70,7 @@ fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     })
 }
 
-fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebuilt) -> Assessment {
+fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebuilt) -> Assessment {
     let path = dkms::override_path(module);
     if state
         .content
@@ -87,12 +87,12 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
     }
     let program = match &state.program {
         Ok(program) => program,
-        Err(why) => return program::not_lasting(why, path.as_str()),
+        Err(why) => return program::not_persistent(why, path.as_str()),
     };
-    let sources = wish.sources.join(", ");
+    let sources = spec.sources.join(", ");
     let content = format!(
         "{HEADER}{}",
-        dkms::override_text(program, &words_of(driver, wish))
+        dkms::override_text(program, &words_of(driver, spec))
     );
     if state.content.as_ref() == Some(&content) {
         let said = state
@@ -130,19 +130,19 @@ impl Step for PrebuiltModules {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(driver) = &cx.desired.driver else {
-            return Ok(words::no_driver());
+            return Ok(messages::no_driver());
         };
         let Some(module) = &driver.dkms else {
             return Ok(Assessment::not_applicable(
                 "the vendor provides compiled kernel modules",
             ));
         };
-        let Some(wish) = &driver.prebuilt else {
+        let Some(spec) = &driver.prebuilt else {
             return Ok(Assessment::not_applicable(
                 "`driver.prebuilt.sources` is not set",
             ));
         };
-        Ok(decide(&detect(cx, module)?, module, driver, wish))
+        Ok(decide(&detect(cx, module)?, module, driver, spec))
     }
 }
 
@@ -238,11 +238,11 @@ mod tests {
             ("nvidia", "6.1.0-45-amd64", "found none for 6.1.0-45-amd64"),
             ("zfs", "6.1.0-44-amd64", "knows no zfs"),
         ] {
-            let folder = format!("/var/lib/dkms/{module}/535.261.03/{kernel}/x86_64");
-            let file = format!("{folder}/module/{module}.ko");
+            let directory = format!("/var/lib/dkms/{module}/535.261.03/{kernel}/x86_64");
+            let file = format!("{directory}/module/{module}.ko");
             fakes.files.put(&file, "a module");
             let log = format!("a compiler\n{}{said}\n", prebuilt::SAYS);
-            fakes.files.put(&format!("{folder}/log/make.log"), log);
+            fakes.files.put(&format!("{directory}/log/make.log"), log);
         }
         let (facts, want) = (fixtures::facts(), wanted());
         let state = fixtures::state(&host, facts.clone());

@@ -7,22 +7,22 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    arrived::here,
+    partial_install::here,
     driver_packages::adopts,
     packages,
-    wishes::{InstalledPackages, compare},
-    words,
+    specs::{InstalledPackages, compare},
+    messages,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageWish, Purpose},
+    config::desired::{Desired, PackageSpec, Purpose},
     facts::{
         Facts,
         detection::{ProviderSetup, table},
     },
     host::{
         FilesError, ReadFiles,
-        files::{Limit, Room},
+        files::{Limit, FreeSpace},
         view,
     },
     model::{id::StepId, text::bytes},
@@ -52,14 +52,14 @@ const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 
 #[derive(Debug, Clone)]
 struct PreflightState {
-    root: Room,
-    boot: Room,
+    root: FreeSpace,
+    boot: FreeSpace,
     /// Paths of [`WRITTEN`] that are mounted read-only.
     read_only: Vec<&'static str>,
     /// The sandbox that hides parts of the machine from this process.
     sandbox: Option<Sandbox>,
     /// Other filesystems for packages, by mount point.
-    others: Vec<(String, Room)>,
+    others: Vec<(String, FreeSpace)>,
     /// Packages are missing. Also true if this was not queried because there is enough space.
     to_come: bool,
     /// Installed and downloaded bytes of the required packages.
@@ -75,21 +75,21 @@ struct PreflightState {
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let files = cx.host.files();
     let (root, boot) = (
-        files.room(Utf8Path::new(ROOT))?,
-        files.room(Utf8Path::new(BOOT))?,
+        files.free_space(Utf8Path::new(ROOT))?,
+        files.free_space(Utf8Path::new(BOOT))?,
     );
     let mut paths = PACKAGES.to_vec();
     let downloads = packages::backend(cx).downloads();
     paths.extend(downloads.map(Utf8Path::as_str));
-    let others: Vec<(String, Room)> = (mounts::of(files, &paths)?.into_iter())
+    let others: Vec<(String, FreeSpace)> = (mounts::of(files, &paths)?.into_iter())
         // The first entry already contains `/`.
         .skip(1)
-        .map(|filesystem| (filesystem.mount.into_string(), filesystem.room))
+        .map(|filesystem| (filesystem.mount.into_string(), filesystem.free_space))
         .collect();
     let mut read_only = Vec::new();
     for path in WRITTEN {
         let path = Utf8Path::new(path);
-        if files.room(path)?.read_only && !view::is_read_only_here(files, path)? {
+        if files.free_space(path)?.read_only && !view::is_read_only_here(files, path)? {
             read_only.push(path.as_str());
         }
     }
@@ -114,13 +114,13 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     };
     if !short(&state, cx.desired).is_empty() {
         let installed = packages::installed(cx).await?;
-        let wished = wished(&installed, cx.desired, adopts(cx).await);
-        state.to_come = !compare(cx.desired.packages.manager, &wished, &installed).all_met();
+        let requested = requested(&installed, cx.desired, adopts(cx).await);
+        state.to_come = !compare(cx.desired.packages.manager, &requested, &installed).all_met();
         state.here = here(
             packages::backend(cx),
             files,
             packages::database(cx).await?,
-            &wished,
+            &requested,
             &cx.desired.pins,
         )?;
     }
@@ -171,14 +171,14 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
         least(most)
     };
     let mut short = Vec::new();
-    let rooms = [(ROOT, state.root, of_each)].into_iter();
-    let others = (state.others.iter()).map(|(mount, room)| (mount.as_str(), *room, of_each));
+    let free_spaces = [(ROOT, state.root, of_each)].into_iter();
+    let others = (state.others.iter()).map(|(mount, free_space)| (mount.as_str(), *free_space, of_each));
     let boot = [(BOOT, state.boot, want.min_free_boot.bytes())];
-    for (path, room, least) in rooms.chain(others).chain(boot) {
-        if room.free < least {
+    for (path, free_space, least) in free_spaces.chain(others).chain(boot) {
+        if free_space.free < least {
             short.push(Shortage::of_space(format!(
                 "`{path}` has {} free, {} required",
-                bytes(room.free),
+                bytes(free_space.free),
                 bytes(least)
             )));
         }
@@ -188,18 +188,18 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
         state
             .others
             .iter()
-            .map(|(mount, room)| (mount.as_str(), *room)),
+            .map(|(mount, free_space)| (mount.as_str(), *free_space)),
     );
     short.extend(
-        (all.filter(|(_, room)| room.lacks_inodes() && !room.read_only)).map(|(mount, room)| {
+        (all.filter(|(_, free_space)| free_space.lacks_inodes() && !free_space.read_only)).map(|(mount, free_space)| {
             Shortage {
                 why: format!("`{mount}` has no free inodes for package files"),
-                remedy: Some(Limit::Inodes.remedy(mount.into(), &room)),
+                remedy: Some(Limit::Inodes.remedy(mount.into(), &free_space)),
             }
         }),
     );
-    let together = (state.others.iter()).fold(state.root.free, |sum, (_, room)| {
-        sum.saturating_add(room.free)
+    let together = (state.others.iter()).fold(state.root.free, |sum, (_, free_space)| {
+        sum.saturating_add(free_space.free)
     });
     if short.is_empty() && together < left {
         let mounts = state.others.iter().map(|(mount, _)| mount.as_str());
@@ -217,13 +217,13 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
 }
 
 /// Returns all packages that are configured on this machine.
-fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
+fn requested(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageSpec> {
     let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
     let is_wanted = |purpose: &Purpose<'_>| match purpose {
         Purpose::Driver => !adopts,
         Purpose::Headers => !adopts && compiles,
-        Purpose::Runtime(wish) => {
-            !(wish.alternatives.iter()).any(|name| installed.contains_key(name))
+        Purpose::Runtime(spec) => {
+            !(spec.alternatives.iter()).any(|name| installed.contains_key(name))
         }
         Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
@@ -236,26 +236,26 @@ fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec
 }
 
 /// A condition that blocks the run, with its remedy.
-struct Obstacle {
+struct PreflightIssue {
     why: String,
     hint: String,
     /// The maximum duration of a transient obstacle.
-    passes: Option<Duration>,
+    retryable: Option<Duration>,
 }
 
 fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
-    let obstacles = obstacles(state, desired, facts);
-    if !obstacles.is_empty() {
-        let whys: Vec<String> = obstacles.iter().map(|o| o.why.clone()).collect();
-        let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint.as_str()).collect();
+    let preflight_issues = preflight_issues(state, desired, facts);
+    if !preflight_issues.is_empty() {
+        let whys: Vec<String> = preflight_issues.iter().map(|o| o.why.clone()).collect();
+        let mut hints: Vec<&str> = preflight_issues.iter().map(|o| o.hint.as_str()).collect();
         hints.dedup();
         let (why, hint) = (whys.join("; "), hints.join("; "));
-        let limits: Option<Vec<Duration>> = obstacles.iter().map(|o| o.passes).collect();
+        let limits: Option<Vec<Duration>> = preflight_issues.iter().map(|o| o.retryable).collect();
         return match limits.and_then(|limits| limits.into_iter().min()) {
             Some(limit) => Assessment::BlockedNow {
                 why,
                 hint,
-                passes: Some(limit),
+                retryable: Some(limit),
             },
             None => Assessment::blocked(why, hint),
         };
@@ -276,64 +276,64 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
     ))
 }
 
-fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Obstacle> {
+fn preflight_issues(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<PreflightIssue> {
     let want = &desired.settings.preflight;
     let mut found = Vec::new();
     for path in &state.read_only {
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: format!("`{path}` is mounted read-only"),
             hint: "mount it writable; on an image-based system build the node image with `install --image` instead".into(),
-            passes: None,
+            retryable: None,
         });
     }
     // Images are built without devices, and the builder may use a mount namespace.
     let concerns = |sandbox: &&Sandbox| !desired.image || !sandbox.view.read_only.is_empty();
     if let Some(sandbox) = state.sandbox.as_ref().filter(concerns) {
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: sandbox.to_string(),
             hint: sandbox.remedy(),
-            passes: None,
+            retryable: None,
         });
     }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
-        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| Obstacle {
+        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| PreflightIssue {
             why: shortage.why,
             hint: shortage.remedy.unwrap_or_else(|| {
                 format!(
                     "free disk space (old kernels, package cache: `{clean}`) or enlarge the disk"
                 )
             }),
-            passes: None,
+            retryable: None,
         }),
     );
     if let Some(memory) = facts.memory_bytes
         && memory < want.min_memory.bytes()
     {
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: format!(
                 "the machine has {} of memory, {} required",
                 bytes(memory),
                 bytes(want.min_memory.bytes())
             ),
             hint: "use a larger machine, or lower `preflight.min-memory`".into(),
-            passes: None,
+            retryable: None,
         });
     }
     if let Some(last) = state.last_package_run
         && state.now + CLOCK_SLACK_SECONDS < last
     {
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: format!(
                 "the clock is at {}, but packages were installed at {}",
-                words::time(state.now),
-                words::time(last)
+                messages::time(state.now),
+                messages::time(last)
             ),
             hint: "run `timedatectl set-ntp true` to set the clock. Certificates and signatures \
                    cannot be checked with a wrong one"
                 .into(),
             // NTP may not have synchronized yet.
-            passes: Some(Duration::MAX),
+            retryable: Some(Duration::MAX),
         });
     }
     for setup in &state.setups {
@@ -344,26 +344,26 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             minutes,
             ..
         } = setup;
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: format!(
                 "the node setup of {name} has not finished and may still remove driver files: \
                  `{complete}` does not exist"
             ),
             hint: format!("run the command again when this file exists. Progress is in `{log}`"),
-            passes: Some(Duration::from_secs(minutes * 60)),
+            retryable: Some(Duration::from_secs(minutes * 60)),
         });
     }
     // With a configured branch and flavor, the machine that builds an image needs no GPU.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
     if !(has_gpus || is_for_others || desired.settings.is_gpu_optional()) {
-        found.push(Obstacle {
+        found.push(PreflightIssue {
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs. For an image, specify the GPUs of its \
                    instances with `--image --assume-gpu PCI-ID`. For a pool with CPU nodes, set \
                    `gpu = \"optional\"`"
                 .into(),
-            passes: None,
+            retryable: None,
         });
     }
     found
@@ -389,29 +389,29 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        InstalledPackages, PreflightState, bytes, compare, decide, here, unfinished_setups, wished,
+        InstalledPackages, PreflightState, bytes, compare, decide, here, unfinished_setups, requested,
     };
     use crate::{
         change::Change,
         config::{desired::Desired, values::GpuNeed},
         host::{
             fake,
-            files::{Inodes, Room},
+            files::{Inodes, FreeSpace},
             view::PrivateView,
         },
         state::view::Sandbox,
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
-            wishes::{InstalledPackage, fixtures::wishes},
+            specs::{InstalledPackage, fixtures::specs},
         },
         tools::packages::Manager,
     };
 
     const GIB: u64 = 1 << 30;
 
-    fn room(free: u64) -> Room {
-        Room {
+    fn free_space(free: u64) -> FreeSpace {
+        FreeSpace {
             total: 100 * GIB,
             free,
             read_only: false,
@@ -421,8 +421,8 @@ mod tests {
 
     fn state() -> PreflightState {
         PreflightState {
-            root: room(50 * GIB),
-            boot: room(GIB),
+            root: free_space(50 * GIB),
+            boot: free_space(GIB),
             read_only: vec![],
             sandbox: None,
             others: vec![],
@@ -467,12 +467,12 @@ mod tests {
         );
         let mut early = state();
         early.setups = setups();
-        let (why, _, passes) = decide(&early, &desired(), &facts()).expect_blocked_now();
+        let (why, _, retryable) = decide(&early, &desired(), &facts()).expect_blocked_now();
         assert!(
             why.contains("`/opt/azure/containers/provision.complete`"),
             "{why}"
         );
-        assert_eq!(passes, Some(Duration::from_secs(20 * 60)));
+        assert_eq!(retryable, Some(Duration::from_secs(20 * 60)));
         // A permanent obstacle blocks at once.
         early.read_only = vec!["/usr"];
         decide(&early, &desired(), &facts()).expect_blocked();
@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn all_obstacles_are_reported_together() {
         let mut bad = state();
-        bad.root = room(GIB / 2);
+        bad.root = free_space(GIB / 2);
         bad.read_only = vec!["/boot", "/usr"];
         bad.now = 1_700_000_000;
         let (why, hint) = blocked(&bad);
@@ -539,9 +539,9 @@ mod tests {
         });
         used_up.others = vec![(
             "/usr".into(),
-            Room {
+            FreeSpace {
                 inodes,
-                ..room(50 * GIB)
+                ..free_space(50 * GIB)
             },
         )];
         let (why, hint) = blocked(&used_up);
@@ -557,18 +557,18 @@ mod tests {
         let most = desired().settings.preflight.min_free_root.bytes();
         let mut split = state();
         // A small root filesystem is sufficient if packages are installed elsewhere.
-        split.root = room(most / 4);
-        split.others = vec![("/usr".into(), room(most)), ("/var".into(), room(most))];
+        split.root = free_space(most / 4);
+        split.others = vec![("/usr".into(), free_space(most)), ("/var".into(), free_space(most))];
         decide(&split, &desired(), &facts()).expect_satisfied();
-        split.others[1].1 = room(most / 9);
+        split.others[1].1 = free_space(most / 9);
         let (why, hint) = blocked(&split);
         let wanted = bytes(most / 8);
         assert!(why.starts_with("`/var` has "), "{why}");
         assert!(why.ends_with(&format!("free, {wanted} required")), "{why}");
         assert!(hint.contains("free disk space"), "{hint}");
         split.others = vec![
-            ("/usr".into(), room(most / 4)),
-            ("/var".into(), room(most / 4)),
+            ("/usr".into(), free_space(most / 4)),
+            ("/var".into(), free_space(most / 4)),
         ];
         let (why, _) = blocked(&split);
         assert!(
@@ -582,28 +582,28 @@ mod tests {
     #[test]
     fn installed_packages_need_no_space() {
         let mut full = state();
-        full.root = room(GIB / 2);
+        full.root = free_space(GIB / 2);
         blocked(&full);
         full.to_come = false;
         decide(&full, &desired(), &facts()).expect_satisfied();
 
         let want = desired();
         let to_come = |installed: &InstalledPackages| {
-            let wished = wished(installed, &want, false);
-            !compare(want.packages.manager, &wished, installed).all_met()
+            let requested = requested(installed, &want, false);
+            !compare(want.packages.manager, &requested, installed).all_met()
         };
         assert!(to_come(&InstalledPackages::new()));
         let complete: InstalledPackages = (want.package_groups().into_iter())
             .flat_map(|(_, packages)| packages)
-            .map(|wish| {
-                let version = wish.version.as_deref().unwrap_or("1").replace('*', "1");
+            .map(|spec| {
+                let version = spec.version.as_deref().unwrap_or("1").replace('*', "1");
                 let package = InstalledPackage {
                     version,
                     further: Vec::new(),
                     held: false,
                     complete: true,
                 };
-                (wish.name.clone(), package)
+                (spec.name.clone(), package)
             })
             .collect();
         assert!(!to_come(&complete));
@@ -613,8 +613,8 @@ mod tests {
             driver.dkms = None;
         }
         let names = |want: &Desired, adopts| -> Vec<String> {
-            let all = wished(&InstalledPackages::new(), want, adopts).into_iter();
-            all.map(|wish| wish.name).collect()
+            let all = requested(&InstalledPackages::new(), want, adopts).into_iter();
+            all.map(|spec| spec.name).collect()
         };
         let has = |names: &[String], name: &str| names.iter().any(|one| one == name);
         let (headers, driver) = ("linux-headers-6.1.0-44-amd64", "nvidia-smi");
@@ -632,7 +632,7 @@ mod tests {
     fn packages_of_an_interrupted_run_need_no_space() {
         let mut late = state();
         let most = desired().settings.preflight.min_free_root.bytes();
-        late.root = room(most / 4);
+        late.root = free_space(most / 4);
         blocked(&late);
         late.here = most / 2;
         let (why, _) = blocked(&late);
@@ -641,7 +641,7 @@ mod tests {
         late.here = most - most / 4;
         decide(&late, &desired(), &facts()).expect_satisfied();
         late.here = 2 * most;
-        late.root = room(most / 100);
+        late.root = free_space(most / 100);
         blocked(&late);
     }
 
@@ -691,16 +691,16 @@ mod tests {
         }
         let mut want = desired();
         want.pins[0].packages.push("lib*".into());
-        let wished = wished(&InstalledPackages::new(), &want, false);
+        let requested = requested(&InstalledPackages::new(), &want, false);
         let database = (backend.database(host.reader()).await)
             .expect("files")
             .expect("a database");
-        let come = here(backend, files, &database, &wished, &want.pins).expect("files");
+        let come = here(backend, files, &database, &requested, &want.pins).expect("files");
         assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
         // A version with an epoch is the configured one.
         want.pins[0].version = "none".into();
-        let wished = wishes(&["nvidia-container-toolkit=1:1.20.*"]);
-        let come = here(backend, files, &database, &wished, &want.pins).expect("files");
+        let requested = specs(&["nvidia-container-toolkit=1:1.20.*"]);
+        let come = here(backend, files, &database, &requested, &want.pins).expect("files");
         assert_eq!(come, 9000);
     }
 

@@ -15,7 +15,7 @@ const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 /// Returns the path of our executable, or the reason that no file may contain it: non-root users could replace it, at
 /// once or after a boot has emptied the directory, or the path has a meaning in a shell. The DaemonSet and
 /// administrators install it to different paths.
-pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
+pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
     let files = cx.host.files();
     if !cx.state.is_of_this_machine() {
         return Ok(Ok(USUAL.into()));
@@ -40,7 +40,7 @@ pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepEr
 
 /// Returns the executable in one of our files, as long as it exists and only root can replace it, because another
 /// copy may have written the file. Otherwise the same as [`lasting`].
-pub(super) fn named_or_lasting(
+pub(super) fn named_or_persistent(
     cx: &Cx<'_>,
     named: Option<&Utf8Path>,
 ) -> Result<Result<Utf8PathBuf, String>, StepError> {
@@ -54,11 +54,11 @@ pub(super) fn named_or_lasting(
             Err(error) => return Err(error.into()),
         }
     }
-    lasting(cx)
+    persistent(cx)
 }
 
 /// Returns the assessment of a step that needs the executable in a file but must not use it.
-pub(super) fn not_lasting(why: &str, file: &str) -> Assessment {
+pub(super) fn not_persistent(why: &str, file: &str) -> Assessment {
     Assessment::blocked(
         format!("`{file}` would make root run an unsafe executable: {why}"),
         format!("run `install -m 755 gpu-bootstrap {USUAL}` as root, then run `{USUAL} install`"),
@@ -77,7 +77,7 @@ mod tests {
         let path = || {
             let state = fixtures::state(&host, fixtures::facts());
             let cx = fixtures::cx(&host, &facts, &state, &desired);
-            lasting(&cx).expect("readable")
+            persistent(&cx).expect("readable")
         };
         assert_eq!(path(), Ok(USUAL.into()));
         for (place, fits) in [

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use super::{
-    wishes::{self, Comparison, InstalledPackages, compare, install},
-    words,
+    specs::{self, Comparison, InstalledPackages, compare, install},
+    messages,
 };
 use crate::{
-    config::desired::{Desired, DriverWish, Existing, KernelWish, PackageWish},
+    config::desired::{Desired, DriverSpec, Existing, KernelSpec, PackageSpec},
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
@@ -34,7 +34,7 @@ pub(super) struct There<'s> {
 /// Returns driver packages of a different branch or origin, as `name version`. They conflict with ours, in files or
 /// in the version that libraries and module must share.
 pub(super) fn others(
-    driver: &DriverWish,
+    driver: &DriverSpec,
     desired: &Desired,
     there: &There<'_>,
 ) -> Vec<(String, String)> {
@@ -44,12 +44,12 @@ pub(super) fn others(
         Origin::Vendor
     };
     // A met requirement has the configured origin, regardless of the package vendor.
-    let is_met = |wish: &PackageWish| {
-        (carries_driver(&wish.name) || is_driver_part(&wish.name))
-            && wish.version.is_some()
+    let is_met = |spec: &PackageSpec| {
+        (carries_driver(&spec.name) || is_driver_part(&spec.name))
+            && spec.version.is_some()
             && compare(
                 desired.packages.manager,
-                std::slice::from_ref(wish),
+                std::slice::from_ref(spec),
                 there.installed,
             )
             .all_met()
@@ -84,10 +84,10 @@ pub(super) fn others(
 }
 
 /// Returns our packages of this driver branch that do not match the configured version or flavor.
-pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>) -> Vec<String> {
+pub(super) fn outdated(driver: &DriverSpec, desired: &Desired, there: &There<'_>) -> Vec<String> {
     let manager = desired.packages.manager;
-    let mut names = wishes::outdated(manager, &driver.packages, there.installed, there.ours);
-    let wished = |name: &String| driver.packages.iter().any(|wish| wish.name == *name);
+    let mut names = specs::outdated(manager, &driver.packages, there.installed, there.ours);
+    let requested = |name: &String| driver.packages.iter().any(|spec| spec.name == *name);
     let is_old = |version: &str| {
         let version = DriverVersion::from_package(version);
         (driver.version.as_ref()).is_some_and(|wanted| version.is_ok_and(|found| found != *wanted))
@@ -97,20 +97,20 @@ pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>
     let neutral = |name: &str| name.replace("-open", "").replace("-latest", "");
     // Also includes modules for other kernels and their metapackages.
     let of_kernels: Vec<String> = (desired.kernel.iter())
-        .flat_map(KernelWish::module_patterns)
+        .flat_map(KernelSpec::module_patterns)
         .collect();
     let is_open = |name: &str| name.contains("-open");
     let is_twin = |name: &String| {
-        let wishes = driver.packages.iter().map(|wish| wish.name.as_str());
+        let specs = driver.packages.iter().map(|spec| spec.name.as_str());
         let patterns = of_kernels.iter().map(String::as_str);
-        let same = |wish: &str| neutral(wish) == neutral(name);
-        wishes.into_iter().any(same)
+        let same = |spec: &str| neutral(spec) == neutral(name);
+        specs.into_iter().any(same)
             || patterns.into_iter().any(|one| {
                 is_open(one) != is_open(name) && pattern::matches(&neutral(one), &neutral(name))
             })
     };
     let more = (there.installed.iter())
-        .filter(|(name, _)| there.ours.packages.contains(*name) && !wished(name))
+        .filter(|(name, _)| there.ours.packages.contains(*name) && !requested(name))
         .filter(|(name, package)| {
             let is_part = carries_driver(name) || is_driver_part(name);
             (is_part && is_old(&package.version)) || is_twin(name) || is_module(name)
@@ -126,8 +126,8 @@ fn is_module(name: &str) -> bool {
 }
 
 /// Blocks a downgrade to an older driver that is not explicitly configured.
-pub(super) fn not_asked(
-    driver: &DriverWish,
+pub(super) fn not_queried(
+    driver: &DriverSpec,
     there: &There<'_>,
     going: &[String],
 ) -> Option<Assessment> {
@@ -157,7 +157,7 @@ pub(super) fn not_asked(
 /// replaced.
 pub(super) fn instead_of(
     others: &[(String, String)],
-    driver: &DriverWish,
+    driver: &DriverSpec,
     desired: &Desired,
     there: &There<'_>,
 ) -> Assessment {
@@ -165,7 +165,7 @@ pub(super) fn instead_of(
         let named: Vec<String> = (packages.iter())
             .map(|(name, version)| format!("{name} {version}"))
             .collect();
-        words::some(&named.iter().map(String::as_str).collect::<Vec<_>>())
+        messages::some(&named.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let all: Vec<&(String, String)> = others.iter().collect();
     let is_held = |(name, _): &&&(String, String)| there.installed[name].held;
@@ -186,7 +186,7 @@ pub(super) fn instead_of(
             );
         }
         let names: Vec<String> = others.iter().map(|(name, _)| name.clone()).collect();
-        if !replaces && let Some(answer) = not_asked(driver, there, &names) {
+        if !replaces && let Some(answer) = not_queried(driver, there, &names) {
             return answer;
         }
         return Assessment::needs(
@@ -206,17 +206,17 @@ pub(super) fn instead_of(
 
 #[cfg(test)]
 mod tests {
-    use super::{There, instead_of, not_asked, others, outdated};
+    use super::{There, instead_of, not_queried, others, outdated};
     use crate::{
         change::Change,
-        config::desired::{Desired, KernelWish, ModuleWay},
+        config::desired::{Desired, KernelSpec, ModuleMethod},
         state::{Origin, Ours},
         step::Assessment,
         steps::{
             fixtures::desired,
-            wishes::{
+            specs::{
                 InstalledPackages,
-                fixtures::{packages, wishes},
+                fixtures::{packages, specs},
             },
         },
     };
@@ -241,7 +241,7 @@ mod tests {
             return Some(instead_of(&found, driver, desired, &there));
         }
         let old = outdated(driver, desired, &there);
-        not_asked(driver, &there, &old).or_else(|| {
+        not_queried(driver, &there, &old).or_else(|| {
             (!old.is_empty()).then(|| Assessment::Needs {
                 why: String::new(),
                 changes: super::install(&driver.packages, old),
@@ -334,26 +334,26 @@ mod tests {
         // The other flavor of the same branch.
         let driver = want.driver.as_mut().expect("a driver");
         driver.branch = "580".parse().expect("a branch");
-        driver.packages = wishes(&[
+        driver.packages = specs(&[
             "linux-modules-nvidia-580-server-6.8.0-1059-aws",
             "libnvidia-compute-580-server=580.*",
         ]);
-        want.kernel = Some(KernelWish {
-            consent: Default::default(),
+        want.kernel = Some(KernelSpec {
+            policy: Default::default(),
             arch: "x86_64".into(),
             image: None,
-            beside: Vec::new(),
+            companions: Vec::new(),
             follow: Vec::new(),
             container_modules: vec![],
             refused: vec![],
-            ways: vec![ModuleWay {
-                packages: wishes(&["linux-modules-nvidia-580-server-{kernel}"]),
+            methods: vec![ModuleMethod {
+                packages: specs(&["linux-modules-nvidia-580-server-{kernel}"]),
                 headers: Vec::new(),
                 follow: Vec::new(),
                 dkms: None,
                 module: "nvidia".into(),
                 branch: None,
-                beside: vec![],
+                companions: vec![],
             }],
         });
         assert_eq!(replaced(&ours(&installed), &want), names);
@@ -377,7 +377,7 @@ mod tests {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         driver.version = Some("535.261.03".parse().expect("a version"));
-        driver.packages = wishes(&["nvidia-kernel-dkms=535.261.03-*", "nvidia-smi=535.261.03-*"]);
+        driver.packages = specs(&["nvidia-kernel-dkms=535.261.03-*", "nvidia-smi=535.261.03-*"]);
         driver.asked = true;
         let installed = [
             "nvidia-kernel-dkms=535.171.04-1",

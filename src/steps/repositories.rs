@@ -67,7 +67,7 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
             },
             source,
             keyring: keyring.map_or(Keyring::Unusable, |bytes| {
-                repository::judge(repository, &bytes)
+                repository::evaluate(repository, &bytes)
             }),
             key_files,
             priority: match backend.priority(repository) {
@@ -80,7 +80,7 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
         state.pins.push(files.read_text(&path)?);
     }
     let driver = cx.desired.driver.iter().flat_map(|one| &one.packages);
-    let names: Vec<&str> = driver.map(|wish| wish.name.as_str()).collect();
+    let names: Vec<&str> = driver.map(|spec| spec.name.as_str()).collect();
     for pin in &cx.desired.pins {
         if let Some(line) = backend.contrary(files, pin, &names)?.first() {
             let version = &pin.version;

@@ -4,12 +4,12 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{TOOLKIT_PACKAGES, config_step, package_step, program, runtime_packages::wish, words};
+use super::{TOOLKIT_PACKAGES, config_step, package_step, program, runtime_packages::spec, messages};
 use crate::{
     change::{Change, Lock, RuntimeSettings},
-    config::desired::{Daemon, Desired, Restart, RuntimeWish},
+    config::desired::{Daemon, Desired, Restart, RuntimeSpec},
     model::{document::FileSettings, id::StepId},
-    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, NVIDIA, Said},
+    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, NVIDIA, LiveConfig},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::HEADER,
 };
@@ -32,7 +32,7 @@ impl NvidiaRuntime {
 /// The state of one runtime.
 #[derive(Debug, Clone)]
 struct RuntimeState {
-    said: Said,
+    said: LiveConfig,
     /// A configuration file that is not readable.
     broken: Option<Broken>,
     /// The source of a setting that makes it read a different file.
@@ -57,21 +57,21 @@ struct RuntimeState {
 async fn detect(
     cx: &Cx<'_>,
     daemon: Daemon,
-    wish: &RuntimeWish,
+    spec: &RuntimeSpec,
 ) -> Result<RuntimeState, StepError> {
     let (kind, configured) = (daemon.kind(), daemon.configured());
     let said = cx.state.said(kind).await?;
     let view = cx.state.runtime(kind).await?;
     let goal = Goal {
         name: runtime_of(cx.desired),
-        default: wish.nvidia_default,
+        default: spec.nvidia_default,
         cdi: cx.desired.cdi.is_some(),
         for_kubelet: configured.is_for_kubelet() && serves_kubelet(cx.desired),
     };
     let (lacking, broken) = match &view.broken {
         Some(broken) if !broken.forgiven => (Vec::new(), Some(broken.clone())),
-        flaw => match configured.lacking(cx.host.files(), view, &goal) {
-            Ok(lacking) => (lacking, flaw.clone()),
+        issue => match configured.lacking(cx.host.files(), view, &goal) {
+            Ok(lacking) => (lacking, issue.clone()),
             Err(LackError::Broken(broken)) => (Vec::new(), Some(broken)),
             Err(LackError::Files(error)) => return Err(error.into()),
         },
@@ -81,8 +81,8 @@ async fn detect(
         true => cx.state.stopped_with(kind).await?,
         false => Vec::new(),
     };
-    let not_booted = match (said, &wish.unit) {
-        (Said::Silent(_), Some(unit)) => {
+    let not_booted = match (said, &spec.unit) {
+        (LiveConfig::Silent(_), Some(unit)) => {
             let unit = cx.state.unit(unit).await?;
             unit.is_some_and(|unit| unit.is_not_booted())
         }
@@ -104,7 +104,7 @@ async fn detect(
 
 /// Returns whether a kubelet that gpu-bootstrap starts will use the runtime.
 fn serves_kubelet(desired: &Desired) -> bool {
-    (desired.cluster.as_ref()).is_some_and(|cluster| cluster.method.way().starts_kubelet())
+    (desired.cluster.as_ref()).is_some_and(|cluster| cluster.method.method().starts_kubelet())
 }
 
 /// Returns the runtime that must be configured: without the toolkit, the built-in one.
@@ -123,20 +123,20 @@ fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
 fn decide(
     state: &RuntimeState,
     daemon: Daemon,
-    wish: &RuntimeWish,
+    spec: &RuntimeSpec,
     desired: &Desired,
 ) -> Assessment {
     if !is_configured(daemon, desired) {
         return Assessment::not_applicable("the container toolkit is not configured");
     }
-    let Some(unit) = &wish.unit else {
+    let Some(unit) = &spec.unit else {
         return Assessment::not_applicable("this runtime has no daemon");
     };
     let name = daemon.name();
     let runtime = runtime_of(desired);
     // A running daemon read the file before it was broken, but will not start again.
     if let Some(broken) = &state.broken
-        && !(broken.forgiven && matches!(&state.said, Said::Known(config) if config.lenient))
+        && !(broken.forgiven && matches!(&state.said, LiveConfig::Known(config) if config.lenient))
     {
         let Broken { path, why, .. } = broken;
         return Assessment::blocked(
@@ -151,7 +151,7 @@ fn decide(
     let with_cdi = match state.cdi && !state.stops.is_empty() {
         false => String::new(),
         true => {
-            let containers = words::list_of("running container", &state.stops);
+            let containers = messages::list_of("running container", &state.stops);
             match always {
                 true => format!("; a restart to enable CDI stops {containers}"),
                 false => format!(
@@ -163,8 +163,8 @@ fn decide(
     };
     let dump = daemon.configured().dump();
     let mut why = match &state.said {
-        Said::Absent => format!("{name} is not installed yet"),
-        Said::Silent(words) if state.configured && dump.is_some() => {
+        LiveConfig::Absent => format!("{name} is not installed yet"),
+        LiveConfig::Silent(words) if state.configured && dump.is_some() => {
             let dump = dump.unwrap_or_default();
             return Assessment::blocked(
                 format!("{name} rejects its configuration: {words}"),
@@ -174,14 +174,14 @@ fn decide(
                 ),
             );
         }
-        Said::Unknown(_) => format!("{name} cannot be queried"),
-        Said::Silent(_) if state.not_booted && state.lacking.is_empty() => {
+        LiveConfig::Unknown(_) => format!("{name} cannot be queried"),
+        LiveConfig::Silent(_) if state.not_booted && state.lacking.is_empty() => {
             return Assessment::awaits_boot(format!(
                 "{name} reads its configuration when it starts, and systemd is not running"
             ));
         }
-        Said::Silent(words) => format!("{name} does not respond: {words}"),
-        Said::Known(config) => {
+        LiveConfig::Silent(words) => format!("{name} does not respond: {words}"),
+        LiveConfig::Known(config) => {
             let default = &config.default;
             let runtimes: Vec<&str> = config.runtimes.iter().map(String::as_str).collect();
             let registered = runtimes.contains(&runtime);
@@ -197,7 +197,7 @@ fn decide(
                     "{name} runs without the {runtime} runtime ({})",
                     runtimes.join(", ")
                 )
-            } else if wish.nvidia_default && !is_default {
+            } else if spec.nvidia_default && !is_default {
                 format!(
                     "the default runtime of {name} is {}, not nvidia",
                     default.as_deref().unwrap_or("not set")
@@ -242,7 +242,7 @@ fn decide(
                 unit: unit.clone(),
                 files: state.lacking.clone(),
                 runtime: runtime.to_owned(),
-                default: wish.nvidia_default,
+                default: spec.nvidia_default,
                 cdi: state.cdi,
                 may_stop: always,
             },
@@ -263,21 +263,21 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
         return Ok(None);
     };
     let files = cx.host.files();
-    let (path, put_back) = (rewritten.drop_in, rewritten.subcommand);
+    let (path, restore_saved) = (rewritten.drop_in, rewritten.subcommand);
     if runtime_of(cx.desired) == BUILT_IN || !rewritten.is_so(files)? {
         return Ok(None);
     }
     let command = |line: &str| {
         let (program, command) = line.strip_prefix(START)?.split_once(' ')?;
-        (command.trim() == put_back).then(|| Utf8PathBuf::from(program))
+        (command.trim() == restore_saved).then(|| Utf8PathBuf::from(program))
     };
     let there = files.read_text(path.into())?;
     let named = there.and_then(|text| text.lines().find_map(command));
-    let change = match program::named_or_lasting(cx, named.as_deref())? {
+    let change = match program::named_or_persistent(cx, named.as_deref())? {
         Ok(program) if Some(&program) == named.as_ref() => return Ok(None),
         Ok(program) => Ok(Change::write(
             path,
-            format!("{HEADER}[Service]\n{START}{program} {put_back}\n"),
+            format!("{HEADER}[Service]\n{START}{program} {restore_saved}\n"),
         )),
         Err(why) => Err(why),
     };
@@ -315,22 +315,22 @@ impl Step for NvidiaRuntime {
     }
 
     fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired, self.daemon.kind()).is_some()
+        spec(desired, self.daemon.kind()).is_some()
             && (desired.driver.is_none() || is_configured(self.daemon, desired))
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(wish) = wish(cx.desired, self.daemon.kind()) else {
+        let Some(spec) = spec(cx.desired, self.daemon.kind()) else {
             return Ok(Assessment::not_applicable("this runtime is not configured"));
         };
         let mut answer = decide(
-            &detect(cx, self.daemon, wish).await?,
+            &detect(cx, self.daemon, spec).await?,
             self.daemon,
-            wish,
+            spec,
             cx.desired,
         );
         let drop_in = match drop_in(cx, self.daemon)? {
-            Some((path, Err(why))) => return Ok(program::not_lasting(&why, path)),
+            Some((path, Err(why))) => return Ok(program::not_persistent(&why, path)),
             Some((path, Ok(change))) => Some((path, change)),
             None => None,
         };
@@ -360,7 +360,7 @@ impl Step for NvidiaRuntime {
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, NvidiaRuntime, RuntimeState, Said, decide, drop_in, wish};
+    use super::{Broken, NvidiaRuntime, RuntimeState, LiveConfig, decide, drop_in, spec};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind},
@@ -372,14 +372,14 @@ mod tests {
     };
 
     fn known(runtimes: &[&str], default: &str) -> RuntimeState {
-        intact(Said::Known(Config {
+        intact(LiveConfig::Known(Config {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
             ..Config::default()
         }))
     }
 
-    fn intact(said: Said) -> RuntimeState {
+    fn intact(said: LiveConfig) -> RuntimeState {
         RuntimeState {
             said,
             usual: "/etc/docker/daemon.json".into(),
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn reported_configuration_decides() {
         let mut want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker").clone();
         decide(
             &known(&["nvidia", "runc"], "runc"),
             Daemon::Docker,
@@ -436,20 +436,20 @@ mod tests {
             &want,
         )
         .expect_needs();
-        for unready in [Said::Absent, Said::Silent("no socket".into())] {
+        for unready in [LiveConfig::Absent, LiveConfig::Silent("no socket".into())] {
             decide(&intact(unready), Daemon::Docker, &docker, &want).expect_needs();
         }
         let (why, _) =
             decide(&known(&["nvidia"], "runc"), Daemon::Docker, &docker, &want).expect_needs();
         assert_eq!(why, "docker no longer has its default runtime runc");
         want.toolkit = None;
-        decide(&intact(Said::Absent), Daemon::Docker, &docker, &want).expect_not_applicable();
+        decide(&intact(LiveConfig::Absent), Daemon::Docker, &docker, &want).expect_not_applicable();
     }
 
     #[test]
     fn broken_file_blocks_despite_running_daemon() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
         state.broken = Some(Broken {
             path: "/etc/docker/daemon.json".into(),
@@ -467,10 +467,10 @@ mod tests {
     #[test]
     fn file_that_docker_tolerates_does_not_block() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
-        let flawed = |runtimes: &[&str], newer: bool| {
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker").clone();
+        let invalid = |runtimes: &[&str], newer: bool| {
             let mut state = known(runtimes, "runc");
-            if let Said::Known(config) = &mut state.said {
+            if let LiveConfig::Known(config) = &mut state.said {
                 config.lenient = newer;
             }
             state.broken = Some(Broken {
@@ -480,9 +480,9 @@ mod tests {
             });
             decide(&state, Daemon::Docker, &docker, &want)
         };
-        flawed(&["nvidia", "runc"], true).expect_satisfied();
-        flawed(&["runc"], true).expect_needs();
-        let (why, hint) = flawed(&["nvidia", "runc"], false).expect_blocked();
+        invalid(&["nvidia", "runc"], true).expect_satisfied();
+        invalid(&["runc"], true).expect_needs();
+        let (why, hint) = invalid(&["nvidia", "runc"], false).expect_blocked();
         assert!(
             why.contains("docker cannot parse `/etc/docker/daemon.json`: it is empty"),
             "{why}"
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn missing_keys_are_reported() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
         state.lacking = vec![FileSettings {
             path: "/etc/docker/daemon.json".into(),
@@ -536,7 +536,7 @@ mod tests {
         let said = |state: &RuntimeState, want: &Desired| match decide(
             state,
             Daemon::Docker,
-            wish(want, RuntimeKind::Docker).expect("docker"),
+            spec(want, RuntimeKind::Docker).expect("docker"),
             want,
         ) {
             Assessment::Needs { why, changes } => match &changes[..] {
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn files_of_an_interrupted_run_are_reloaded() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker").clone();
         let state = RuntimeState {
             unread: true,
             ..known(&["nvidia", "runc"], "runc")
@@ -585,10 +585,10 @@ mod tests {
     #[test]
     fn containerd_with_rejected_files_is_not_restarted() {
         let mut want = desired();
-        let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let mut containerd = spec(&want, RuntimeKind::Docker).expect("docker").clone();
         containerd.kind = RuntimeKind::Containerd;
         want.runtimes.push(containerd.clone());
-        let state = intact(Said::Silent(
+        let state = intact(LiveConfig::Silent(
             "failed to load TOML from conf.d/a.toml".into(),
         ));
         let (why, _) = decide(&state, Daemon::Containerd, &containerd, &want).expect_blocked();

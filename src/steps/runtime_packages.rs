@@ -8,12 +8,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     REPOSITORIES, package_step, packages,
-    wishes::{InstalledPackages, compare, install},
-    words,
+    specs::{InstalledPackages, compare, install},
+    messages,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, RuntimeKind, RuntimeWish},
+    config::desired::{Desired, RuntimeKind, RuntimeSpec},
     host::{FilesError, ReadFiles},
     model::id::StepId,
     runtimes::{OtherForm, Version},
@@ -39,26 +39,26 @@ struct RuntimePackagesState {
     version: Option<Version>,
 }
 
-async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState, StepError> {
+async fn detect(cx: &Cx<'_>, spec: &RuntimeSpec) -> Result<RuntimePackagesState, StepError> {
     let installed = packages::installed(cx).await?;
-    let unit = match &wish.unit {
+    let unit = match &spec.unit {
         None => None,
         Some(unit) => match cx.state.unit(unit).await {
             Ok(unit) => unit,
             // Missing packages are known without systemd.
-            Err(error) if error.not_asked().is_some() && lacks(cx.desired, &installed, wish) => {
+            Err(error) if error.not_queried().is_some() && lacks(cx.desired, &installed, spec) => {
                 None
             }
             Err(error) => return Err(error.into()),
         },
     };
-    let runtime = wish.kind.runtime();
+    let runtime = spec.kind.runtime();
     let version = match runtime.facts().first {
-        Some(_) => cx.state.runtime_version(wish.kind).await,
+        Some(_) => cx.state.runtime_version(spec.kind).await,
         None => None,
     };
     let by_hand = match unit {
-        Some(_) => by_hand(cx.host.files(), wish.kind)?,
+        Some(_) => by_hand(cx.host.files(), spec.kind)?,
         None => None,
     };
     Ok(RuntimePackagesState {
@@ -88,18 +88,18 @@ fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBu
 }
 
 /// Returns whether neither the required packages nor their alternatives are installed.
-fn lacks(desired: &Desired, installed: &InstalledPackages, wish: &RuntimeWish) -> bool {
+fn lacks(desired: &Desired, installed: &InstalledPackages, spec: &RuntimeSpec) -> bool {
     let elsewhere = |name: &String| installed.get(name).is_some_and(|p| !p.version.is_empty());
-    !wish.alternatives.iter().any(elsewhere)
-        && !compare(desired.packages.manager, &wish.packages, installed).all_met()
+    !spec.alternatives.iter().any(elsewhere)
+        && !compare(desired.packages.manager, &spec.packages, installed).all_met()
 }
 
-pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish> {
-    desired.runtimes.iter().find(|wish| wish.kind == kind)
+pub(super) fn spec(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeSpec> {
+    desired.runtimes.iter().find(|spec| spec.kind == kind)
 }
 
-fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
-    let present: Vec<&str> = wish
+fn decide(state: &RuntimePackagesState, spec: &RuntimeSpec, desired: &Desired) -> Assessment {
+    let present: Vec<&str> = spec
         .alternatives
         .iter()
         .filter(|name| {
@@ -110,8 +110,8 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         })
         .map(String::as_str)
         .collect();
-    let name = wish.kind.name();
-    if let (Some(version), Some(first)) = (state.version, wish.kind.runtime().facts().first)
+    let name = spec.kind.name();
+    if let (Some(version), Some(first)) = (state.version, spec.kind.runtime().facts().first)
         && version < first
         && desired.toolkit.is_some()
     {
@@ -130,7 +130,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
     }
     let running = (state.unit.as_ref()).is_some_and(UnitState::is_up);
 
-    let comparison = compare(desired.packages.manager, &wish.packages, &state.installed);
+    let comparison = compare(desired.packages.manager, &spec.packages, &state.installed);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let what = if !comparison.all_met() && !present.is_empty() {
         format!(
@@ -143,16 +143,16 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         return refusal;
     } else if !comparison.all_met() {
         whys.push(comparison.unmet_text());
-        changes.extend(install(&wish.packages, Vec::new()));
+        changes.extend(install(&spec.packages, Vec::new()));
         String::new()
     } else {
         comparison.met_text()
     };
-    if let Some(name) = &wish.unit
+    if let Some(name) = &spec.unit
         && !running
     {
-        let otherwise = format!("remove `{}` from `runtime.use`", wish.kind.name());
-        if let Some(refusal) = words::masked(name, state.unit.as_ref(), &otherwise) {
+        let otherwise = format!("remove `{}` from `runtime.use`", spec.kind.name());
+        if let Some(refusal) = messages::masked(name, state.unit.as_ref(), &otherwise) {
             return refusal;
         }
         // The GKE script, for example, restarts containerd during boot.
@@ -164,7 +164,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
                 hint: format!(
                     "run `systemctl status {name}` to see its state, then run the command again"
                 ),
-                passes: Some(RESTART_TIME_LIMIT),
+                retryable: Some(RESTART_TIME_LIMIT),
             };
         }
         whys.push(match &state.unit {
@@ -177,7 +177,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         });
     }
     if changes.is_empty() {
-        Assessment::satisfied(match (&wish.unit, &state.unit) {
+        Assessment::satisfied(match (&spec.unit, &state.unit) {
             (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
             _ => format!("{what}, without a daemon"),
         })
@@ -201,29 +201,29 @@ impl Step for RuntimePackages {
     }
 
     fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired, self.0).is_some()
+        spec(desired, self.0).is_some()
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(wish) = wish(cx.desired, self.0) else {
+        let Some(spec) = spec(cx.desired, self.0) else {
             return Ok(Assessment::not_applicable("this runtime is not configured"));
         };
-        Ok(decide(&detect(cx, wish).await?, wish, cx.desired))
+        Ok(decide(&detect(cx, spec).await?, spec, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{RuntimePackagesState, by_hand, decide, lacks, wish};
+    use super::{RuntimePackagesState, by_hand, decide, lacks, spec};
     use crate::{
         change::Change,
-        config::desired::{RuntimeKind, RuntimeWish},
+        config::desired::{RuntimeKind, RuntimeSpec},
         host::fake::FakeFiles,
         runtimes::Version,
         step::Assessment,
         steps::{
             fixtures::{desired, unit},
-            wishes::fixtures::{packages, wishes},
+            specs::fixtures::{packages, specs},
         },
         tools::systemctl::UnitState,
     };
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn installed_enabled_and_running() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let (_, changes) = decide(&RuntimePackagesState::default(), docker, &want).expect_needs();
         assert!(matches!(
             &changes[..],
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn runtime_without_any_installation_is_lacking() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         for (installed, is_lacking) in [
             (&[][..], true),
             (&["podman=4"], true),
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn restarting_daemon_delays_the_run() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         for (active, result, is_waited_for) in [
             ("deactivating", "success", true),
             ("activating", "success", true),
@@ -295,7 +295,7 @@ mod tests {
             let waits = matches!(
                 answer,
                 Assessment::BlockedNow {
-                    passes: Some(_),
+                    retryable: Some(_),
                     ..
                 }
             );
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn masked_unit_blocks_with_unmask_command() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let masked = RuntimePackagesState {
             unit: Some(UnitState {
                 load: "masked".into(),
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn docker_from_another_source_is_kept() {
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let other = RuntimePackagesState {
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
@@ -340,7 +340,7 @@ mod tests {
         files.put("/usr/local/bin/dockerd", "");
         assert_eq!(asked().as_deref(), Some("/usr/local/bin/dockerd".into()));
         let want = desired();
-        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let there = RuntimePackagesState {
             by_hand: asked(),
             unit: Some(unit("enabled", "active")),
@@ -358,9 +358,9 @@ mod tests {
     #[test]
     fn podman_needs_cdi_support_and_no_daemon() {
         let want = desired();
-        let podman = RuntimeWish {
+        let podman = RuntimeSpec {
             kind: RuntimeKind::Podman,
-            packages: wishes(&["podman"]),
+            packages: specs(&["podman"]),
             alternatives: vec![],
             unit: None,
             nvidia_default: false,

@@ -4,10 +4,10 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, driver_packages::adopts, packages, words};
+use super::{PREFLIGHT, driver_packages::adopts, packages, messages};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, SigningKey},
+    config::desired::{Desired, DriverSpec, SigningKey},
     dkms,
     facts::{Facts, SecureBoot},
     host::{
@@ -68,7 +68,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleSigningState, StepError> {
 }
 
 /// Returns the reason that root must not use a file.
-type Judge = fn(&dyn ReadFiles, &Utf8Path) -> Result<Option<String>, FilesError>;
+type Evaluate = fn(&dyn ReadFiles, &Utf8Path) -> Result<Option<String>, FilesError>;
 
 async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepError> {
     if let Some(version) = dkms_version(cx).await?
@@ -77,13 +77,13 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepE
         return Ok(SigningKeyState::Unread(version));
     }
     let files = cx.host.files();
-    let parts: [(&Utf8Path, Judge); 2] = [
+    let parts: [(&Utf8Path, Evaluate); 2] = [
         (&signing.key, unusable_secret),
         (&signing.certificate, unusable),
     ];
-    for (path, judge) in parts {
+    for (path, evaluate) in parts {
         let why = match cx.state.is_of_this_machine() {
-            true => judge(files, path)?,
+            true => evaluate(files, path)?,
             false => (!files.exists(path)?).then(|| "it is missing".to_owned()),
         };
         if let Some(why) = why {
@@ -119,7 +119,7 @@ async fn dkms_version(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
 
 fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     let Some(module) = &driver.dkms else {
         return Assessment::satisfied("the vendor provides compiled and signed kernel modules");
@@ -160,7 +160,7 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
 }
 
 /// Returns a source of signed modules, preferably from the profile of this machine.
-fn signed_source(driver: &DriverWish) -> String {
+fn signed_source(driver: &DriverSpec) -> String {
     match driver.alternative.as_ref().filter(|other| !other.compiled) {
         Some(other) => format!("`driver.source = \"{}\"`", other.source),
         None => "the Ubuntu archive, AlmaLinux 9 and 10".to_owned(),

@@ -3,12 +3,12 @@
 use super::packages;
 use crate::{
     change::Change,
-    config::desired::DriverWish,
+    config::desired::DriverSpec,
     step::{Cx, StepError},
 };
 
 /// DNF module and stream of the driver packages.
-fn wanted(driver: &DriverWish) -> Option<(&str, &str)> {
+fn wanted(driver: &DriverSpec) -> Option<(&str, &str)> {
     driver.stream.as_deref()?.split_once(':')
 }
 
@@ -24,7 +24,7 @@ pub(super) fn enabled(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
 }
 
 /// Returns the change that enables the driver stream, if it is not enabled.
-pub(super) fn change(driver: &DriverWish, enabled: Option<&str>) -> Option<Change> {
+pub(super) fn change(driver: &DriverSpec, enabled: Option<&str>) -> Option<Change> {
     let (module, stream) = wanted(driver)?;
     (enabled != Some(stream)).then(|| Change::EnableStream {
         module: module.to_owned(),
@@ -36,7 +36,7 @@ pub(super) fn change(driver: &DriverWish, enabled: Option<&str>) -> Option<Chang
 /// whether a failed list download matters.
 pub(super) fn before(
     changes: Vec<Change>,
-    driver: &DriverWish,
+    driver: &DriverSpec,
     enabled: Option<&str>,
 ) -> Vec<Change> {
     (change(driver, enabled).into_iter())

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     REPOSITORIES, packages,
-    wishes::{InstalledPackages, compare, install, outdated, package_step},
+    specs::{InstalledPackages, compare, install, outdated, package_step},
 };
 use crate::{
     change::{Change, Lock},
@@ -23,9 +23,9 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     let Some(toolkit) = &desired.toolkit else {
         return Assessment::not_applicable("the container toolkit is not configured");
     };
-    let (manager, wishes) = (desired.packages.manager, &toolkit.packages);
-    let replaced = outdated(manager, wishes, installed, ours);
-    let answer = package_step(manager, wishes, installed, replaced);
+    let (manager, specs) = (desired.packages.manager, &toolkit.packages);
+    let replaced = outdated(manager, specs, installed, ours);
+    let answer = package_step(manager, specs, installed, replaced);
     if let (Assessment::Needs { .. }, Some(why)) = (&answer, &toolkit.vulnerable) {
         return Assessment::blocked(
             why.clone(),
@@ -36,17 +36,17 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
         return answer;
     }
     // Repositories may have different versions, but the four packages are released together and must match.
-    let versions: BTreeSet<&str> = (wishes.iter())
-        .filter_map(|wish| installed.get(&wish.name))
+    let versions: BTreeSet<&str> = (specs.iter())
+        .filter_map(|spec| installed.get(&spec.name))
         .map(|package| package.version.as_str())
         .collect();
     if versions.len() == 1 {
         return answer;
     }
-    let there = compare(manager, wishes, installed).met.join(", ");
+    let there = compare(manager, specs, installed).met.join(", ");
     Assessment::needs(
         format!("its packages have different versions: {there}"),
-        install(wishes, Vec::new()),
+        install(specs, Vec::new()),
     )
 }
 
@@ -83,7 +83,7 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::desired,
-            wishes::{InstalledPackages, fixtures::packages},
+            specs::{InstalledPackages, fixtures::packages},
         },
     };
 

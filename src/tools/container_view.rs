@@ -66,10 +66,10 @@ pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
         .filter(|name| name.starts_with("nvidia"))
         .collect();
     let mut libraries = Vec::new();
-    for folder in LIBRARY_FOLDERS {
-        for name in files.list(folder.into())? {
+    for directory in LIBRARY_FOLDERS {
+        for name in files.list(directory.into())? {
             if LIBRARIES.iter().any(|library| name.starts_with(library)) {
-                libraries.push(format!("{folder}/{name}"));
+                libraries.push(format!("{directory}/{name}"));
             }
         }
     }

@@ -89,7 +89,7 @@ pub fn remedy(fault: &CudaFault) -> String {
              ECC,ROW_REMAPPER` and replace the GPU"
         }
         CudaFault::OtherDevice { .. } => OTHER_DEVICES,
-        CudaFault::NotAsked { .. } => "run the probe on the machine itself",
+        CudaFault::NotQueried { .. } => "run the probe on the machine itself",
         CudaFault::Failed { .. } => "run the probe again, and report a bug if it still fails",
     };
     text.to_owned()

@@ -110,7 +110,7 @@ fn of_node(
             }
             return Ok(None);
         }
-        FileKind::Folder => ("a directory", "rmdir"),
+        FileKind::Directory => ("a directory", "rmdir"),
         FileKind::File => ("a regular file", "rm"),
         FileKind::Link(_) => ("a dangling symlink", "rm"),
         FileKind::Other => ("a block device, a socket or a pipe", "rm"),
@@ -160,7 +160,7 @@ mod tests {
         ] {
             files.put_device(&format!("/dev/{name}"), major, minor);
         }
-        files.put_folder("/dev/nvidia-caps", 0o755);
+        files.put_directory("/dev/nvidia-caps", 0o755);
         files
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let files = machine();
         files.take("/dev/nvidia0");
         assert_eq!(why(&files), None, "a missing node is reported elsewhere");
-        files.put_folder("/dev/nvidia0", 0o755);
+        files.put_directory("/dev/nvidia0", 0o755);
         let found = fault(&files).expect("readable").expect("a fault");
         assert_eq!(
             found.why,

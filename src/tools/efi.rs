@@ -24,15 +24,15 @@ const DATABASE: &str = "db-d719b2cb-3d3a-4596-a3bc-dad00e67656f";
 /// If an existing variable cannot be read.
 pub fn is_enrolled(files: &dyn ReadFiles, certificate: &[u8]) -> Result<Option<bool>, FilesError> {
     let mut known = None;
-    for (folder, is_one) in [
+    for (directory, is_one) in [
         (VARIABLES, &is_variable as &dyn Fn(&str) -> bool),
         (OWNER_KEYS, &|name: &str| name.starts_with(OWNER_LIST)),
     ] {
-        for name in files.list(Utf8Path::new(folder))? {
+        for name in files.list(Utf8Path::new(directory))? {
             if !is_one(&name) {
                 continue;
             }
-            let path = format!("{folder}/{name}");
+            let path = format!("{directory}/{name}");
             let Some(list) = files.read(Utf8Path::new(&path))? else {
                 continue;
             };

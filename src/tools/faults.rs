@@ -36,7 +36,7 @@ pub struct KnownFault {
     of: BTreeMap<String, String>,
     /// Whether the error is transient.
     #[serde(default)]
-    pub passes: bool,
+    pub retryable: bool,
     /// Whether a retry within the same change may succeed.
     #[serde(default)]
     pub again: bool,
@@ -131,8 +131,8 @@ mod tests {
     fn plain_http_registry_is_reachable_and_hints_depend_on_runtime() {
         let plain = of_pull("http: server gave HTTP response to HTTPS client");
         let silent = of_pull("connection refused");
-        assert_eq!((&plain.reason, plain.passes), (&silent.reason, false));
-        assert!(silent.passes && silent.again && plain.what.contains("HTTPS"));
+        assert_eq!((&plain.reason, plain.retryable), (&silent.reason, false));
+        assert!(silent.retryable && silent.again && plain.what.contains("HTTPS"));
         for (runtime, file) in [
             ("docker", "/etc/docker/daemon.json"),
             ("podman", "/etc/containers/registries.conf"),

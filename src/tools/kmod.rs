@@ -23,7 +23,7 @@ pub const FOLDER: &str = "/lib/modules";
 
 /// Returns the module directory of a kernel.
 #[must_use]
-pub fn folder_of(kernel: &str) -> Utf8PathBuf {
+pub fn directory_of(kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
 }
 
@@ -40,7 +40,7 @@ pub const MODULE_FOLDERS: [&str; 6] = [
 /// Returns the module list that `depmod` generates for a kernel.
 #[must_use]
 pub fn list_of(kernel: &str) -> Utf8PathBuf {
-    folder_of(kernel).join("modules.dep")
+    directory_of(kernel).join("modules.dep")
 }
 
 /// Returns the path of a module in such a list, relative to the directory of the kernel.
@@ -90,7 +90,7 @@ pub fn is_usable(
     module: &str,
 ) -> Result<bool, FilesError> {
     match file_of(list, module) {
-        Some(file) => Ok(!is_emptied(files, &folder_of(kernel).join(file))?),
+        Some(file) => Ok(!is_emptied(files, &directory_of(kernel).join(file))?),
         None => Ok(false),
     }
 }
@@ -182,10 +182,10 @@ pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>,
     let (mut read, mut found) = (BTreeSet::new(), Vec::new());
     // gpu-bootstrap reverts its own denials, unless their record is lost.
     let has_record = files.exists(Utf8Path::new(STATE))?;
-    let lasting = |folder: &&str| !folder.starts_with("/run/");
-    for folder in CONFIGURATION.into_iter().filter(lasting) {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8Path::new(folder).join(&name);
+    let persistent = |directory: &&str| !directory.starts_with("/run/");
+    for directory in CONFIGURATION.into_iter().filter(persistent) {
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8Path::new(directory).join(&name);
             // A file hides files of the same name in later directories. `/lib` may be `/usr/lib`.
             let is_known = has_record && name.contains("gpu-bootstrap");
             if !name.ends_with(".conf") || is_known || !read.insert(name) {
@@ -336,16 +336,16 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
 pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
     let weak = Utf8PathBuf::from(format!("{FOLDER}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
-        let folder = weak.join(part);
+        let directory = weak.join(part);
         // Some packages do not have a subdirectory.
         if files
-            .stat(&folder)?
-            .is_none_or(|about| about.kind != FileKind::Folder)
+            .stat(&directory)?
+            .is_none_or(|about| about.kind != FileKind::Directory)
         {
             continue;
         }
-        for name in files.list(&folder)? {
-            let link = folder.join(&name);
+        for name in files.list(&directory)? {
+            let link = directory.join(&name);
             if name.starts_with("nvidia.ko") && !files.exists(&link)? {
                 return Ok(Some(link));
             }

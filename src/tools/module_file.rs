@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::gpu::Flavour;
+use crate::model::gpu::Flavor;
 
 /// The length of an entry in `__versions`: an 8-byte checksum and the symbol name (Linux, `struct modversion_info` of
 /// `include/linux/module.h`).
@@ -64,10 +64,10 @@ pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
 
 /// Returns the flavor of NVIDIA modules with a license. The open modules have `Dual MIT/GPL`.
 #[must_use]
-pub fn flavour_of_license(license: &str) -> Option<Flavour> {
+pub fn flavor_of_license(license: &str) -> Option<Flavor> {
     match license.trim() {
-        "Dual MIT/GPL" => Some(Flavour::Open),
-        "NVIDIA" => Some(Flavour::Proprietary),
+        "Dual MIT/GPL" => Some(Flavor::Open),
+        "NVIDIA" => Some(Flavor::Proprietary),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::host::{FilesError, ReadFiles, files::Room};
+use crate::host::{FilesError, ReadFiles, files::FreeSpace};
 
 /// The mounts that are visible to this process.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
@@ -53,7 +53,7 @@ pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
 /// Whether a file will exist at this path after a reboot, according to the mount list.
 #[must_use]
 pub fn stays(path: &Utf8Path, mounts: &str) -> bool {
-    let passing = PASSING.iter().any(|folder| path.starts_with(folder))
+    let passing = PASSING.iter().any(|directory| path.starts_with(directory))
         || path.as_str().ends_with(DELETED)
         || holding(mounts, path).is_some_and(|mount| {
             PASSING_TYPES.contains(&mount.kind) || mount.kind.starts_with("fuse")
@@ -78,7 +78,7 @@ pub struct Filesystem<'p> {
     pub mount: Utf8PathBuf,
     /// The paths, in the given order.
     pub paths: Vec<&'p str>,
-    pub room: Room,
+    pub free_space: FreeSpace,
 }
 
 /// Returns the filesystems of these paths, each once, in the order of the paths.
@@ -89,12 +89,12 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
     let mounts = list(files)?;
     let mut found: Vec<(String, Filesystem<'p>)> = Vec::new();
     for &path in paths {
-        let room = files.room(Utf8Path::new(path))?;
+        let free_space = files.free_space(Utf8Path::new(path))?;
         let there = existing(files, Utf8Path::new(path))?;
         let (device, mount) = match holding(&mounts, &there) {
             Some(mount) => (mount.device.to_owned(), mount.point),
             // Without the list, assume that equal sizes mean the same filesystem.
-            None => (format!("{room:?}"), path.into()),
+            None => (format!("{free_space:?}"), path.into()),
         };
         match found.iter_mut().find(|(other, _)| *other == device) {
             Some((_, filesystem)) => filesystem.paths.push(path),
@@ -103,7 +103,7 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
                 Filesystem {
                     mount,
                     paths: vec![path],
-                    room,
+                    free_space,
                 },
             )),
         }
@@ -197,8 +197,8 @@ mod tests {
     fn paths_on_one_device_share_a_filesystem() {
         let files = FakeFiles::new();
         files.put(MOUNTINFO, LIST);
-        for folder in ["/usr", "/var/cache/apt", "/etc"] {
-            files.put_folder(folder, 0o755);
+        for directory in ["/usr", "/var/cache/apt", "/etc"] {
+            files.put_directory(directory, 0o755);
         }
         let paths = ["/", "/usr", "/var", "/var/cache/apt/archives"];
         let found = of(&files, &paths).unwrap();
@@ -215,7 +215,7 @@ mod tests {
         );
         files.take(MOUNTINFO);
         assert_eq!(of(&files, &paths).unwrap().len(), 1);
-        let small = Room {
+        let small = FreeSpace {
             total: 10,
             free: 1,
             read_only: false,
@@ -224,7 +224,7 @@ mod tests {
         files.mount("/var", small);
         let found = of(&files, &paths).unwrap();
         assert_eq!(found.len(), 2);
-        assert_eq!((found[1].mount.as_str(), found[1].room), ("/var", small));
+        assert_eq!((found[1].mount.as_str(), found[1].free_space), ("/var", small));
     }
 
     reads_any_text!("([0-9:/ \\\\\n]|.)*", |text| holding(&text, "/var".into()));

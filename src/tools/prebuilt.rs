@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     kmod,
-    module_file::{flavour_of_license, modinfo, needed_symbols},
+    module_file::{flavor_of_license, modinfo, needed_symbols},
 };
 use crate::{
     host::{Cmd, digest::sha256},
     model::{
-        gpu::Flavour,
+        gpu::Flavor,
         version::{DriverVersion, KernelVersion},
     },
 };
@@ -54,7 +54,7 @@ pub struct BuildTarget {
     /// The output of `uname -m`.
     pub architecture: String,
     pub driver: DriverVersion,
-    pub flavour: Flavour,
+    pub flavor: Flavor,
 }
 
 impl BuildTarget {
@@ -66,7 +66,7 @@ impl BuildTarget {
             kernel,
             architecture,
             driver,
-            flavour,
+            flavor,
         } = self;
         // On RPM systems, the kernel release already contains the architecture.
         let suffix = format!(".{architecture}");
@@ -74,7 +74,7 @@ impl BuildTarget {
             .as_str()
             .strip_suffix(&suffix)
             .unwrap_or(kernel.as_str());
-        format!("nvidia-{driver}-{flavour}-{distribution}-{kernel}-{architecture}.tar.gz")
+        format!("nvidia-{driver}-{flavor}-{distribution}-{kernel}-{architecture}.tar.gz")
     }
 }
 
@@ -356,7 +356,7 @@ pub fn unpack(
         ("the kernel", &has.kernel, &purpose.kernel),
         ("the architecture", &has.architecture, &purpose.architecture),
         ("the driver", &has.driver, &purpose.driver),
-        ("the flavor", &has.flavour, &purpose.flavour),
+        ("the flavor", &has.flavor, &purpose.flavor),
     ];
     for (what, has, wanted) in same {
         if has.to_string() != wanted.to_string() {
@@ -384,10 +384,10 @@ pub fn unpack(
             });
         }
         if kmod::is_nvidia_module(&format!("{module}.ko"))
-            && let Some(found) = modinfo(&content, "license").and_then(flavour_of_license)
-            && found != purpose.flavour
+            && let Some(found) = modinfo(&content, "license").and_then(flavor_of_license)
+            && found != purpose.flavor
         {
-            return Err(other("the flavor", &found, &purpose.flavour));
+            return Err(other("the flavor", &found, &purpose.flavor));
         }
         modules.insert(module.clone(), content);
     }
@@ -555,7 +555,7 @@ mod tests {
             kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
             architecture: "x86_64".to_owned(),
             driver: "535.261.03".parse().expect("a version"),
-            flavour: Flavour::Open,
+            flavor: Flavor::Open,
         }
     }
 
@@ -622,7 +622,7 @@ mod tests {
                 ..purpose()
             },
             BuildTarget {
-                flavour: Flavour::Proprietary,
+                flavor: Flavor::Proprietary,
                 ..purpose()
             },
         ];
@@ -739,14 +739,14 @@ mod tests {
             };
             verify(b"test", name, signature.as_bytes(), &trust)
         };
-        for (name, not_before, passes) in rows! {
+        for (name, not_before, retryable) in rows! {
             "a.tar.gz", None, true;
             "a.tar.gz", Some(1000), true;
             "a.tar.gz", Some(1001), false;
             "b.tar.gz", None, false;
         } {
             let result = verify(name, not_before);
-            assert_eq!(result.is_ok(), passes, "{name}, {not_before:?}: {result:?}");
+            assert_eq!(result.is_ok(), retryable, "{name}, {not_before:?}: {result:?}");
         }
         // With a comment, as written by `minisign -t`.
         for (comment, wrong) in rows! {

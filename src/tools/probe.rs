@@ -261,7 +261,7 @@ pub fn label(device: &ProbedDevice) -> String {
 }
 
 /// Evaluates the CUDA results for the upper layers. The argument `devices` is the result of [`devices`].
-pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
+pub fn evaluate(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,
         Err(fault) => {
@@ -423,10 +423,10 @@ mod tests {
         }
     }
 
-    fn judged(view: &CudaView) -> ProbeDocument {
+    fn evaluated(view: &CudaView) -> ProbeDocument {
         let mut layers = LayerResults::default();
         let mut found = devices(&nvml(vec![gpu(0), gpu(1)]));
-        judge(&mut layers, &mut found, view);
+        evaluate(&mut layers, &mut found, view);
         layers.document()
     }
 
@@ -457,10 +457,10 @@ mod tests {
 
     #[test]
     fn lowest_failed_cuda_layer_is_reported() {
-        assert!(judged(&view()).passed);
+        assert!(evaluated(&view()).passed);
         let mut broken = view();
         broken.devices[1].result = Err(returned("cuCtxSynchronize", 719));
-        let document = judged(&broken);
+        let document = evaluated(&broken);
         assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
         assert!(
             document
@@ -469,9 +469,9 @@ mod tests {
         );
         // A device without a result has not passed.
         broken.devices.pop();
-        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Compute));
+        assert_eq!(evaluated(&broken).failed_layer, Some(ProbeLayer::Compute));
         broken.start = Err(returned("cuInit", 802));
-        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Cuda));
+        assert_eq!(evaluated(&broken).failed_layer, Some(ProbeLayer::Cuda));
     }
 
     #[test]
@@ -480,7 +480,7 @@ mod tests {
         if let Ok(start) = &mut other.start {
             start.uuids.pop();
         }
-        let document = judged(&other);
+        let document = evaluated(&other);
         assert_eq!(document.failed_layer, Some(ProbeLayer::Cuda));
         let words = "CUDA lists 1 GPU, NVML 2 GPUs; only CUDA: none; only NVML: GPU-1";
         assert_eq!(document.why, words);
@@ -517,7 +517,7 @@ mod tests {
                 .collect(),
         };
         let mut layers = LayerResults::default();
-        judge(&mut layers, &mut found, &view);
+        evaluate(&mut layers, &mut found, &view);
         assert!(!layers.failed());
         assert!(found.iter().all(|one| one.work.is_some()));
     }

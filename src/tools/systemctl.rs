@@ -32,21 +32,21 @@ pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/sys
 /// If a directory cannot be listed.
 pub fn files_of(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let [etc, vendor @ ..] = FOLDERS;
-    let folders = [&[etc, "/run/systemd/system"], &vendor[..]].concat();
+    let directories = [&[etc, "/run/systemd/system"], &vendor[..]].concat();
     let mut paths = Vec::new();
-    for folder in &folders {
-        let path = Utf8Path::new(folder).join(unit);
+    for directory in &directories {
+        let path = Utf8Path::new(directory).join(unit);
         if files.exists(&path)? {
             paths.push(path);
             break;
         }
     }
     let mut drop_ins = BTreeMap::new();
-    for folder in &folders {
-        let folder = Utf8Path::new(folder).join(format!("{unit}.d"));
-        for name in files.list(&folder)? {
+    for directory in &directories {
+        let directory = Utf8Path::new(directory).join(format!("{unit}.d"));
+        for name in files.list(&directory)? {
             if name.ends_with(".conf") {
-                let path = folder.join(&name);
+                let path = directory.join(&name);
                 drop_ins.entry(name).or_insert(path);
             }
         }
@@ -236,7 +236,7 @@ pub fn is_enabled(unit: &str) -> Query {
 
 /// The state of a oneshot unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Once {
+pub enum OneshotState {
     /// It is running, queued, or waiting for a restart.
     Busy,
     /// It has failed.
@@ -261,24 +261,24 @@ pub fn once(unit: &str) -> Query {
 /// Parses the output of [`once`]. `None` if it is invalid. `Job` is present while a job is queued
 /// (`org.freedesktop.systemd1(5)`). systemctl omits it if its number is 0.
 #[must_use]
-pub fn parse_once(text: &str) -> Option<Once> {
+pub fn parse_once(text: &str) -> Option<OneshotState> {
     let value = |key: &str| {
         text.lines()
             .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
     };
     let queued = value("Job").is_some_and(|job| !matches!(job, "" | "0"));
     Some(match value("ActiveState")? {
-        _ if queued => Once::Busy,
-        "inactive" => Once::Idle,
+        _ if queued => OneshotState::Busy,
+        "inactive" => OneshotState::Idle,
         "failed" => {
             let status = value("ExecMainStatus").filter(|_| value("Result") == Some("exit-code"));
             let microseconds = value("InactiveEnterTimestampMonotonic")?.parse().ok()?;
-            Once::Failed {
+            OneshotState::Failed {
                 code: status.and_then(|status| status.parse().ok()),
                 at: Duration::from_micros(microseconds),
             }
         }
-        _ => Once::Busy,
+        _ => OneshotState::Busy,
     })
 }
 
@@ -341,7 +341,7 @@ pub fn spares_children(kill_mode: &str) -> bool {
 
 /// Returns the directory for drop-ins of an administrator or of gpu-bootstrap.
 #[must_use]
-pub fn drop_in_folder(unit: &str) -> Utf8PathBuf {
+pub fn drop_in_directory(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}.d"))
 }
 
@@ -428,7 +428,7 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_sandbox,
+        OneshotState, drop_in_directory, parse_command, parse_needs_reload, parse_once, parse_sandbox,
         parse_show, parse_spares_children, settings,
     };
     use crate::host::fake::FakeFiles;
@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(read("KillMode"), ["process"]);
         // The administrator's drop-in replaces the vendor's drop-in with the same name.
         let (etc, usr) = ["/etc", "/usr/lib"]
-            .map(|folder| format!("{folder}/systemd/system/d.service.d/10.conf"))
+            .map(|directory| format!("{directory}/systemd/system/d.service.d/10.conf"))
             .into();
         files.put(&usr, "[Service]\nExecStart=\nExecStart=/vendor\n");
         assert_eq!(read("ExecStart"), ["/vendor"]);
@@ -485,19 +485,19 @@ mod tests {
     #[test]
     fn oneshot_unit_is_busy_until_its_last_attempt() {
         for (text, expected) in rows! {
-            "ActiveState=active\nResult=success\nExecMainStatus=0\n", Once::Busy;
+            "ActiveState=active\nResult=success\nExecMainStatus=0\n", OneshotState::Busy;
             // Between two attempts.
-            "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n", Once::Busy;
+            "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n", OneshotState::Busy;
             // Waiting for the network during boot.
-            "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Busy;
-            "ActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Idle;
+            "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n", OneshotState::Busy;
+            "ActiveState=inactive\nResult=success\nExecMainStatus=0\n", OneshotState::Idle;
             "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
              InactiveEnterTimestampMonotonic=61500000\n",
-                Once::Failed { code: Some(6), at: Duration::from_millis(61_500) };
+                OneshotState::Failed { code: Some(6), at: Duration::from_millis(61_500) };
             // The number is a signal number.
             "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
              InactiveEnterTimestampMonotonic=7\n",
-                Once::Failed { code: None, at: Duration::from_micros(7) };
+                OneshotState::Failed { code: None, at: Duration::from_micros(7) };
         } {
             assert_eq!(parse_once(text), Some(expected), "{text}");
         }
@@ -513,7 +513,7 @@ mod tests {
 
     #[test]
     fn unread_drop_in_needs_a_reload() {
-        let ours = [drop_in_folder("a.service").join("50-gpu-bootstrap.conf")];
+        let ours = [drop_in_directory("a.service").join("50-gpu-bootstrap.conf")];
         let text = "NeedDaemonReload=no\nDropInPaths=/usr/lib/systemd/system/a.service.d/10.conf\n";
         assert!(parse_needs_reload(text, &ours));
         let text = format!(

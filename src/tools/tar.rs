@@ -6,8 +6,8 @@ use crate::host::Cmd;
 
 /// Packs entries of a directory.
 #[must_use]
-pub fn pack(archive: &Utf8Path, folder: &Utf8Path, names: &[&str]) -> Cmd {
-    let (archive, folder) = (format!("--file={archive}"), format!("--directory={folder}"));
-    let options = ["--create", &archive, &folder, "--"];
+pub fn pack(archive: &Utf8Path, directory: &Utf8Path, names: &[&str]) -> Cmd {
+    let (archive, directory) = (format!("--file={archive}"), format!("--directory={directory}"));
+    let options = ["--create", &archive, &directory, "--"];
     Cmd::new("tar", options.iter().chain(names).copied())
 }

@@ -273,8 +273,8 @@ fn value_that_could_be_an_option_is_found() {
 }
 
 /// Collects the lines of the program, without its tests, that build a command.
-fn places(folder: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
+fn places(directory: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
+    for entry in fs::read_dir(directory).expect("a folder") {
         let path = entry.expect("an entry").path();
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.expect("a name").to_owned();

@@ -39,7 +39,7 @@ pub struct ToolkitFile {
     /// The method that adds devices to a container.
     pub mode: Option<String>,
     /// The directories that are searched for specifications.
-    pub spec_folders: Vec<String>,
+    pub spec_directories: Vec<String>,
 }
 
 /// Parses [`CONFIG`].
@@ -67,9 +67,9 @@ pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
             .filter(|path| path.starts_with('/')),
         no_cgroups: cli.and_then(|table| table.get("no-cgroups")?.as_bool()) == Some(true),
         mode: text_of(runtime, "mode"),
-        spec_folders: (modes.into_iter().flatten())
-            .filter_map(|folder| folder.as_str().map(str::to_owned))
-            .filter(|folder| folder.starts_with('/'))
+        spec_directories: (modes.into_iter().flatten())
+            .filter_map(|directory| directory.as_str().map(str::to_owned))
+            .filter(|directory| directory.starts_with('/'))
             .collect(),
     })
 }
@@ -123,7 +123,7 @@ mod tests {
             ldconfig: Some("/sbin/ldconfig.real".to_owned()),
             no_cgroups: true,
             mode: Some("auto".to_owned()),
-            spec_folders: vec!["/etc/cdi".to_owned()],
+            spec_directories: vec!["/etc/cdi".to_owned()],
         };
         assert_eq!(parse_config(text), Ok(wanted));
         assert_eq!(parse_config("#root = 1\n"), Ok(ToolkitFile::default()));

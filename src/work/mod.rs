@@ -1,14 +1,14 @@
 //! Work on the machine, independent of the settings: runs tools, waits, reads unit states, and defines the error type of all
 //! changes.
 
-mod problem;
+mod error;
 
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
-pub use problem::{CHANGED_SINCE, Class, Problem, STOPPED};
+pub use error::{CHANGED_SINCE, Class, ChangeError, STOPPED};
 
 use crate::{
     error::one_line,
@@ -118,7 +118,7 @@ pub struct Hands {
 
 impl Hands {
     /// Sleeps. A stop request ends the sleep with an error.
-    pub(crate) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), Problem> {
+    pub(crate) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), ChangeError> {
         self.unless_stopped(what, self.host.clock.sleep(duration))
             .await
     }
@@ -128,10 +128,10 @@ impl Hands {
         &self,
         what: &str,
         waited_for: impl Future<Output = T>,
-    ) -> Result<T, Problem> {
+    ) -> Result<T, ChangeError> {
         tokio::select! {
             biased;
-            () = self.stop.cancelled() => Err(Problem::stopped(what)),
+            () = self.stop.cancelled() => Err(ChangeError::stopped(what)),
             got = waited_for => Ok(got),
         }
     }
@@ -142,9 +142,9 @@ impl Hands {
         what: &str,
         bound: Duration,
         look: impl Fn() -> F,
-    ) -> Result<Option<T>, Problem>
+    ) -> Result<Option<T>, ChangeError>
     where
-        F: Future<Output = Result<Option<T>, Problem>>,
+        F: Future<Output = Result<Option<T>, ChangeError>>,
     {
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -173,17 +173,17 @@ impl Hands {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<Output, Problem> {
+    ) -> Result<Output, ChangeError> {
         self.exec(cmd, sink)
             .await
             .and_then(|output| output.success(cmd))
-            .map_err(|source| Problem::tool(what, source))
+            .map_err(|source| ChangeError::tool(what, source))
     }
 
-    pub(crate) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
+    pub(crate) async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
         let state = units::unit_state(&self.host, unit).await;
         state.map_err(|error| {
-            Problem::new("tool-failed", format!("query the state of `{unit}`")).caused_by(error)
+            ChangeError::new("tool-failed", format!("query the state of `{unit}`")).caused_by(error)
         })
     }
 
@@ -200,12 +200,12 @@ impl Hands {
     }
 
     /// The state of a unit. `None` if systemd is not running, such as in the chroot of an image.
-    pub(crate) async fn unit_state_if_any(&self, unit: &str) -> Result<Option<UnitState>, Problem> {
+    pub(crate) async fn unit_state_if_any(&self, unit: &str) -> Result<Option<UnitState>, ChangeError> {
         let query = systemctl::show(unit);
         match self.host.reader().query(&query).await {
             Ok(output) => Ok(systemctl::parse_show(&output.stdout)),
             Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(Problem::tool(
+            Err(source) => Err(ChangeError::tool(
                 format!("query the state of `{unit}`"),
                 source,
             )),
@@ -214,7 +214,7 @@ impl Hands {
 
     /// Returns a message if this machine is a clone of the one that joined, based on the machine id at that time. The cluster
     /// cannot detect this, because the kubelet of the clone writes its own id to the node object of both.
-    pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, Problem> {
+    pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);
         };
@@ -228,7 +228,7 @@ impl Hands {
     }
 
     /// The machine id that the kubelet reports, and its file.
-    pub(crate) fn machine_id(&self) -> Result<Option<(&'static str, String)>, Problem> {
+    pub(crate) fn machine_id(&self) -> Result<Option<(&'static str, String)>, ChangeError> {
         for path in MACHINE_IDS {
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
                 let id = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());

@@ -100,15 +100,15 @@ fn file(name: &str) -> PathBuf {
 
 /// Runs the real program in a separate root directory.
 fn asked(root: &Path, user_data: &str) -> Answer {
-    let folder = super::folder();
+    let directory = super::directory();
     let copied = Command::new("cp")
         .args(["-a", &format!("{}/.", root.display())])
-        .arg(folder.path())
+        .arg(directory.path())
         .status();
     assert!(copied.expect("cp").success());
     let mut program = Command::new("unshare")
         .args(["--map-root-user", "--root"])
-        .arg(folder.path())
+        .arg(directory.path())
         .arg("/bin/answers")
         .env("PATH", "/bin:/usr/bin")
         .stdin(Stdio::piped())

@@ -1,6 +1,6 @@
 //! A GPU keeps its identity from sysfs to driver selection.
 
-use gpu_bootstrap::compat::pick::{Wish, pick};
+use gpu_bootstrap::compat::pick::{Constraints, pick};
 use gpu_bootstrap::facts::{Facts, Scope, gather};
 use gpu_bootstrap::host::fake;
 
@@ -9,7 +9,7 @@ use crate::matrix;
 /// The facts of a machine that has a GPU with this device id and a `pci.ids` file.
 fn facts(device: &str, list: &str) -> Facts {
     let (host, fakes) = fake::host();
-    let folder = "/sys/bus/pci/devices/0000:18:00.0";
+    let directory = "/sys/bus/pci/devices/0000:18:00.0";
     for (name, value) in [
         ("vendor", "0x10de"),
         ("device", device),
@@ -18,7 +18,7 @@ fn facts(device: &str, list: &str) -> Facts {
         ("subsystem_device", "0x1218"),
         ("numa_node", "-1"),
     ] {
-        let path = format!("{folder}/{name}");
+        let path = format!("{directory}/{name}");
         fakes.files.put(&path, format!("{value}\n"));
     }
     fakes.files.put("/usr/share/misc/pci.ids", list);
@@ -36,7 +36,7 @@ fn gpu_without_row_keeps_its_pci_ids_chip() {
     assert_eq!(architecture.as_deref(), Some("volta"));
     // Driver selection uses the identity that `facts` reports.
     let pick =
-        pick(matrix(), &Wish::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+        pick(matrix(), &Constraints::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert_eq!(pick.branch.to_string(), "580");
     assert!(pick.assumed);
     assert!(
@@ -58,7 +58,7 @@ fn unlisted_desktop_card_keeps_its_id_range_architecture() {
     let evidence = serde_json::to_value(gpu).unwrap()["architecture-evidence"].clone();
     assert_eq!(evidence, "id-range");
     let pick =
-        pick(matrix(), &Wish::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+        pick(matrix(), &Constraints::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert!(pick.assumed, "{pick:?}");
     // Its architecture is known, so the long-term branch supports it.
     assert_eq!(pick.branch.to_string(), "580");

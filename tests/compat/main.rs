@@ -14,7 +14,7 @@ mod properties;
 mod question;
 mod released;
 mod sound;
-mod wish;
+mod constraints;
 
 use std::sync::LazyLock;
 

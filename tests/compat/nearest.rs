@@ -1,7 +1,7 @@
 //! The nearest constraints with a compatible driver, which an incompatibility report suggests.
 
-use gpu_bootstrap::compat::pick::{NoDriver, Wish, pick};
-use gpu_bootstrap::model::gpu::Flavour;
+use gpu_bootstrap::compat::pick::{NoDriver, Constraints, pick};
+use gpu_bootstrap::model::gpu::Flavor;
 
 use crate::{gpu, matrix};
 
@@ -15,7 +15,7 @@ const B200: &str = "10de:2901";
 struct Asked {
     branch: &'static str,
     version: &'static str,
-    flavour: Option<Flavour>,
+    flavor: Option<Flavor>,
     /// The only driver in the repository.
     offer: &'static str,
     cuda: &'static str,
@@ -26,62 +26,62 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> Option<T> {
     (!text.is_empty()).then(|| text.parse().unwrap())
 }
 
-fn refused(wish: &Wish) -> Box<NoDriver> {
-    pick(matrix(), wish).expect_err("no driver fits")
+fn refused(constraints: &Constraints) -> Box<NoDriver> {
+    pick(matrix(), constraints).expect_err("no driver fits")
 }
 
 /// The relaxed constraints of the nearest selection, with its branch and modules.
 fn nearest(id: &str, asked: Asked) -> String {
-    let mut wish = Wish {
+    let mut constraints = Constraints {
         gpus: vec![gpu(id)],
         branch: parsed(asked.branch),
         version: parsed(asked.version),
         candidates: parsed(asked.offer).map(|version| vec![version]),
         cuda: parsed(asked.cuda).into_iter().collect(),
         kernel: parsed(asked.kernel),
-        flavour: asked.flavour,
-        ..Wish::default()
+        flavor: asked.flavor,
+        ..Constraints::default()
     };
-    let found = refused(&wish);
+    let found = refused(&constraints);
     // The kernel of the next boot counts like the running one.
-    std::mem::swap(&mut wish.kernel, &mut wish.next_kernel);
-    assert_eq!(refused(&wish).nearest, found.nearest, "{wish:?}");
+    std::mem::swap(&mut constraints.kernel, &mut constraints.next_kernel);
+    assert_eq!(refused(&constraints).nearest, found.nearest, "{constraints:?}");
     let near = found
         .nearest_pick
         .as_ref()
         .expect("a driver for the GPU without other constraints");
     let (given_up, _) = (found.nearest[0].split_once(": ")).unwrap_or_else(|| panic!("{found:?}"));
-    format!("{given_up}: {} {}", near.branch, near.flavour)
+    format!("{given_up}: {} {}", near.branch, near.flavor)
 }
 
 /// Exactly the constraints that prevent a selection are relaxed.
 #[test]
 fn nearest_selection_relaxes_a_minimal_set_of_constraints() {
-    let proprietary = Some(Flavour::Proprietary);
+    let proprietary = Some(Flavor::Proprietary);
     let old = "2.6.32";
     for (id, asked, expected) in rows! {
         H200, Asked { branch: "550", version: "550.54.14", ..Asked::default() },
             "with another version of the branch: 550 proprietary";
         H200, Asked { branch: "535", version: "535.261.03", ..Asked::default() },
             "with another branch: 580 open";
-        B200, Asked { flavour: proprietary, ..Asked::default() },
+        B200, Asked { flavor: proprietary, ..Asked::default() },
             "with the other kernel modules: 580 open";
         B200,
-            Asked { branch: "570", version: "570.133.20", flavour: proprietary, ..Asked::default() },
+            Asked { branch: "570", version: "570.133.20", flavor: proprietary, ..Asked::default() },
             "with the other kernel modules: 580 open";
         H200, Asked { offer: "535.261.03", ..Asked::default() }, "from another repository: 580 open";
-        B200, Asked { flavour: proprietary, offer: "535.261.03", ..Asked::default() },
+        B200, Asked { flavor: proprietary, offer: "535.261.03", ..Asked::default() },
             "from another repository: 580 open";
         V100, Asked { cuda: "13.0", ..Asked::default() },
             "without the requested CUDA versions: 580 proprietary";
         V100, Asked { offer: "590.48.01", cuda: "13.0", ..Asked::default() },
             "without the requested CUDA versions: 580 proprietary";
-        V100, Asked { flavour: Some(Flavour::Open), cuda: "13.0", ..Asked::default() },
+        V100, Asked { flavor: Some(Flavor::Open), cuda: "13.0", ..Asked::default() },
             "without the requested CUDA versions: 580 proprietary";
         H100, Asked { kernel: old, ..Asked::default() }, "on another kernel: 580 open";
         H100, Asked { offer: "470.256.02", kernel: old, ..Asked::default() },
             "on another kernel: 580 open";
-        B200, Asked { flavour: proprietary, kernel: old, ..Asked::default() },
+        B200, Asked { flavor: proprietary, kernel: old, ..Asked::default() },
             "on another kernel: 580 open";
         V100, Asked { cuda: "13.0", kernel: old, ..Asked::default() },
             "without the requested CUDA versions, on another kernel: 580 proprietary";

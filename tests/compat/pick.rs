@@ -1,12 +1,12 @@
 //! Driver selection for real machines, or the reason why no driver is compatible.
 
 use gpu_bootstrap::compat::matrix::Fabric;
-use gpu_bootstrap::compat::pick::{NoDriver, Pick, Wish, pick};
-use gpu_bootstrap::compat::ruling::Rule;
+use gpu_bootstrap::compat::pick::{NoDriver, Pick, Constraints, pick};
+use gpu_bootstrap::compat::rule_result::Rule;
 use gpu_bootstrap::model::version::DriverVersion;
 
 use crate::{gpu, matrix};
-use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity};
+use gpu_bootstrap::model::gpu::{Flavor, GpuIdentity};
 
 const V100: &str = "10de:1db1";
 const T4: &str = "10de:1eb8";
@@ -19,34 +19,34 @@ const GB200: &str = "10de:2941";
 const RTX_PRO: &str = "10de:2bb5";
 const K80: &str = "10de:102d";
 
-fn gpus(ids: &[&str]) -> Wish {
-    Wish {
+fn gpus(ids: &[&str]) -> Constraints {
+    Constraints {
         gpus: ids.iter().map(|id| gpu(id)).collect(),
-        ..Wish::default()
+        ..Constraints::default()
     }
 }
 
-fn with(ids: &[&str], change: impl FnOnce(&mut Wish)) -> Wish {
-    let mut wish = gpus(ids);
-    change(&mut wish);
-    wish
+fn with(ids: &[&str], change: impl FnOnce(&mut Constraints)) -> Constraints {
+    let mut constraints = gpus(ids);
+    change(&mut constraints);
+    constraints
 }
 
-fn picked(wish: &Wish) -> Pick {
-    pick(matrix(), wish).unwrap_or_else(|no_driver| panic!("{no_driver}"))
+fn picked(constraints: &Constraints) -> Pick {
+    pick(matrix(), constraints).unwrap_or_else(|no_driver| panic!("{no_driver}"))
 }
 
-fn refused(wish: &Wish) -> Box<NoDriver> {
-    match pick(matrix(), wish) {
+fn refused(constraints: &Constraints) -> Box<NoDriver> {
+    match pick(matrix(), constraints) {
         Ok(pick) => panic!("{pick:?}"),
         Err(refusal) => refusal,
     }
 }
 
 /// Branch and flavor in short form, such as `580 open`.
-fn brief(wish: &Wish) -> String {
-    let pick = picked(wish);
-    format!("{} {}", pick.branch, pick.flavour)
+fn brief(constraints: &Constraints) -> String {
+    let pick = picked(constraints);
+    format!("{} {}", pick.branch, pick.flavor)
 }
 
 fn reasons(refusal: &NoDriver) -> String {
@@ -96,15 +96,15 @@ fn defaults_per_gpu() {
 /// GPU.
 #[test]
 fn new_long_term_branch_is_not_default_yet() {
-    let offered = |wish: &mut Wish| wish.candidates = candidates(&["580.178.04", "620.70.06"]);
-    let wish = with(&[H100], offered);
+    let offered = |constraints: &mut Constraints| constraints.candidates = candidates(&["580.178.04", "620.70.06"]);
+    let constraints = with(&[H100], offered);
     let mut later = matrix().clone();
-    assert_eq!(brief(&wish), "580 open");
+    assert_eq!(brief(&constraints), "580 open");
     later.as_of = "2027-05-04".parse().expect("a day");
-    let pick = pick(&later, &wish).expect("a driver");
+    let pick = pick(&later, &constraints).expect("a driver");
     assert_eq!(pick.branch.to_string(), "620");
-    let asked = with(&[H100], |wish| {
-        wish.branch = Some("620".parse().expect("a branch"))
+    let asked = with(&[H100], |constraints| {
+        constraints.branch = Some("620".parse().expect("a branch"))
     });
     assert_eq!(brief(&asked), "620 open");
     // The candidates have no other branch that supports Rubin.
@@ -144,8 +144,8 @@ fn boards_require_their_first_driver() {
         ("10de:27b8", "520", "525.78.01"),
         ("10de:3182", "575", "580.82.07"),
     ] {
-        let refusal = refused(&with(&[id], |wish| {
-            wish.branch = Some(branch.parse().unwrap())
+        let refusal = refused(&with(&[id], |constraints| {
+            constraints.branch = Some(branch.parse().unwrap())
         }));
         let text = reasons(&refusal);
         assert!(
@@ -170,7 +170,7 @@ fn boards_require_their_first_driver() {
 
 #[test]
 fn first_driver_is_checked_per_branch() {
-    let version = |text: &str| with(&[H200], |wish| wish.version = Some(text.parse().unwrap()));
+    let version = |text: &str| with(&[H200], |constraints| constraints.version = Some(text.parse().unwrap()));
     assert!(reasons(&refused(&version("555.42.02"))).contains("555.42.06"));
     assert!(reasons(&refused(&version("550.54.14"))).contains("550.90.07"));
     assert_eq!(
@@ -179,8 +179,8 @@ fn first_driver_is_checked_per_branch() {
     );
     assert_eq!(picked(&version("560.28.03")).branch.to_string(), "560");
     // A branch between two branches that list the board gives a warning, not an error.
-    let h20 = with(&["10de:232c"], |wish| {
-        wish.branch = Some("560".parse().unwrap())
+    let h20 = with(&["10de:232c"], |constraints| {
+        constraints.branch = Some("560".parse().unwrap())
     });
     let pick = picked(&h20);
     assert!(
@@ -191,10 +191,10 @@ fn first_driver_is_checked_per_branch() {
 
 #[test]
 fn out_of_support_is_a_warning() {
-    let pick = picked(&with(&[A100], |wish| {
-        wish.branch = Some("535".parse().unwrap())
+    let pick = picked(&with(&[A100], |constraints| {
+        constraints.branch = Some("535".parse().unwrap())
     }));
-    assert_eq!(pick.flavour, Flavour::Proprietary);
+    assert_eq!(pick.flavor, Flavor::Proprietary);
     assert!(
         pick.warnings
             .iter()
@@ -246,20 +246,20 @@ fn old_and_new_gpus_in_one_machine() {
 }
 
 #[test]
-fn flavours() {
-    let open = |ids: &[&str]| with(ids, |wish| wish.flavour = Some(Flavour::Open));
-    let proprietary = |ids: &[&str]| with(ids, |wish| wish.flavour = Some(Flavour::Proprietary));
+fn flavors() {
+    let open = |ids: &[&str]| with(ids, |constraints| constraints.flavor = Some(Flavor::Open));
+    let proprietary = |ids: &[&str]| with(ids, |constraints| constraints.flavor = Some(Flavor::Proprietary));
     assert_eq!(brief(&proprietary(&[T4])), "580 proprietary");
     assert_eq!(brief(&open(&[T4])), "580 open");
-    for wish in [
+    for constraints in [
         open(&[V100]),
         open(&[V100, T4]),
         proprietary(&[B200]),
         proprietary(&[GH200]),
     ] {
-        let refusal = refused(&wish);
+        let refusal = refused(&constraints);
         assert!(
-            refusal.reasons.iter().any(|r| r.rule == Rule::BoardFlavour),
+            refusal.reasons.iter().any(|r| r.rule == Rule::BoardFlavor),
             "{refusal:?}"
         );
         assert!(
@@ -267,30 +267,30 @@ fn flavours() {
             "{refusal:?}"
         );
     }
-    // Branches without one of the two flavours.
-    let wish = with(&[T4], |wish| {
-        wish.flavour = Some(Flavour::Open);
-        wish.branch = Some("470".parse().unwrap());
+    // Branches without one of the two flavors.
+    let constraints = with(&[T4], |constraints| {
+        constraints.flavor = Some(Flavor::Open);
+        constraints.branch = Some("470".parse().unwrap());
     });
-    assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
-    let wish = with(&[T4], |wish| {
-        wish.flavour = Some(Flavour::Proprietary);
-        wish.branch = Some("615".parse().unwrap());
+    assert_eq!(refused(&constraints).reasons[0].rule, Rule::BranchFlavor);
+    let constraints = with(&[T4], |constraints| {
+        constraints.flavor = Some(Flavor::Proprietary);
+        constraints.branch = Some("615".parse().unwrap());
     });
-    assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
+    assert_eq!(refused(&constraints).reasons[0].rule, Rule::BranchFlavor);
     // GPUs with GSP on a branch that does not default to open modules yet.
-    let on_535 = |id| with(&[id], |wish| wish.branch = Some("535".parse().unwrap()));
+    let on_535 = |id| with(&[id], |constraints| constraints.branch = Some("535".parse().unwrap()));
     assert_eq!(brief(&on_535(T4)), "535 proprietary");
     assert_eq!(brief(&on_535(GH200)), "535 open");
 }
 
 #[test]
 fn cuda() {
-    let wish = |id: &'static str, cuda: &str| {
+    let constraints = |id: &'static str, cuda: &str| {
         let list = cuda.split(' ').map(|text| text.parse().unwrap()).collect();
-        with(&[id], |wish| wish.cuda = list)
+        with(&[id], |constraints| constraints.cuda = list)
     };
-    let refusal = refused(&wish(V100, "13.0"));
+    let refusal = refused(&constraints(V100, "13.0"));
     assert_eq!(refusal.reasons[0].rule, Rule::CudaArchitecture);
     assert!(
         reasons(&refusal).contains("its last toolkit is 12.9"),
@@ -301,10 +301,10 @@ fn cuda() {
         refusal.nearest[0].contains("without the requested CUDA versions"),
         "{refusal:?}"
     );
-    assert_eq!(brief(&wish(V100, "11.8 12.9")), "580 proprietary");
-    assert_eq!(brief(&wish(H100, "12.4 13.0")), "580 open");
+    assert_eq!(brief(&constraints(V100, "11.8 12.9")), "580 proprietary");
+    assert_eq!(brief(&constraints(H100, "12.4 13.0")), "580 open");
     // Newer than the long-term branch, within its major version.
-    let pick = picked(&wish(H100, "13.2"));
+    let pick = picked(&constraints(H100, "13.2"));
     assert_eq!(pick.branch.to_string(), "580");
     assert!(
         pick.warnings
@@ -313,18 +313,18 @@ fn cuda() {
         "{pick:?}"
     );
     // Older than the GPU.
-    let pick = picked(&wish(H100, "11.4"));
+    let pick = picked(&constraints(H100, "11.4"));
     assert!(pick.warnings.iter().any(|w| w.contains("PTX")), "{pick:?}");
     // A version without a row gives a warning, not an error.
-    let pick = picked(&wish(H100, "14.0"));
+    let pick = picked(&constraints(H100, "14.0"));
     assert!(
         pick.doubtful && pick.warnings.iter().any(|w| w.contains("CUDA 14.0")),
         "{pick:?}"
     );
     // An old branch and a new CUDA version are incompatible. The error suggests the compatibility package.
-    let on_535 = Wish {
+    let on_535 = Constraints {
         branch: Some("535".parse().unwrap()),
-        ..wish(A100, "13.0")
+        ..constraints(A100, "13.0")
     };
     let refusal = refused(&on_535);
     assert_eq!(refusal.reasons[0].rule, Rule::ForwardCompat);
@@ -334,19 +334,19 @@ fn cuda() {
         reasons(&refusal)
     );
     // Before CUDA 11 each release has its own minimum.
-    let on_418 = Wish {
+    let on_418 = Constraints {
         branch: Some("418".parse().unwrap()),
-        ..wish(V100, "10.2")
+        ..constraints(V100, "10.2")
     };
     assert!(reasons(&refused(&on_418)).contains("440.33"));
 }
 
 #[test]
 fn kernels_per_branch() {
-    let wish = |kernel: &str, version: &str| {
-        with(&[A100], |wish| {
-            wish.kernel = Some(kernel.parse().unwrap());
-            wish.version = Some(version.parse().unwrap());
+    let constraints = |kernel: &str, version: &str| {
+        with(&[A100], |constraints| {
+            constraints.kernel = Some(kernel.parse().unwrap());
+            constraints.version = Some(version.parse().unwrap());
         })
     };
     for (kernel, version, why) in [
@@ -358,7 +358,7 @@ fn kernels_per_branch() {
         ("6.10", "470.256.02", "needs patches from Linux 6.10 on"),
         ("4.14", "580.178.04", "needs Linux 4.15"),
     ] {
-        let refusal = refused(&wish(kernel, version));
+        let refusal = refused(&constraints(kernel, version));
         assert!(
             refusal.reasons.iter().all(|r| r.rule == Rule::Kernel),
             "{refusal:?}"
@@ -376,7 +376,7 @@ fn kernels_per_branch() {
         ("6.19", "535.309.01"),
     ] {
         assert!(
-            pick(matrix(), &wish(kernel, version)).is_ok(),
+            pick(matrix(), &constraints(kernel, version)).is_ok(),
             "{kernel} {version}"
         );
     }
@@ -387,18 +387,18 @@ fn kernels_per_branch() {
         ("5.14.0-687.12.1.el9_8.x86_64", "575.57.08"),
         ("3.10.0-1160.el7.x86_64", "580.178.04"),
     ] {
-        let pick = picked(&wish(kernel, version));
+        let pick = picked(&constraints(kernel, version));
         assert!(
             pick.doubtful && !pick.warnings.is_empty(),
             "{kernel} {version}: {pick:?}"
         );
     }
-    let pick = picked(&wish("6.1.0-44-amd64", "535.261.03"));
+    let pick = picked(&constraints("6.1.0-44-amd64", "535.261.03"));
     assert!(!pick.doubtful, "{pick:?}");
     // A report about the open modules does not apply to the proprietary ones.
-    for (flavour, doubtful) in [(Flavour::Open, true), (Flavour::Proprietary, false)] {
-        let mut asked = wish("6.1.0-56-amd64", "535.261.03");
-        asked.flavour = Some(flavour);
+    for (flavor, doubtful) in [(Flavor::Open, true), (Flavor::Proprietary, false)] {
+        let mut asked = constraints("6.1.0-56-amd64", "535.261.03");
+        asked.flavor = Some(flavor);
         let pick = picked(&asked);
         assert_eq!(pick.doubtful, doubtful, "{pick:?}");
     }
@@ -413,8 +413,8 @@ fn kernels_per_branch() {
         ("6.1.0-56-amd64", "590.44.01", true),
         ("6.1.0-56-amd64", "590.48.01", false),
     ] {
-        let mut asked = wish(kernel, version);
-        asked.flavour = Some(Flavour::Open);
+        let mut asked = constraints(kernel, version);
+        asked.flavor = Some(Flavor::Open);
         let told = picked(&asked).warnings.join("\n");
         assert_eq!(
             told.contains("one more argument"),
@@ -426,16 +426,16 @@ fn kernels_per_branch() {
 
 #[test]
 fn running_and_next_kernel_affect_selection() {
-    let wish = with(&[A100], |wish| {
-        wish.kernel = Some("6.1.0-44-amd64".parse().unwrap());
-        wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
-        wish.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
+    let constraints = with(&[A100], |constraints| {
+        constraints.kernel = Some("6.1.0-44-amd64".parse().unwrap());
+        constraints.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
+        constraints.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
     });
     // The long-term branch is available, but too old for the next kernel. 570 has the fix.
-    assert_eq!(picked(&wish).version.unwrap().to_string(), "570.211.01");
-    let only_now = Wish {
+    assert_eq!(picked(&constraints).version.unwrap().to_string(), "570.211.01");
+    let only_now = Constraints {
         next_kernel: None,
-        ..wish
+        ..constraints
     };
     assert_eq!(picked(&only_now).version.unwrap().to_string(), "580.65.06");
 }
@@ -443,10 +443,10 @@ fn running_and_next_kernel_affect_selection() {
 #[test]
 fn the_version_comes_from_the_repository() {
     let debian = candidates(&["535.261.03", "535.247.01"]);
-    let pick = picked(&with(&[A100], |wish| wish.candidates = debian.clone()));
+    let pick = picked(&with(&[A100], |constraints| constraints.candidates = debian.clone()));
     assert_eq!(pick.version.unwrap().to_string(), "535.261.03");
-    assert_eq!(pick.flavour, Flavour::Proprietary);
-    let refusal = refused(&with(&[B200], |wish| wish.candidates = debian.clone()));
+    assert_eq!(pick.flavor, Flavor::Proprietary);
+    let refusal = refused(&with(&[B200], |constraints| constraints.candidates = debian.clone()));
     assert!(
         reasons(&refusal).contains("570.86.15"),
         "{}",
@@ -457,9 +457,9 @@ fn the_version_comes_from_the_repository() {
         "{:?}",
         refusal.nearest
     );
-    let refusal = refused(&with(&[A100], |wish| {
-        wish.candidates = debian;
-        wish.version = Some("580.65.06".parse().unwrap());
+    let refusal = refused(&with(&[A100], |constraints| {
+        constraints.candidates = debian;
+        constraints.version = Some("580.65.06".parse().unwrap());
     }));
     assert_eq!(refusal.reasons[0].rule, Rule::Offered);
     assert!(
@@ -467,13 +467,13 @@ fn the_version_comes_from_the_repository() {
         "{}",
         reasons(&refusal)
     );
-    let empty = refused(&with(&[A100], |wish| wish.candidates = candidates(&[])));
+    let empty = refused(&with(&[A100], |constraints| constraints.candidates = candidates(&[])));
     assert!(reasons(&empty).contains("no driver"));
-    let torn = refused(&with(&[A100], |wish| {
-        wish.branch = Some("570".parse().unwrap());
-        wish.version = Some("580.65.06".parse().unwrap());
+    let torn = refused(&with(&[A100], |constraints| {
+        constraints.branch = Some("570".parse().unwrap());
+        constraints.version = Some("580.65.06".parse().unwrap());
     }));
-    assert_eq!(torn.reasons[0].rule, Rule::Wish);
+    assert_eq!(torn.reasons[0].rule, Rule::Constraints);
 }
 
 #[test]
@@ -481,8 +481,8 @@ fn unlisted_gpus() {
     let pick = picked(&gpus(&["10de:3fff"]));
     assert!(pick.assumed && pick.doubtful);
     assert_eq!(
-        (pick.branch.to_string().as_str(), pick.flavour),
-        ("595", Flavour::Open)
+        (pick.branch.to_string().as_str(), pick.flavor),
+        ("595", Flavor::Open)
     );
     assert!(
         pick.reasons
@@ -499,29 +499,29 @@ fn unlisted_gpus() {
         chip_name: "GV100 [TITAN V]".parse().ok(),
         ..gpu("10de:1d81")
     };
-    let pick = picked(&Wish {
+    let pick = picked(&Constraints {
         gpus: vec![titan.clone()],
-        ..Wish::default()
+        ..Constraints::default()
     });
     assert!(pick.assumed);
     assert_eq!(
-        (pick.branch.to_string().as_str(), pick.flavour),
-        ("580", Flavour::Proprietary)
+        (pick.branch.to_string().as_str(), pick.flavor),
+        ("580", Flavor::Proprietary)
     );
-    let both = Wish {
+    let both = Constraints {
         gpus: vec![titan, gpu(B200)],
-        ..Wish::default()
+        ..Constraints::default()
     };
     assert_eq!(refused(&both).reasons[0].rule, Rule::Pair);
     // An unknown branch gives a warning if its version is known, otherwise an error because it has no row.
-    let new = with(&[H100], |wish| {
-        wish.version = Some("640.10.01".parse().unwrap())
+    let new = with(&[H100], |constraints| {
+        constraints.version = Some("640.10.01".parse().unwrap())
     });
-    assert!(picked(&new).doubtful && picked(&new).flavour == Flavour::Open);
-    let new = with(&[H100], |wish| wish.branch = Some("640".parse().unwrap()));
+    assert!(picked(&new).doubtful && picked(&new).flavor == Flavor::Open);
+    let new = with(&[H100], |constraints| constraints.branch = Some("640".parse().unwrap()));
     assert!(refused(&new).unknown);
-    let new = with(&[V100], |wish| {
-        wish.version = Some("640.10.01".parse().unwrap())
+    let new = with(&[V100], |constraints| {
+        constraints.version = Some("640.10.01".parse().unwrap())
     });
     assert_eq!(refused(&new).reasons[0].rule, Rule::LastBranch);
 }
@@ -532,9 +532,9 @@ fn gpu_slices_require_the_grid_driver() {
         subsystem_id: Some("10de:1733".parse().unwrap()),
         ..gpu("10de:27b8")
     };
-    let refusal = refused(&Wish {
+    let refusal = refused(&Constraints {
         gpus: vec![slice],
-        ..Wish::default()
+        ..Constraints::default()
     });
     assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
     assert!(reasons(&refusal).contains("L4-3Q"), "{}", reasons(&refusal));
@@ -544,18 +544,18 @@ fn gpu_slices_require_the_grid_driver() {
         ..gpu("10de:27b8")
     };
     assert_eq!(
-        brief(&Wish {
+        brief(&Constraints {
             gpus: vec![whole],
-            ..Wish::default()
+            ..Constraints::default()
         }),
         "580 open"
     );
     let azure = Some(("azure".to_owned(), "Standard_NV36ads_A10_v5".to_owned()));
-    let refusal = refused(&with(&["10de:2236"], |wish| wish.instance = azure));
+    let refusal = refused(&with(&["10de:2236"], |constraints| constraints.instance = azure));
     assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
     let aws = Some(("aws".to_owned(), "p5.48xlarge".to_owned()));
     assert_eq!(
-        brief(&with(&[H100], |wish| wish.instance = aws)),
+        brief(&with(&[H100], |constraints| constraints.instance = aws)),
         "580 open"
     );
 }
@@ -563,11 +563,11 @@ fn gpu_slices_require_the_grid_driver() {
 #[test]
 fn fabric_manager_requires_a_visible_switch() {
     let seen = |id: &str, pci, management| {
-        let wish = with(&[id], |wish| {
-            wish.nvswitch = pci;
-            wish.nvlink_management = management;
+        let constraints = with(&[id], |constraints| {
+            constraints.nvswitch = pci;
+            constraints.nvlink_management = management;
         });
-        picked(&wish).fabric
+        picked(&constraints).fabric
     };
     assert_eq!(seen(H100, Some(true), None), Fabric::Fm);
     assert_eq!(seen(H100, None, None), Fabric::Fm);
@@ -585,8 +585,8 @@ fn board_gets_the_vendor_recommended_branch() {
     const RTX_PRO_4500: &str = "10de:2c3a";
     assert_eq!(brief(&gpus(&[RTX_PRO_4500])), "595 open");
     // 580 is selected if it is requested or the only one.
-    let requested = picked(&with(&[RTX_PRO_4500], |wish| {
-        wish.branch = Some("580".parse().unwrap());
+    let requested = picked(&with(&[RTX_PRO_4500], |constraints| {
+        constraints.branch = Some("580".parse().unwrap());
     }));
     assert_eq!(requested.branch.to_string(), "580");
     let warnings = requested.warnings.join("\n");
@@ -601,9 +601,9 @@ fn board_gets_the_vendor_recommended_branch() {
 fn instance_types_failing_with_gsp_get_proprietary_modules() {
     const A10G: &str = "10de:2237";
     let of = |id: &str, instance: &str, branch: Option<u32>| {
-        brief(&with(&[id], |wish| {
-            wish.instance = Some(("aws".to_owned(), instance.to_owned()));
-            wish.branch = branch.map(|branch| branch.to_string().parse().unwrap());
+        brief(&with(&[id], |constraints| {
+            constraints.instance = Some(("aws".to_owned(), instance.to_owned()));
+            constraints.branch = branch.map(|branch| branch.to_string().parse().unwrap());
         }))
     };
     assert_eq!(of(T4, "g4dn.xlarge", None), "580 proprietary");
@@ -612,8 +612,8 @@ fn instance_types_failing_with_gsp_get_proprietary_modules() {
     assert_eq!(of(A10G, "g5.48xlarge", Some(615)), "615 open");
     assert_eq!(of("10de:27b8", "g6.xlarge", None), "580 open");
     assert_eq!(brief(&gpus(&[A10G])), "580 open");
-    let pick = picked(&with(&[A10G], |wish| {
-        wish.instance = Some(("aws".to_owned(), "g5.xlarge".to_owned()));
+    let pick = picked(&with(&[A10G], |constraints| {
+        constraints.instance = Some(("aws".to_owned(), "g5.xlarge".to_owned()));
     }));
     let reasons = pick.reasons.join("\n");
     assert!(

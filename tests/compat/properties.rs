@@ -6,39 +6,39 @@ use std::{
 };
 
 use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules};
-use gpu_bootstrap::compat::pick::{Wish, pick};
-use gpu_bootstrap::compat::ruling::Rule;
+use gpu_bootstrap::compat::pick::{Constraints, pick};
+use gpu_bootstrap::compat::rule_result::Rule;
 use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use proptest::test_runner::TestRunner;
 
 use crate::matrix;
-use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
+use gpu_bootstrap::model::gpu::{Flavor, GpuIdentity, SupportedFlavors};
 
 /// Checks each row that applies to a driver.
 fn allowed(
     matrix: &Matrix,
-    wish: &Wish,
+    constraints: &Constraints,
     boards: &[&Gpu],
     version: &DriverVersion,
-    flavour: Flavour,
+    flavor: Flavor,
 ) -> bool {
     boards
         .iter()
-        .all(|board| drives(matrix, board, version, flavour))
-        && has_flavour(matrix, version.branch(), flavour)
-        && wish.cuda.iter().all(|cuda| {
+        .all(|board| drives(matrix, board, version, flavor))
+        && has_flavor(matrix, version.branch(), flavor)
+        && constraints.cuda.iter().all(|cuda| {
             serves(matrix, *cuda, version) && boards.iter().all(|b| codes(matrix, *cuda, b))
         })
-        && wish
+        && constraints
             .kernel
             .iter()
-            .chain(&wish.next_kernel)
-            .all(|kernel| builds(matrix, kernel, wish.arch.as_deref(), version, flavour))
+            .chain(&constraints.next_kernel)
+            .all(|kernel| builds(matrix, kernel, constraints.arch.as_deref(), version, flavor))
 }
 
-fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavour) -> bool {
+fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavor: Flavor) -> bool {
     let architecture = matrix
         .architectures
         .iter()
@@ -55,9 +55,9 @@ fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavou
     {
         return false;
     }
-    match (board.modules, flavour) {
-        (SupportedFlavours::Open, Flavour::Proprietary)
-        | (SupportedFlavours::Proprietary, Flavour::Open) => {
+    match (board.modules, flavor) {
+        (SupportedFlavors::Open, Flavor::Proprietary)
+        | (SupportedFlavors::Proprietary, Flavor::Open) => {
             return false;
         }
         _ => {}
@@ -81,11 +81,11 @@ fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavou
     }
 }
 
-fn has_flavour(matrix: &Matrix, branch: Branch, flavour: Flavour) -> bool {
+fn has_flavor(matrix: &Matrix, branch: Branch, flavor: Flavor) -> bool {
     let row = matrix.branches.iter().find(|row| row.branch == branch);
-    row.is_none_or(|row| match flavour {
-        Flavour::Open => row.open != OpenModules::None,
-        Flavour::Proprietary => row.proprietary,
+    row.is_none_or(|row| match flavor {
+        Flavor::Open => row.open != OpenModules::None,
+        Flavor::Proprietary => row.proprietary,
     })
 }
 
@@ -142,7 +142,7 @@ fn builds(
     kernel: &KernelVersion,
     arch: Option<&str>,
     version: &DriverVersion,
-    flavour: Flavour,
+    flavor: Flavor,
 ) -> bool {
     let text = kernel.as_str();
     if text.contains('-') && !text.contains("-rc") {
@@ -154,7 +154,7 @@ fn builds(
         if !sure(row.confidence)
             || !at(&row.kernel)
             || row.arch.is_some() && row.arch.as_deref() != arch
-            || row.flavour.is_some_and(|only| only != flavour)
+            || row.flavor.is_some_and(|only| only != flavor)
         {
             return true;
         }
@@ -247,7 +247,7 @@ const KERNELS: [&str; 14] = [
     "7.2.1",
 ];
 
-fn wishes() -> impl Strategy<Value = Wish> {
+fn constraints() -> impl Strategy<Value = Constraints> {
     let matrix = matrix();
     let boards: Vec<GpuIdentity> = matrix
         .gpus
@@ -275,12 +275,12 @@ fn wishes() -> impl Strategy<Value = Wish> {
         prop::option::of(select(vec!["x86_64".to_owned(), "aarch64".to_owned()])),
         prop::option::weighted(0.3, select(branches)),
         prop::option::weighted(0.2, select(versions.clone())),
-        prop::option::weighted(0.3, select(vec![Flavour::Open, Flavour::Proprietary])),
+        prop::option::weighted(0.3, select(vec![Flavor::Open, Flavor::Proprietary])),
         prop::collection::vec(select(cuda), 0..3),
         prop::option::weighted(0.4, (subsequence(versions, 0..=some), any::<Index>())),
     )
         .prop_map(
-            |(gpus, (kernel, next_kernel), arch, branch, version, flavour, cuda, list)| {
+            |(gpus, (kernel, next_kernel), arch, branch, version, flavor, cuda, list)| {
                 // A configured version is usually in the repository.
                 let version = match (&version, &list) {
                     (Some(_), Some((list, index))) if !list.is_empty() => {
@@ -288,24 +288,24 @@ fn wishes() -> impl Strategy<Value = Wish> {
                     }
                     _ => version,
                 };
-                Wish {
+                Constraints {
                     gpus,
                     kernel,
                     next_kernel,
                     arch,
                     branch,
                     version,
-                    flavour,
+                    flavor,
                     cuda,
                     candidates: list.map(|(list, _)| list),
-                    ..Wish::default()
+                    ..Constraints::default()
                 }
             },
         )
 }
 
 /// The versions that the constraints allow.
-fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
+fn choice(matrix: &Matrix, constraints: &Constraints) -> Vec<DriverVersion> {
     let newest = || {
         matrix
             .branches
@@ -313,18 +313,18 @@ fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
             .map(|row| row.newest_version.clone())
             .collect()
     };
-    let all = match (&wish.candidates, &wish.version) {
+    let all = match (&constraints.candidates, &constraints.version) {
         (Some(list), _) => list.clone(),
         (None, Some(version)) => vec![version.clone()],
         (None, None) => newest(),
     };
     all.into_iter()
-        .filter(|v| wish.branch.is_none_or(|branch| v.branch() == branch))
-        .filter(|v| wish.version.as_ref().is_none_or(|wished| v == wished))
+        .filter(|v| constraints.branch.is_none_or(|branch| v.branch() == branch))
+        .filter(|v| constraints.version.as_ref().is_none_or(|requested| v == requested))
         .collect()
 }
 
-fn boards<'m>(matrix: &'m Matrix, wish: &Wish) -> Vec<&'m Gpu> {
+fn boards<'m>(matrix: &'m Matrix, constraints: &Constraints) -> Vec<&'m Gpu> {
     let of = |gpu: &GpuIdentity| {
         let row = matrix
             .gpus
@@ -332,21 +332,21 @@ fn boards<'m>(matrix: &'m Matrix, wish: &Wish) -> Vec<&'m Gpu> {
             .find(|row| row.pci_id == gpu.pci_id && row.subsystem_id == gpu.subsystem_id);
         row.unwrap()
     };
-    wish.gpus.iter().map(of).collect()
+    constraints.gpus.iter().map(of).collect()
 }
 
-fn flavours(wish: &Wish) -> Vec<Flavour> {
-    wish.flavour
-        .map_or(vec![Flavour::Open, Flavour::Proprietary], |flavour| {
-            vec![flavour]
+fn flavors(constraints: &Constraints) -> Vec<Flavor> {
+    constraints.flavor
+        .map_or(vec![Flavor::Open, Flavor::Proprietary], |flavor| {
+            vec![flavor]
         })
 }
 
 /// Tests 400 random constraint sets, and asserts that enough of them reach each comparison, because a property without samples
 /// is not tested. The bounds are a third of the average.
-fn each_wish(
+fn each_spec(
     least: &[(&str, u32)],
-    test: impl Fn(Wish, Index, &dyn Fn(&'static str)) -> Result<(), TestCaseError>,
+    test: impl Fn(Constraints, Index, &dyn Fn(&'static str)) -> Result<(), TestCaseError>,
 ) {
     let counts = RefCell::new(BTreeMap::new());
     let reached = |what| *counts.borrow_mut().entry(what).or_insert(0) += 1;
@@ -356,8 +356,8 @@ fn each_wish(
         ..ProptestConfig::default()
     };
     TestRunner::new(config)
-        .run(&(wishes(), any::<Index>()), |(wish, index)| {
-            test(wish, index, &reached)
+        .run(&(constraints(), any::<Index>()), |(constraints, index)| {
+            test(constraints, index, &reached)
         })
         .unwrap_or_else(|error| panic!("{error}"));
     let counts = counts.into_inner();
@@ -372,24 +372,24 @@ fn each_wish(
 
 #[test]
 fn selections_and_errors_are_correct() {
-    each_wish(
+    each_spec(
         &[
             ("a pick", 1),
             ("a rejected version", 1),
             ("a nearest pick", 1),
         ],
-        |wish, _, reached| {
+        |constraints, _, reached| {
             let matrix = matrix();
-            let boards = boards(matrix, &wish);
-            let choice = choice(matrix, &wish);
-            match pick(matrix, &wish) {
+            let boards = boards(matrix, &constraints);
+            let choice = choice(matrix, &constraints);
+            match pick(matrix, &constraints) {
                 Ok(pick) => {
                     reached("a pick");
                     prop_assert!(choice.contains(&pick.recommended), "{pick:?}");
-                    prop_assert!(flavours(&wish).contains(&pick.flavour));
+                    prop_assert!(flavors(&constraints).contains(&pick.flavor));
                     prop_assert_eq!(pick.branch, pick.recommended.branch());
                     prop_assert!(
-                        allowed(matrix, &wish, &boards, &pick.recommended, pick.flavour),
+                        allowed(matrix, &constraints, &boards, &pick.recommended, pick.flavor),
                         "{:?}",
                         pick
                     );
@@ -402,23 +402,23 @@ fn selections_and_errors_are_correct() {
                 }
                 Err(refusal) => {
                     for version in &choice {
-                        for flavour in flavours(&wish) {
+                        for flavor in flavors(&constraints) {
                             reached("a rejected version");
                             prop_assert!(
-                                !allowed(matrix, &wish, &boards, version, flavour),
-                                "{version} {flavour} is compatible: {refusal:?}"
+                                !allowed(matrix, &constraints, &boards, version, flavor),
+                                "{version} {flavor} is compatible: {refusal:?}"
                             );
                         }
                     }
                     prop_assert!(!refusal.reasons.is_empty() && !refusal.nearest.is_empty());
                     if let Some(near) = &refusal.nearest_pick {
                         reached("a nearest pick");
-                        let only = Wish {
-                            gpus: wish.gpus.clone(),
-                            ..Wish::default()
+                        let only = Constraints {
+                            gpus: constraints.gpus.clone(),
+                            ..Constraints::default()
                         };
                         prop_assert!(
-                            allowed(matrix, &only, &boards, &near.recommended, near.flavour),
+                            allowed(matrix, &only, &boards, &near.recommended, near.flavor),
                             "{:?}",
                             near
                         );
@@ -432,63 +432,63 @@ fn selections_and_errors_are_correct() {
 
 #[test]
 fn errors_list_only_violated_rules() {
-    each_wish(
+    each_spec(
         &[
             ("a rule about a GPU", 1),
             ("a rule about CUDA", 1),
             ("a rule about a kernel", 1),
         ],
-        |wish, _, reached| {
+        |constraints, _, reached| {
             let matrix = matrix();
-            let boards = boards(matrix, &wish);
-            let Err(refusal) = pick(matrix, &wish) else {
+            let boards = boards(matrix, &constraints);
+            let Err(refusal) = pick(matrix, &constraints) else {
                 return Ok(());
             };
-            let choice = choice(matrix, &wish);
-            let broken = |check: &dyn Fn(&DriverVersion, Flavour) -> bool| {
+            let choice = choice(matrix, &constraints);
+            let broken = |check: &dyn Fn(&DriverVersion, Flavor) -> bool| {
                 choice
                     .iter()
-                    .any(|v| flavours(&wish).iter().any(|flavour| !check(v, *flavour)))
+                    .any(|v| flavors(&constraints).iter().any(|flavor| !check(v, *flavor)))
             };
             for reason in &refusal.reasons {
                 let right = match reason.rule {
-                    Rule::Offered => choice.is_empty() && wish.candidates.is_some(),
-                    Rule::Wish => wish
+                    Rule::Offered => choice.is_empty() && constraints.candidates.is_some(),
+                    Rule::Constraints => constraints
                         .branch
-                        .zip(wish.version.as_ref())
+                        .zip(constraints.version.as_ref())
                         .is_some_and(|(b, v)| v.branch() != b),
                     Rule::Pair => {
                         // The GPUs in the error: each has a driver, but none of the newest drivers supports all of them.
-                        let newest = self::choice(matrix, &Wish::default());
+                        let newest = self::choice(matrix, &Constraints::default());
                         newest.iter().all(|version| {
-                            [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
-                                let free = Wish::default();
-                                !allowed(matrix, &free, &boards, version, *flavour)
+                            [Flavor::Open, Flavor::Proprietary].iter().all(|flavor| {
+                                let free = Constraints::default();
+                                !allowed(matrix, &free, &boards, version, *flavor)
                             })
                         })
                     }
                     Rule::MinDriver
                     | Rule::LastBranch
                     | Rule::NewestArchitecture
-                    | Rule::BoardFlavour => broken(&|version, flavour| {
+                    | Rule::BoardFlavor => broken(&|version, flavor| {
                         boards
                             .iter()
-                            .all(|board| drives(matrix, board, version, flavour))
+                            .all(|board| drives(matrix, board, version, flavor))
                     }),
-                    Rule::BranchFlavour => {
-                        broken(&|version, flavour| has_flavour(matrix, version.branch(), flavour))
+                    Rule::BranchFlavor => {
+                        broken(&|version, flavor| has_flavor(matrix, version.branch(), flavor))
                     }
                     Rule::CudaDriver | Rule::ForwardCompat => broken(&|version, _| {
-                        wish.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
+                        constraints.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
                     }),
-                    Rule::CudaArchitecture => wish
+                    Rule::CudaArchitecture => constraints
                         .cuda
                         .iter()
                         .any(|cuda| boards.iter().any(|board| !codes(matrix, *cuda, board))),
-                    Rule::Kernel => broken(&|version, flavour| {
-                        let arch = wish.arch.as_deref();
-                        let mut kernels = wish.kernel.iter().chain(&wish.next_kernel);
-                        kernels.all(|kernel| builds(matrix, kernel, arch, version, flavour))
+                    Rule::Kernel => broken(&|version, flavor| {
+                        let arch = constraints.arch.as_deref();
+                        let mut kernels = constraints.kernel.iter().chain(&constraints.next_kernel);
+                        kernels.all(|kernel| builds(matrix, kernel, arch, version, flavor))
                     }),
                     _ => false,
                 };
@@ -497,7 +497,7 @@ fn errors_list_only_violated_rules() {
                         "a rule about CUDA"
                     }
                     Rule::Kernel => "a rule about a kernel",
-                    Rule::Offered | Rule::Wish | Rule::Pair => "a rule about the constraints",
+                    Rule::Offered | Rule::Constraints | Rule::Pair => "a rule about the constraints",
                     _ => "a rule about a GPU",
                 });
                 prop_assert!(right, "{reason:?}");

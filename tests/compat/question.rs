@@ -1,7 +1,7 @@
 //! The results of the `compat` command.
 
 use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
-use gpu_bootstrap::model::gpu::SupportedFlavours;
+use gpu_bootstrap::model::gpu::SupportedFlavors;
 
 use crate::{gpu, matrix};
 
@@ -133,7 +133,7 @@ fn results_have_the_documented_format() {
             "verdict",
             "why",
             "driver",
-            "module-flavour",
+            "module-flavor",
             "sources"
         ]
     );
@@ -142,7 +142,7 @@ fn results_have_the_documented_format() {
     assert_eq!(json["driver"]["min"], "525.60.13");
     assert_eq!(json["driver"]["max-branch"], "580");
     assert_eq!(json["driver"]["recommended"], "580.178.04");
-    assert_eq!(json["module-flavour"], "proprietary");
+    assert_eq!(json["module-flavor"], "proprietary");
     assert!(
         json["sources"][0]
             .as_str()
@@ -150,14 +150,14 @@ fn results_have_the_documented_format() {
             .contains("CUDA release-notes")
     );
     let json = serde_json::to_value(ask("", "", "580", "")).unwrap();
-    assert!(json["module-flavour"].is_null() && json["driver"]["min"].is_null());
+    assert!(json["module-flavor"].is_null() && json["driver"]["min"].is_null());
     assert_eq!(
-        ask("GB200", "", "", "").module_flavour,
-        Some(SupportedFlavours::Open)
+        ask("GB200", "", "", "").module_flavor,
+        Some(SupportedFlavors::Open)
     );
     assert_eq!(
-        ask("T4", "", "", "").module_flavour,
-        Some(SupportedFlavours::Either)
+        ask("T4", "", "", "").module_flavor,
+        Some(SupportedFlavors::Either)
     );
 }
 
@@ -167,8 +167,8 @@ fn gpus_without_common_modules_get_no_flavor() {
     for (gpus, want) in rows! {
         ["10de:1db1", "10de:2901"], None;
         ["10de:2901", "10de:1db1"], None;
-        ["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open);
-        ["10de:1eb8", "10de:1db1"], Some(SupportedFlavours::Proprietary);
+        ["10de:2901", "10de:1eb8"], Some(SupportedFlavors::Open);
+        ["10de:1eb8", "10de:1db1"], Some(SupportedFlavors::Proprietary);
     } {
         let question = Question {
             machine: Some(MachineGpus {
@@ -179,7 +179,7 @@ fn gpus_without_common_modules_get_no_flavor() {
             ..Question::default()
         };
         let answer = question::answer(matrix(), &question).unwrap();
-        assert_eq!(answer.module_flavour, want, "{gpus:?}");
+        assert_eq!(answer.module_flavor, want, "{gpus:?}");
         if want.is_none() {
             assert_eq!(answer.verdict, Compatibility::Incompatible);
         }
@@ -261,7 +261,7 @@ fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
         version.map_or_else(|| "-".to_owned(), |version| version.to_string())
     };
     let (min, max, limited) = (of(row.cuda_min), of(row.cuda_max), of(row.cuda_limited_max));
-    Some(format!("{min} {max} {limited} {:?}", row.module_flavour))
+    Some(format!("{min} {max} {limited} {:?}", row.module_flavor))
 }
 
 #[test]
@@ -348,8 +348,8 @@ fn matching_names_with_equal_results_have_one_result() {
     let answer = ask("H100", "", "520.61.05", "");
     let verdict = |name: &str| {
         let of_it = |gpus: &[String]| gpus.iter().any(|gpu| gpu.starts_with(name));
-        let found = answer.meanings.iter().find(|meaning| of_it(&meaning.gpus));
-        found.map(|meaning| meaning.verdict)
+        let found = answer.name_matches.iter().find(|name_match| of_it(&name_match.gpus));
+        found.map(|name_match| name_match.verdict)
     };
     assert_eq!(verdict("H100 PCIe"), Some(Compatible));
     assert_eq!(verdict("H100 SXM5 80GB"), Some(Incompatible));

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use gpu_bootstrap::compat::pick::{Wish, pick};
-use gpu_bootstrap::model::gpu::Flavour;
+use gpu_bootstrap::compat::pick::{Constraints, pick};
+use gpu_bootstrap::model::gpu::Flavor;
 use gpu_bootstrap::model::version::DriverVersion;
 use serde::Deserialize;
 
@@ -43,18 +43,18 @@ const FOR_VIRTUAL_GPUS: [&str; 2] = ["10de:1e37", "10de:26b8"];
 const NAMED_LATE: [&str; 2] = ["10de:1bb3", "10de:1eb8"];
 
 impl Gpu {
-    fn runs_with(&self, release: &DriverVersion, flavour: Flavour) -> bool {
+    fn runs_with(&self, release: &DriverVersion, flavor: Flavor) -> bool {
         knows(&self.since, release)
-            && (flavour == Flavour::Proprietary || knows(&self.open_since, release))
+            && (flavor == Flavor::Proprietary || knows(&self.open_since, release))
     }
 }
 
-fn wish(id: &str, candidates: Vec<DriverVersion>, flavour: Option<Flavour>) -> Wish {
-    Wish {
+fn constraints(id: &str, candidates: Vec<DriverVersion>, flavor: Option<Flavor>) -> Constraints {
+    Constraints {
         gpus: vec![gpu(id)],
         candidates: Some(candidates),
-        flavour,
-        ..Wish::default()
+        flavor,
+        ..Constraints::default()
     }
 }
 
@@ -78,14 +78,14 @@ fn selected_release_supports_the_gpu_with_its_flavor() {
     let (gpus, releases) = listed();
     let mut wrong = Vec::new();
     for gpu in &gpus {
-        for flavour in [Flavour::Open, Flavour::Proprietary] {
-            let wish = wish(&gpu.pci_id, releases.clone(), Some(flavour));
-            if let Ok(pick) = pick(matrix(), &wish)
+        for flavor in [Flavor::Open, Flavor::Proprietary] {
+            let constraints = constraints(&gpu.pci_id, releases.clone(), Some(flavor));
+            if let Ok(pick) = pick(matrix(), &constraints)
                 && !pick.doubtful
                 && let Some(version) = &pick.version
-                && !gpu.runs_with(version, flavour)
+                && !gpu.runs_with(version, flavor)
             {
-                wrong.push(format!("{} {version} {flavour}", gpu.pci_id));
+                wrong.push(format!("{} {version} {flavor}", gpu.pci_id));
             }
         }
     }
@@ -101,8 +101,8 @@ fn release_without_the_gpu_is_incompatible_or_unknown() {
             if knows(&gpu.since, release) || NAMED_LATE.contains(&gpu.pci_id.as_str()) {
                 continue;
             }
-            let wish = wish(&gpu.pci_id, vec![release.clone()], None);
-            if pick(matrix(), &wish).is_ok_and(|pick| !pick.doubtful) {
+            let constraints = constraints(&gpu.pci_id, vec![release.clone()], None);
+            if pick(matrix(), &constraints).is_ok_and(|pick| !pick.doubtful) {
                 wrong.push(format!("{} {release}", gpu.pci_id));
             }
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use gpu_bootstrap::compat::matrix::{Confidence, OpenModules};
-use gpu_bootstrap::model::gpu::{Architecture, SupportedFlavours};
+use gpu_bootstrap::model::gpu::{Architecture, SupportedFlavors};
 use gpu_bootstrap::model::pattern;
 use gpu_bootstrap::model::version::{Branch, DriverVersion};
 
@@ -100,7 +100,7 @@ fn gpus_agree_with_their_architecture_and_capability() {
         assert_eq!(capability.architecture, row.architecture, "{name}");
         let of_all = known(&row.architecture).modules;
         assert!(
-            of_all == SupportedFlavours::Either || of_all == row.modules,
+            of_all == SupportedFlavors::Either || of_all == row.modules,
             "{name}"
         );
         let first = row.min_drivers.first();
@@ -163,7 +163,7 @@ fn module_options_match_some_machines() {
 
 #[test]
 fn instance_flavors_match_known_instance_types() {
-    for row in &matrix().instance_flavours {
+    for row in &matrix().instance_flavors {
         for pattern in &row.instance_types {
             let known = (matrix().instance_types.iter())
                 .any(|one| one.provider == row.provider && pattern::matches(pattern, &one.name));

@@ -82,7 +82,7 @@ fn answer(os: &str, version: &str, arch: &str, source: &str, gpu: &str) -> Strin
             format!(
                 "{} {}; {}; from {}",
                 driver.branch,
-                driver.flavour,
+                driver.flavor,
                 packages.join(" "),
                 repositories.join(", ")
             )

@@ -6,7 +6,7 @@ use gpu_bootstrap::{
     compat::matrix::Matrix,
     config::{
         error::ResolveError,
-        load::{Ask, load},
+        load::{SettingsRequest, load},
         resolve::Resolution,
     },
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, SecureBoot},
@@ -43,7 +43,7 @@ pub static MATRIX: LazyLock<Matrix> =
 pub struct Machine {
     pub facts: Facts,
     pub files: FakeFiles,
-    pub ask: Ask,
+    pub ask: SettingsRequest,
 }
 
 impl Machine {
@@ -64,7 +64,7 @@ impl Machine {
         Self {
             facts: facts(id, version, arch, &kernel, gpus),
             files,
-            ask: Ask::default(),
+            ask: SettingsRequest::default(),
         }
     }
 
@@ -116,7 +116,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         architecture: None,
         architecture_evidence: None,
         compute_capability: None,
-        module_flavour: None,
+        module_flavor: None,
         vgpu: false,
         numa_node: None,
         class: None,

@@ -366,7 +366,7 @@ fn machines_without_a_gpu() {
     let desired = image.resolution().desired;
     assert!(desired.image && desired.driver.is_some());
     image.ask.flags.assume_gpus.clear();
-    let named = image.config("driver = { branch = 580, flavour = \"open\" }");
+    let named = image.config("driver = { branch = 580, flavor = \"open\" }");
     assert!(named.resolution().desired.driver.is_some());
 }
 
@@ -547,16 +547,16 @@ fn fabric_manager_is_held_with_the_driver() {
         let has = |machine: &Machine| {
             let desired = machine.resolution().desired;
             let driver = desired.driver.unwrap();
-            let wished = |name: &str| driver.packages.iter().any(|wish| wish.name == name);
-            assert_eq!(wished(names[0]), wished(names[1]));
+            let requested = |name: &str| driver.packages.iter().any(|spec| spec.name == name);
+            assert_eq!(requested(names[0]), requested(names[1]));
             assert_eq!(
                 desired.packages.guard.exact.len(),
-                2 * usize::from(wished(names[0]))
+                2 * usize::from(requested(names[0]))
             );
             let held =
                 |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
             assert!(held(names[0]) && held(names[1]));
-            wished(names[0])
+            requested(names[0])
         };
         assert!(!has(&machine), "no fabric manager without NVSwitches");
         switch(&mut machine);
@@ -584,7 +584,7 @@ fn nvlink5_boards_use_source_with_fabric_packages() {
     let names: Vec<&str> = driver
         .packages
         .iter()
-        .map(|wish| wish.name.as_str())
+        .map(|spec| spec.name.as_str())
         .collect();
     for name in [
         "nvidia-fabricmanager",
@@ -612,7 +612,7 @@ fn rack_boards_get_imex() {
     let driver = machine.resolution().desired.driver.unwrap();
     let imex = format!("nvidia-imex-{}", driver.branch);
     assert!(
-        driver.packages.iter().any(|wish| wish.name == imex),
+        driver.packages.iter().any(|spec| spec.name == imex),
         "{driver:?}"
     );
     assert_eq!(driver.fabric_service.unwrap().unit, None);
@@ -626,8 +626,8 @@ fn almalinux_modules_take_the_branch_from_package_lists() {
     };
     let desired = with("").resolution().desired;
     let kernel = desired.kernel.as_ref().unwrap();
-    let branches: Vec<u32> = (kernel.ways.iter())
-        .map(|way| way.branch.expect("a branch").0)
+    let branches: Vec<u32> = (kernel.methods.iter())
+        .map(|method| method.branch.expect("a branch").0)
         .collect();
     assert_eq!(
         branches[..2],
@@ -643,7 +643,7 @@ fn almalinux_modules_take_the_branch_from_package_lists() {
     assert_eq!(wanted.version.as_deref(), Some(version));
 
     let desired = with("driver.branch = 610").resolution().desired;
-    assert_eq!(desired.kernel.unwrap().ways.len(), 1);
+    assert_eq!(desired.kernel.unwrap().methods.len(), 1);
     assert_eq!(desired.packages.guard.driver, Some(Branch(610)));
     let keys = |release: &str| {
         let machine = Machine::new("almalinux", release, "aarch64", &[H100]);
@@ -701,10 +701,10 @@ fn arm_kernels_get_signed_modules() {
         ("24.04", "6.14.0-1010-azure-nvidia"),
         ("26.04", "7.0.0-1008-nvidia-bos-64k"),
     ] {
-        for (flavour, infix) in [("open", "-open"), ("proprietary", "")] {
+        for (flavor, infix) in [("open", "-open"), ("proprietary", "")] {
             let mut machine = Machine::new("ubuntu", version, "aarch64", &[H100])
                 .set("driver.source=distribution")
-                .set(&format!("driver.flavour={flavour}"));
+                .set(&format!("driver.flavor={flavor}"));
             let installed: KernelVersion = kernel.parse().unwrap();
             machine.facts.kernel.running = Some(installed.clone());
             machine.facts.kernel.next_boot = Some(installed.clone());

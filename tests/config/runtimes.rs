@@ -1,6 +1,6 @@
 //! Selection of container runtimes and their sources.
 
-use gpu_bootstrap::config::desired::{PackageWish, RuntimeKind};
+use gpu_bootstrap::config::desired::{PackageSpec, RuntimeKind};
 
 use super::machine::{H100, Machine};
 
@@ -47,7 +47,7 @@ fn enterprise_linux_10_gets_the_missing_network_modules() {
         machine
     };
     let modules = |machine: Machine| machine.resolution().desired.container_modules;
-    let wanted = [PackageWish {
+    let wanted = [PackageSpec {
         name: "kernel-modules-extra".into(),
         version: Some("6.12.0-124.8.1.el10_1".into()),
     }];

@@ -119,10 +119,10 @@ impl Machine {
         }
         if let Some(version) = &self.library {
             for name in ["libnvidia-ml.so", "libcuda.so"] {
-                let folder = format!("/usr/lib/{}-linux-gnu", self.arch);
-                put(root, &format!("{folder}/{name}.{version}"), "");
+                let directory = format!("/usr/lib/{}-linux-gnu", self.arch);
+                put(root, &format!("{directory}/{name}.{version}"), "");
                 let target = format!("{name}.{version}");
-                link(root, &format!("{folder}/{name}.1"), &target);
+                link(root, &format!("{directory}/{name}.1"), &target);
             }
         }
         const DATABASE: &str = "/var/lib/dpkg/status";
@@ -173,7 +173,7 @@ impl Machine {
     }
 
     /// Describes the differences from the expected findings.
-    fn judge(&self, ran: &Ran) -> Result<String, String> {
+    fn evaluate(&self, ran: &Ran) -> Result<String, String> {
         let document: Value =
             serde_json::from_str(&ran.out).map_err(|_| format!("no document: {}", ran.err))?;
         let findings = document["findings"].as_array().unwrap();
@@ -250,7 +250,7 @@ fn functions(row: &str) -> Vec<Function> {
 
 impl Function {
     fn put(&self, root: &Utf8Path, address: &str) {
-        let folder = format!("/sys/bus/pci/devices/{address}");
+        let directory = format!("/sys/bus/pci/devices/{address}");
         let (vendor, device) = self.id.split_once(':').unwrap();
         for (name, value) in [
             ("vendor", vendor),
@@ -259,11 +259,11 @@ impl Function {
             ("subsystem_device", &self.subsystem),
             ("class", &self.class),
         ] {
-            put(root, &format!("{folder}/{name}"), format!("0x{value}\n"));
+            put(root, &format!("{directory}/{name}"), format!("0x{value}\n"));
         }
         if let Some(driver) = &self.driver {
             let target = format!("../../../bus/pci/drivers/{driver}");
-            link(root, &format!("{folder}/driver"), &target);
+            link(root, &format!("{directory}/driver"), &target);
         }
     }
 }
@@ -340,8 +340,8 @@ fn on_each(say: impl Fn(&Machine, &Utf8Path) -> String + Sync) -> BTreeMap<Strin
         loop {
             let next = todo.lock().unwrap().pop();
             let Some(machine) = next else { break };
-            let folder = tempfile::tempdir().unwrap();
-            let root = Utf8Path::from_path(folder.path()).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let root = Utf8Path::from_path(directory.path()).unwrap();
             machine.build(root);
             let words = say(&machine, root);
             let twice = said.lock().unwrap().insert(machine.name.clone(), words);
@@ -365,7 +365,7 @@ fn audit_reports_the_first_problem_of_every_machine() {
         // The disk with the tree does not belong to the machine.
         let check = ["check", "--root", root.as_str(), "--ignore", "preflight"];
         let ran = run(&[&check[..], &["--format", "json"]].concat());
-        let first = machine.judge(&ran).unwrap_or_else(|why| {
+        let first = machine.evaluate(&ran).unwrap_or_else(|why| {
             writeln!(wrong.lock().unwrap(), "{}: {why}", machine.name).unwrap();
             String::new()
         });

@@ -94,7 +94,7 @@ fn unpack(text: &str, to: &Utf8Path) {
 
 impl Case {
     /// Describes the differences from the expected result.
-    fn judge(&self, text: &Ran, document: Option<&Value>) -> Vec<String> {
+    fn evaluate(&self, text: &Ran, document: Option<&Value>) -> Vec<String> {
         let mut wrong = Vec::new();
         let all = format!("{}\n{}", text.out, text.err);
         // Compare without line wrapping.
@@ -170,13 +170,13 @@ impl Case {
 #[test]
 fn publicly_reported_machines_have_correct_results() {
     let table: Table = toml::from_str(include_str!("reports.toml")).unwrap();
-    let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/reports");
+    let directory = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/reports");
     let mut wrong = String::new();
     for case in &table.case {
         let scratch = tempfile::tempdir().unwrap();
         let input = Utf8Path::from_path(scratch.path()).unwrap();
         if let Some(name) = &case.input {
-            let text = fs::read_to_string(folder.join(format!("{name}.txt"))).unwrap();
+            let text = fs::read_to_string(directory.join(format!("{name}.txt"))).unwrap();
             unpack(&text, input);
         }
         let args: Vec<String> = (case.args.iter())
@@ -193,7 +193,7 @@ fn publicly_reported_machines_have_correct_results() {
             let ran = run(&[&words[..], &["--format", "json"]].concat());
             serde_json::from_str::<Value>(&ran.out).unwrap()
         });
-        for why in case.judge(&text, document.as_ref()) {
+        for why in case.evaluate(&text, document.as_ref()) {
             writeln!(wrong, "{}: {why}", case.name).unwrap();
         }
     }

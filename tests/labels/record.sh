@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 debug=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
 place=$(mktemp -d)
 trap 'rm -r "$place"' EXIT
-ln -s "$debug/libstandin_nvml.so" "$place/libnvidia-ml.so.1"
+ln -s "$debug/libfake_nvml.so" "$place/libnvidia-ml.so.1"
 
 for inventory in tests/labels/*.toml; do
     name=${inventory%.toml}
@@ -35,7 +35,7 @@ for inventory in tests/labels/*.toml; do
     if [ -n "$product" ]; then
         echo "$product" >"$place/product"
     fi
-    GPU_STANDIN_NVML=$(realpath "$inventory") LD_LIBRARY_PATH=$place \
+    GPU_FAKE_NVML=$(realpath "$inventory") LD_LIBRARY_PATH=$place \
         unshare --mount --propagation=private sh -eu -c '
             place=$1 gfd=$2 program=$3 strategy=$4 out=$5
             mount --bind "$place/bus" /sys/bus/pci/devices

@@ -57,7 +57,7 @@ impl Imitation {
         // DKMS compiles a module if headers are installed.
         let files = &imitation.0.fakes.files;
         let running = kernel::running(files);
-        files.put_folder(&format!("/lib/modules/{running}/build"), 0o755);
+        files.put_directory(&format!("/lib/modules/{running}/build"), 0o755);
         imitation.trust(1);
         imitation
     }

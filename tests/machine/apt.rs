@@ -185,9 +185,9 @@ impl Solver<'_> {
                 Some(chosen) => Some(chosen.clone()),
                 None => self.now(name),
             };
-            let is_met = |package: &Package, wish: &String| match wish.split_once(" = ") {
+            let is_met = |package: &Package, spec: &String| match spec.split_once(" = ") {
                 Some((name, _)) => version(name).as_ref() == Some(&package.version),
-                None => wish.split(" | ").any(|name| version(name).is_some()),
+                None => spec.split(" | ").any(|name| version(name).is_some()),
             };
             let broken = (self.database.iter())
                 .filter(|(name, entry)| entry.there() && !gone(name))
@@ -197,12 +197,12 @@ impl Solver<'_> {
                     let package =
                         (known.iter()).find(|one| one.name == *name && one.version == version)?;
                     let before = self.now(name)?;
-                    let was_met = |wish: &String| match wish.split_once(" = ") {
+                    let was_met = |spec: &String| match spec.split_once(" = ") {
                         Some((name, _)) => self.now(name).as_ref() == Some(&package.version),
-                        None => wish.split(" | ").any(|name| self.now(name).is_some()),
+                        None => spec.split(" | ").any(|name| self.now(name).is_some()),
                     };
                     let breaks = (package.depends.iter())
-                        .any(|wish| !is_met(package, wish) && (was_met(wish) || before != version));
+                        .any(|spec| !is_met(package, spec) && (was_met(spec) || before != version));
                     breaks.then(|| (name.clone(), before))
                 })
                 .next();
@@ -254,11 +254,11 @@ impl Solver<'_> {
             return Ok(());
         }
         let package = self.state.archive.package(name, target).clone();
-        let wishes = package.depends.iter().map(|wish| (wish, true));
-        let more = package.recommends.iter().map(|wish| (wish, false));
+        let specs = package.depends.iter().map(|spec| (spec, true));
+        let more = package.recommends.iter().map(|spec| (spec, false));
         let recommends = self.recommends;
-        for (wish, needed) in wishes.chain(more.filter(|_| recommends)) {
-            let done = self.depend(&package, wish);
+        for (spec, needed) in specs.chain(more.filter(|_| recommends)) {
+            let done = self.depend(&package, spec);
             if needed {
                 done?;
             }
@@ -267,9 +267,9 @@ impl Solver<'_> {
         Ok(())
     }
 
-    fn depend(&mut self, package: &Package, wish: &str) -> Result<(), String> {
-        if let Some((name, rule)) = wish.split_once(" = ") {
-            assert_eq!(rule, "self", "{}: {wish}", package.name);
+    fn depend(&mut self, package: &Package, spec: &str) -> Result<(), String> {
+        if let Some((name, rule)) = spec.split_once(" = ") {
+            assert_eq!(rule, "self", "{}: {spec}", package.name);
             if self.now(name).as_deref() == Some(package.version.as_str()) {
                 return Ok(());
             }
@@ -284,7 +284,7 @@ impl Solver<'_> {
             }
             return self.take(name, &target);
         }
-        let alternatives: Vec<&str> = wish.split(" | ").collect();
+        let alternatives: Vec<&str> = spec.split(" | ").collect();
         if alternatives
             .iter()
             .any(|name| self.now(name).is_some() || self.chosen.contains_key(*name))
@@ -314,7 +314,7 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
         database: dpkg::read(files),
         recommends: line.recommends,
         named: (line.names.iter())
-            .filter_map(|wish| wish.split_once('='))
+            .filter_map(|spec| spec.split_once('='))
             .map(|(name, version)| (name.to_owned(), version.to_owned()))
             .collect(),
         chosen: BTreeMap::new(),
@@ -329,16 +329,16 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             transaction.removes.push((name.to_owned(), now));
         }
     }
-    let wishes: Vec<(&str, Option<&str>)> = line
+    let specs: Vec<(&str, Option<&str>)> = line
         .names
         .iter()
         .filter(|name| !going(name))
-        .map(|wish| {
-            wish.split_once('=')
-                .map_or((wish.as_str(), None), |(n, v)| (n, Some(v)))
+        .map(|spec| {
+            spec.split_once('=')
+                .map_or((spec.as_str(), None), |(n, v)| (n, Some(v)))
         })
         .collect();
-    for (name, version) in &wishes {
+    for (name, version) in &specs {
         solver.choose(name, *version)?;
         transaction.asked.push((*name).to_owned());
     }
@@ -489,8 +489,8 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
                 state.archive.packages.iter().any(|package| {
                     package.name == **name
                         && package.version == entry.version
-                        && package.depends.iter().any(|wish| {
-                            let name = wish.split(" = ").next().unwrap_or(wish);
+                        && package.depends.iter().any(|spec| {
+                            let name = spec.split(" = ").next().unwrap_or(spec);
                             name.split(" | ").all(|alternative| {
                                 going.iter().any(|gone| gone == alternative)
                                     || !database.get(alternative).is_some_and(Entry::there)

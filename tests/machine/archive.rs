@@ -110,10 +110,10 @@ impl Kernel {
             ..Package::default()
         };
         let headers = package(format!("linux-headers-{release}"), "main", Vec::new());
-        let folder = format!("/usr/src/linux-headers-{release}");
+        let directory = format!("/usr/src/linux-headers-{release}");
         let mut found = vec![Package {
-            files: vec![format!("{folder}/Makefile")],
-            links: BTreeMap::from([(format!("/lib/modules/{release}/build"), folder)]),
+            files: vec![format!("{directory}/Makefile")],
+            links: BTreeMap::from([(format!("/lib/modules/{release}/build"), directory)]),
             ..headers
         }];
         if self.only_headers {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpu_bootstrap::{
-    host::{fake::Fakes, files::Room},
+    host::{fake::Fakes, files::FreeSpace},
     tools::openpgp,
 };
 use serde::Deserialize;
@@ -88,14 +88,14 @@ pub fn describe(base: &str, differs: Table) -> Description {
 /// Builds the machine, including the effects of its first boot.
 pub fn build(about: &Description, fakes: &Fakes) -> State {
     let files = &fakes.files;
-    let room = |free: u64, path: &str| Room {
+    let free_space = |free: u64, path: &str| FreeSpace {
         total: 100 * GIB,
         free,
         read_only: about.read_only.iter().any(|only| only == path),
         inodes: None,
     };
     // Write this before mounts become read-only.
-    let writable = |free| Room {
+    let writable = |free| FreeSpace {
         total: 100 * GIB,
         free,
         read_only: false,
@@ -156,7 +156,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     for (name, value) in &about.dmi {
         files.put(&format!("/sys/class/dmi/id/{name}"), format!("{value}\n"));
     }
-    for folder in [
+    for directory in [
         "/sys/firmware",
         "/sys/module",
         "/proc/driver",
@@ -164,12 +164,12 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         "/usr/sbin",
         "/dev",
     ] {
-        files.put_folder(folder, 0o755);
+        files.put_directory(directory, 0o755);
     }
     secure_boot(about, fakes);
     // The modprobe package owns the directory on every distribution.
-    files.put_folder("/etc/modprobe.d", 0o755);
-    files.put_folder("/sys/bus/pci/devices", 0o755);
+    files.put_directory("/etc/modprobe.d", 0o755);
+    files.put_directory("/sys/bus/pci/devices", 0o755);
     for (at, id) in about.gpus.iter().enumerate() {
         put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);
     }
@@ -207,9 +207,9 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
             "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9",
             keys[0].armoured.clone(),
         );
-        files.put_folder("/var/lib/dnf", 0o755);
-        for wish in &about.packages {
-            with_needs(fakes, &state, wished(&state, wish));
+        files.put_directory("/var/lib/dnf", 0o755);
+        for spec in &about.packages {
+            with_needs(fakes, &state, requested(&state, spec));
         }
     } else {
         packages(about, fakes, &state);
@@ -226,19 +226,19 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     crate::machine::start(files, &mut state, &about.in_tree);
     files.mount(
         "/boot",
-        Room {
+        FreeSpace {
             free: about.boot_free_mib << 20,
-            ..room(0, "/boot")
+            ..free_space(0, "/boot")
         },
     );
     for path in &about.read_only {
         if path != "/boot" {
-            files.mount(path, room(about.root_free_gib * GIB, path));
+            files.mount(path, free_space(about.root_free_gib * GIB, path));
         }
     }
-    for folder in &about.full {
+    for directory in &about.full {
         files.damage(
-            folder,
+            directory,
             gpu_bootstrap::host::fake::Damage::Writes,
             nix::errno::Errno::ENOSPC,
         );
@@ -263,7 +263,7 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     let (id, subsystem) = id.split_once('/').unwrap_or((id, "10de:16c1"));
     let (vendor, device) = id.split_once(':').expect("VENDOR:DEVICE");
     let (sub_vendor, sub_device) = subsystem.split_once(':').expect("VENDOR:DEVICE");
-    let folder = format!("/sys/bus/pci/devices/{address}");
+    let directory = format!("/sys/bus/pci/devices/{address}");
     for (name, value) in [
         ("vendor", vendor),
         ("device", device),
@@ -273,16 +273,16 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     ] {
         fakes
             .files
-            .put(&format!("{folder}/{name}"), format!("0x{value}\n"));
+            .put(&format!("{directory}/{name}"), format!("0x{value}\n"));
     }
-    fakes.files.put(&format!("{folder}/numa_node"), "-1\n");
+    fakes.files.put(&format!("{directory}/numa_node"), "-1\n");
 }
 
 /// The archive package for `NAME` or `NAME=VERSION`.
-fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
-    match wish.split_once('=') {
+fn requested<'s>(state: &'s State, spec: &str) -> &'s crate::archive::Package {
+    match spec.split_once('=') {
         Some((name, version)) => state.archive.package(name, version),
-        None => state.archive.newest(wish),
+        None => state.archive.newest(spec),
     }
 }
 
@@ -299,9 +299,9 @@ fn packages(about: &Description, fakes: &Fakes, state: &State) {
     }
     files.put("/var/lib/dpkg/lock-frontend", "");
     files.put("/var/lib/dpkg/lock", "");
-    files.put_folder("/var/lib/dpkg/updates", 0o755);
-    files.put_folder("/var/lib/dpkg/info", 0o755);
-    files.put_folder(LISTS, 0o755);
+    files.put_directory("/var/lib/dpkg/updates", 0o755);
+    files.put_directory("/var/lib/dpkg/info", 0o755);
+    files.put_directory(LISTS, 0o755);
     files.put("/var/lib/apt/extended_states", "");
     let mut database = BTreeMap::new();
     for plain in &about.plain {
@@ -317,8 +317,8 @@ fn packages(about: &Description, fakes: &Fakes, state: &State) {
         );
     }
     dpkg::write(files, &database);
-    for wish in &about.packages {
-        let package = wished(state, wish);
+    for spec in &about.packages {
+        let package = requested(state, spec);
         with_needs(fakes, state, package);
     }
     let mut database = dpkg::read(files);
@@ -345,10 +345,10 @@ fn with_needs(fakes: &Fakes, state: &State, package: &crate::archive::Package) {
     if dpkg::installed(&fakes.files, &package.name).is_some() {
         return;
     }
-    for wish in &package.depends {
-        let (name, same) = wish
+    for spec in &package.depends {
+        let (name, same) = spec
             .split_once(" = ")
-            .map_or((wish.as_str(), false), |(n, _)| (n, true));
+            .map_or((spec.as_str(), false), |(n, _)| (n, true));
         let names: Vec<&str> = name.split(" | ").collect();
         if names
             .iter()

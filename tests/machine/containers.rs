@@ -182,10 +182,10 @@ fn see(files: &FakeFiles, state: &State) -> Output {
             .collect();
         let libraries = LIBRARY_FOLDERS
             .iter()
-            .flat_map(|folder| {
-                list(files, folder)
+            .flat_map(|directory| {
+                list(files, directory)
                     .into_iter()
-                    .map(move |name| format!("{folder}/{name}"))
+                    .map(move |name| format!("{directory}/{name}"))
             })
             .filter(|path| {
                 LIBRARIES
@@ -283,10 +283,10 @@ pub fn containerd_merged(files: &FakeFiles) -> String {
         })
         .unwrap_or_default();
     for import in imports {
-        let (folder, names) = import.rsplit_once('/').expect("the import is a path");
-        for name in list(files, folder) {
+        let (directory, names) = import.rsplit_once('/').expect("the import is a path");
+        for name in list(files, directory) {
             if gpu_bootstrap::model::pattern::matches(names, &name) {
-                merge(&mut root, toml_of(files, &format!("{folder}/{name}")));
+                merge(&mut root, toml_of(files, &format!("{directory}/{name}")));
             }
         }
     }
@@ -392,11 +392,11 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
         spec.push_str(&device_node(files, path));
     }
     spec.push_str("  mounts:\n");
-    for folder in LIBRARY_FOLDERS {
-        for name in list(files, folder) {
+    for directory in LIBRARY_FOLDERS {
+        for name in list(files, directory) {
             if name.ends_with(&view.driver_version) {
                 spec.push_str(&format!(
-                    "  - containerPath: {folder}/{name}\n    hostPath: {folder}/{name}\n"
+                    "  - containerPath: {directory}/{name}\n    hostPath: {directory}/{name}\n"
                 ));
             }
         }
@@ -451,16 +451,16 @@ fn device_node(files: &FakeFiles, path: &str) -> String {
 
 /// The path of the driver library, if it is in the library search path.
 pub fn library(files: &FakeFiles) -> Option<String> {
-    let resolved = |folder: &&str| {
-        let path = format!("{folder}/libnvidia-ml.so.1");
+    let resolved = |directory: &&str| {
+        let path = format!("{directory}/libnvidia-ml.so.1");
         (files.resolve(path.as_str().into())).expect("the library path can be resolved")
     };
-    let folders = [
+    let directories = [
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib64",
     ];
-    let path = folders.iter().find_map(resolved)?;
+    let path = directories.iter().find_map(resolved)?;
     path.file_name()?
         .strip_prefix("libnvidia-ml.so.")
         .map(str::to_owned)

@@ -115,8 +115,8 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
             ok("")
         }
         ["install", ref specs @ ..] => {
-            let wished = specs.iter().map(|spec| (*spec).to_owned()).collect();
-            return transaction(cmd, files, state, &line, wished, Vec::new());
+            let requested = specs.iter().map(|spec| (*spec).to_owned()).collect();
+            return transaction(cmd, files, state, &line, requested, Vec::new());
         }
         ["shell", "/dev/stdin"] => {
             let script = cmd.stdin.as_ref().expect("a script").expose().to_owned();
@@ -128,10 +128,10 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
                     .collect()
             };
             line.shell = true;
-            let (wished, going) = (of("install "), of("remove "));
+            let (requested, going) = (of("install "), of("remove "));
             let going: Vec<&str> = going.iter().map(String::as_str).collect();
             let going = with_dependents(files, state, &going);
-            return transaction(cmd, files, state, &line, wished, going);
+            return transaction(cmd, files, state, &line, requested, going);
         }
         ["upgrade"] if line.simulate => crate::upgrade::dnf(files),
         ["reinstall", ref specs @ ..] => reinstall(files, state, &line, specs),
@@ -376,9 +376,9 @@ impl Solver<'_> {
                 ));
             }
         }
-        for wish in &package.depends {
-            let same = wish.strip_suffix(" = self");
-            let needed = same.unwrap_or(wish);
+        for spec in &package.depends {
+            let same = spec.strip_suffix(" = self");
+            let needed = same.unwrap_or(spec);
             if same.is_none()
                 && (dpkg::installed(self.files, needed).is_some()
                     || self.chosen.contains_key(needed))
@@ -401,9 +401,9 @@ impl Solver<'_> {
             };
             self.take(needed, &version)?;
         }
-        for wish in package.recommends.iter().filter(|_| self.line.weak) {
-            if let Some((version, _)) = offers_to(self.files, wish, self.line).into_iter().next() {
-                self.take(wish, &version)?;
+        for spec in package.recommends.iter().filter(|_| self.line.weak) {
+            if let Some((version, _)) = offers_to(self.files, spec, self.line).into_iter().next() {
+                self.take(spec, &version)?;
             }
         }
         self.order.push(name.to_owned());
@@ -452,7 +452,7 @@ fn transaction(
     files: &FakeFiles,
     state: &mut State,
     line: &Line,
-    wished: Vec<String>,
+    requested: Vec<String>,
     going: Vec<String>,
 ) -> Result<Output, ExecError> {
     let mut solver = Solver {
@@ -464,7 +464,7 @@ fn transaction(
         order: Vec::new(),
     };
     let mut asked = Vec::new();
-    for spec in &wished {
+    for spec in &requested {
         let Some((name, version)) = specified(files, solver.state, line, spec) else {
             let is_hidden = (state.archive.packages.iter()).any(|one| {
                 (*spec == one.name || *spec == format!("{}-{}", one.name, one.version))
@@ -681,8 +681,8 @@ fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<Stri
                 .iter()
                 .find(|one| one.name == *name && one.version == version);
             package.is_some_and(|package| {
-                (package.depends.iter()).any(|wish| {
-                    let needed = wish.strip_suffix(" = self").unwrap_or(wish);
+                (package.depends.iter()).any(|spec| {
+                    let needed = spec.strip_suffix(" = self").unwrap_or(spec);
                     going.iter().any(|gone| gone == needed)
                 })
             })

@@ -31,7 +31,7 @@ fn status(files: &FakeFiles) -> String {
     )
 }
 
-fn folder(files: &FakeFiles) -> String {
+fn directory(files: &FakeFiles) -> String {
     place(files, "/var/lib/dpkg/info", "/var/lib/rpm/simulated-info")
 }
 
@@ -45,7 +45,7 @@ fn extended(files: &FakeFiles) -> String {
 
 /// A field of a package entry.
 pub fn info(files: &FakeFiles, name: &str, part: &str) -> Option<String> {
-    text(files, &format!("{}/{name}.{part}", folder(files)))
+    text(files, &format!("{}/{name}.{part}", directory(files)))
 }
 
 const MAINTAINER: &str = "Debian <packages@debian.example>";
@@ -162,7 +162,7 @@ fn put_list(files: &FakeFiles, name: &str, paths: &[impl AsRef<str>]) {
         };
     }
     let lines: String = all.iter().map(|path| format!("{path}\n")).collect();
-    files.put(&format!("{}/{name}.list", folder(files)), lines);
+    files.put(&format!("{}/{name}.list", directory(files)), lines);
 }
 
 /// The paths in a package list, without directories.
@@ -172,7 +172,7 @@ fn owned_files(files: &FakeFiles, name: &str) -> Vec<String> {
         let stat = files
             .stat(Utf8Path::new(path))
             .expect("the path can be inspected");
-        stat.is_some_and(|stat| stat.kind != FileKind::Folder)
+        stat.is_some_and(|stat| stat.kind != FileKind::Directory)
     };
     listed.lines().filter(is_file).map(str::to_owned).collect()
 }
@@ -207,7 +207,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
     if !package.conffiles.is_empty() {
         let names: Vec<&str> = package.conffiles.keys().map(String::as_str).collect();
         files.put(
-            &format!("{}/{}.conffiles", folder(files), package.name),
+            &format!("{}/{}.conffiles", directory(files), package.name),
             names.join("\n") + "\n",
         );
     }
@@ -276,7 +276,7 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     let Some(entry) = database.get(name).cloned() else {
         return;
     };
-    let conffiles = text(files, &format!("{}/{name}.conffiles", folder(files))).unwrap_or_default();
+    let conffiles = text(files, &format!("{}/{name}.conffiles", directory(files))).unwrap_or_default();
     let conffiles: Vec<&str> = conffiles.lines().collect();
     if entry.there() {
         let package = state.archive.package(name, &entry.version).clone();
@@ -304,8 +304,8 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         for path in &conffiles {
             take(files, path);
         }
-        files.take(&format!("{}/{name}.list", folder(files)));
-        files.take(&format!("{}/{name}.conffiles", folder(files)));
+        files.take(&format!("{}/{name}.list", directory(files)));
+        files.take(&format!("{}/{name}.conffiles", directory(files)));
         database = read(files);
         database.remove(name);
     } else {
@@ -328,8 +328,8 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
 /// Removes a file and directories that become empty.
 pub fn take(files: &FakeFiles, path: &str) {
     files.take(path);
-    let mut folder = path;
-    while let Some((parent, _)) = folder.rsplit_once('/') {
+    let mut directory = path;
+    while let Some((parent, _)) = directory.rsplit_once('/') {
         // These directories belong to packages that are always installed.
         let kept = parent.is_empty()
             || matches!(
@@ -348,7 +348,7 @@ pub fn take(files: &FakeFiles, path: &str) {
             break;
         }
         files.take(parent);
-        folder = parent;
+        directory = parent;
     }
 }
 
@@ -383,9 +383,9 @@ pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> 
         let now = read(files);
         let package = |name: &str| state.archive.package(name, &database[name].version);
         let is_ready = |name: &&String| {
-            !(package(name).depends.iter()).any(|wish| {
-                let wish = wish.split(" = ").next().unwrap_or(wish);
-                wish.split(" | ").all(|one| pending(&now, one))
+            !(package(name).depends.iter()).any(|spec| {
+                let spec = spec.split(" = ").next().unwrap_or(spec);
+                spec.split(" | ").all(|one| pending(&now, one))
             })
         };
         let Some(at) = left.iter().position(is_ready) else {

@@ -354,7 +354,7 @@ pub fn bind(files: &FakeFiles, driver: &str) {
     for address in gpus(files) {
         let link = format!("{DEVICES}/{address}/driver");
         if !exists(files, &link) {
-            files.put_folder(&format!("/sys/bus/pci/drivers/{driver}"), 0o755);
+            files.put_directory(&format!("/sys/bus/pci/drivers/{driver}"), 0o755);
             files.put_link(&link, &format!("../../drivers/{driver}"));
         }
     }
@@ -366,11 +366,11 @@ fn bound(files: &FakeFiles, driver: &str) -> bool {
 
 fn is_bound(files: &FakeFiles, address: &str, driver: &str) -> bool {
     use gpu_bootstrap::host::ReadFiles;
-    let folder = format!("/sys/bus/pci/drivers/{driver}");
+    let directory = format!("/sys/bus/pci/drivers/{driver}");
     let link = format!("{DEVICES}/{address}/driver");
     files
         .resolve(link.as_str().into())
-        .is_ok_and(|target| target.is_some_and(|target| target.as_str() == folder))
+        .is_ok_and(|target| target.is_some_and(|target| target.as_str() == directory))
 }
 
 /// `modprobe`.
@@ -460,14 +460,14 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
                 || name.contains("dkms");
             entry.there() && name.contains("-open") && has_module
         });
-        let flavour = match is_open {
+        let flavor = match is_open {
             true => "Open Kernel Module for x86_64",
             false => "x86_64 Kernel Module",
         };
         files.put("/sys/module/nvidia/refcnt", "0\n");
         files.put(
             "/proc/driver/nvidia/version",
-            format!("NVRM version: NVIDIA UNIX {flavour}  {version}  Release Build\n"),
+            format!("NVRM version: NVIDIA UNIX {flavor}  {version}  Release Build\n"),
         );
         bind(files, "nvidia");
         files.put_device("/dev/nvidiactl", 195, 255);

@@ -376,15 +376,15 @@ fn runfile(cmd: &Cmd, files: &FakeFiles) -> Output {
 fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let places = match args[..] {
-        ["--create", archive, folder, "--", "."] => archive
+        ["--create", archive, directory, "--", "."] => archive
             .strip_prefix("--file=")
-            .zip(folder.strip_prefix("--directory=")),
+            .zip(directory.strip_prefix("--directory=")),
         _ => None,
     };
-    let Some((archive, folder)) = places else {
+    let Some((archive, directory)) = places else {
         panic!("the simulated tar does not support `{}`", cmd.line());
     };
-    assert!(exists(files, folder), "{folder} is not there");
+    assert!(exists(files, directory), "{directory} is not there");
     files.put(archive, "an archive");
     ok("")
 }
@@ -398,8 +398,8 @@ fn go_down(files: &FakeFiles) {
     ] {
         files.take(path);
     }
-    for folder in ["/sys/module", "/proc/driver"] {
-        files.put_folder(folder, 0o755);
+    for directory in ["/sys/module", "/proc/driver"] {
+        files.put_directory(directory, 0o755);
     }
     for address in kernel::gpus(files) {
         files.take(&format!("/sys/bus/pci/devices/{address}/driver"));
@@ -428,7 +428,7 @@ pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
         "/proc/sys/kernel/random/boot_id",
         format!("00000000-0000-0000-0000-{:012}\n", state.boots),
     );
-    files.put_folder("/run", 0o755);
+    files.put_directory("/run", 0o755);
     kernel::boot(files, state, in_tree);
     for unit in units::all_enabled(files) {
         // The test runs gpu-bootstrap itself.

@@ -154,7 +154,7 @@ fn uninstall_undoes_a_killed_install() {
             machine.run(&install(at));
             machine.go_on();
             let undone = machine.run(&["uninstall"]);
-            judge(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
+            evaluate(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
         });
         assert!(
             wrong.is_empty(),
@@ -179,7 +179,7 @@ fn the_next_uninstall_finishes_a_killed_one() {
         machine.run(&["uninstall"]);
         machine.go_on();
         let undone = machine.run(&["uninstall"]);
-        judge(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
+        evaluate(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -220,7 +220,7 @@ fn each_killed(work: impl Fn(usize, u64) -> (Ran, Machine) + Sync) {
         let wanted = reference.snapshot();
         let wrong = in_parallel(&points, |n| {
             let (ran, machine) = work(at, *n);
-            judge(*n, &ran, fake::diff(&wanted, &machine.snapshot()))
+            evaluate(*n, &ran, fake::diff(&wanted, &machine.snapshot()))
         });
         assert!(
             wrong.is_empty(),
@@ -231,7 +231,7 @@ fn each_killed(work: impl Fn(usize, u64) -> (Ran, Machine) + Sync) {
     }
 }
 
-fn judge(n: u64, ran: &Ran, differences: Vec<String>) -> Vec<String> {
+fn evaluate(n: u64, ran: &Ran, differences: Vec<String>) -> Vec<String> {
     let mut wrong = differences;
     if ran.exit != 0 {
         wrong.push(told(ran));

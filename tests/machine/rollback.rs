@@ -122,9 +122,9 @@ fn supersede(files: &FakeFiles, state: &mut State) {
 
 /// Does the same in the package lists.
 fn supersede_in_lists(files: &FakeFiles) {
-    for folder in [LISTS, CACHE] {
-        for name in list(files, folder) {
-            let path = format!("{folder}/{name}");
+    for directory in [LISTS, CACHE] {
+        for name in list(files, directory) {
+            let path = format!("{directory}/{name}");
             let whole = text(files, &path).unwrap_or_default();
             files.put(&path, newer(&whole));
         }

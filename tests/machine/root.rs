@@ -19,7 +19,7 @@ fn mount(machine: &Machine, root: &Utf8Path) {
         let at = root.join(path.as_str().trim_start_matches('/'));
         let stat = files.stat(path).expect("a stat").expect("it is there");
         match stat.kind {
-            FileKind::Folder => std::fs::create_dir_all(&at).expect("a folder"),
+            FileKind::Directory => std::fs::create_dir_all(&at).expect("a folder"),
             FileKind::Link(target) => symlink(&target, &at).expect("a link"),
             FileKind::File => {
                 let content = files.read(path).expect("a file").unwrap_or_default();
@@ -49,8 +49,8 @@ fn healthy_image_passes_and_broken_one_fails() {
     let machine = Machine::new(describe("debian-12-h100", about));
     let built = machine.run(&["install", "--image", "--assume-gpu", "10de:2330"]);
     assert_eq!(built.exit, 0, "{}", built.err);
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = Utf8Path::from_path(folder.path()).expect("UTF-8");
+    let directory = tempfile::tempdir().expect("a folder");
+    let root = Utf8Path::from_path(directory.path()).expect("UTF-8");
     mount(&machine, root);
 
     let (exit, document) = check(&machine, root);

@@ -109,13 +109,13 @@ pub struct Act {
     pub resume_unit: Option<bool>,
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
 }
 
 /// The names of all scenarios, from their file names.
 fn names() -> Vec<String> {
-    let mut found: Vec<String> = std::fs::read_dir(folder())
+    let mut found: Vec<String> = std::fs::read_dir(directory())
         .expect("the directory of scenarios")
         .map(|entry| entry.expect("a file").file_name().into_string())
         .filter_map(|name| Some(name.expect("a name").strip_suffix(".toml")?.to_owned()))
@@ -125,7 +125,7 @@ fn names() -> Vec<String> {
 }
 
 fn read(name: &str) -> Scenario {
-    let path = folder().join(format!("{name}.toml"));
+    let path = directory().join(format!("{name}.toml"));
     let text = std::fs::read_to_string(&path).expect("a scenario");
     toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
@@ -176,7 +176,7 @@ fn play(scenario: &Scenario) -> Wrong {
         before.push(machine.snapshot());
         let ran = act.play(&machine);
         let mut found = Wrong::new();
-        act.judge(&machine, ran.as_ref(), &before, &mut found);
+        act.evaluate(&machine, ran.as_ref(), &before, &mut found);
         if !found.is_empty() {
             let what = act.run.clone().unwrap_or_else(|| "boot".to_owned());
             wrong.extend(
@@ -294,10 +294,10 @@ impl Act {
         Some(ran)
     }
 
-    fn judge(&self, machine: &Machine, ran: Option<&Ran>, before: &[Snapshot], wrong: &mut Wrong) {
+    fn evaluate(&self, machine: &Machine, ran: Option<&Ran>, before: &[Snapshot], wrong: &mut Wrong) {
         let now = machine.snapshot();
         if let Some(ran) = ran {
-            self.judge_run(ran, wrong);
+            self.evaluate_run(ran, wrong);
         } else if self.exit.is_some() {
             wrong.push("nothing ran".to_owned());
         }
@@ -324,10 +324,10 @@ impl Act {
                 wrong.push(format!("`{path}` says `{part}`"));
             }
         }
-        self.judge_machine(machine, wrong);
+        self.evaluate_machine(machine, wrong);
     }
 
-    fn judge_run(&self, ran: &Ran, wrong: &mut Wrong) {
+    fn evaluate_run(&self, ran: &Ran, wrong: &mut Wrong) {
         if let Some(exit) = self.exit
             && exit != ran.exit
         {
@@ -337,7 +337,7 @@ impl Act {
             wrong.push("panic: an unsupported operation of a fake, or a bug".to_owned());
         }
         let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
-        self.judge_steps(&document, wrong);
+        self.evaluate_steps(&document, wrong);
         // Human-readable text is wrapped, so a line end counts as a space.
         let (out, err) = (on_one_line(&ran.out), on_one_line(&ran.err));
         for part in &self.stderr {
@@ -380,7 +380,7 @@ impl Act {
         }
     }
 
-    fn judge_steps(&self, document: &Value, wrong: &mut Wrong) {
+    fn evaluate_steps(&self, document: &Value, wrong: &mut Wrong) {
         let entries = |key: &str| document[key].as_array().cloned().unwrap_or_default();
         let (steps, findings) = (entries("steps"), entries("findings"));
         let find = |id: &str| {
@@ -450,7 +450,7 @@ impl Act {
         }
     }
 
-    fn judge_machine(&self, machine: &Machine, wrong: &mut Wrong) {
+    fn evaluate_machine(&self, machine: &Machine, wrong: &mut Wrong) {
         let files = &machine.fakes.files;
         for (path, parts) in &self.files {
             match text(files, path) {

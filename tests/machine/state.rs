@@ -140,8 +140,8 @@ pub fn exists(files: &FakeFiles, path: &str) -> bool {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-pub fn list(files: &FakeFiles, folder: &str) -> Vec<String> {
+pub fn list(files: &FakeFiles, directory: &str) -> Vec<String> {
     files
-        .list(Utf8Path::new(folder))
+        .list(Utf8Path::new(directory))
         .unwrap_or_else(|error| panic!("{error}"))
 }

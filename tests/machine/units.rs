@@ -20,7 +20,7 @@ const FAILED: &str = "/run/simulated/failed";
 fn file(files: &FakeFiles, unit: &str) -> Option<String> {
     [ETC, "/lib/systemd/system"]
         .iter()
-        .find_map(|folder| text(files, &format!("{folder}/{unit}")))
+        .find_map(|directory| text(files, &format!("{directory}/{unit}")))
 }
 
 fn masked(files: &FakeFiles, unit: &str) -> bool {
@@ -40,11 +40,11 @@ fn wants(files: &FakeFiles, unit: &str) -> Option<String> {
 }
 
 pub fn enabled(files: &FakeFiles, unit: &str) -> bool {
-    wants(files, unit).is_some_and(|folder| list(files, &folder).iter().any(|name| name == unit))
+    wants(files, unit).is_some_and(|directory| list(files, &directory).iter().any(|name| name == unit))
 }
 
 pub fn enable(files: &FakeFiles, unit: &str) {
-    if let Some(folder) = wants(files, unit)
+    if let Some(directory) = wants(files, unit)
         && !enabled(files, unit)
     {
         let from = if exists(files, &format!("{ETC}/{unit}")) {
@@ -52,16 +52,16 @@ pub fn enable(files: &FakeFiles, unit: &str) {
         } else {
             "/lib/systemd/system"
         };
-        files.put_link(&format!("{folder}/{unit}"), &format!("{from}/{unit}"));
+        files.put_link(&format!("{directory}/{unit}"), &format!("{from}/{unit}"));
     }
 }
 
 pub fn disable(files: &FakeFiles, unit: &str) {
-    for folder in list(files, ETC) {
-        if folder.ends_with(".wants") {
-            files.take(&format!("{ETC}/{folder}/{unit}"));
-            if list(files, &format!("{ETC}/{folder}")).is_empty() {
-                files.take(&format!("{ETC}/{folder}"));
+    for directory in list(files, ETC) {
+        if directory.ends_with(".wants") {
+            files.take(&format!("{ETC}/{directory}/{unit}"));
+            if list(files, &format!("{ETC}/{directory}")).is_empty() {
+                files.take(&format!("{ETC}/{directory}"));
             }
         }
     }
@@ -148,8 +148,8 @@ pub fn stop(files: &FakeFiles, unit: &str) {
 pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     let mut found: Vec<String> = list(files, ETC)
         .iter()
-        .filter(|folder| folder.ends_with(".wants"))
-        .flat_map(|folder| list(files, &format!("{ETC}/{folder}")))
+        .filter(|directory| directory.ends_with(".wants"))
+        .flat_map(|directory| list(files, &format!("{ETC}/{directory}")))
         .collect();
     found.sort();
     found.dedup();
@@ -158,9 +158,9 @@ pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
 
 /// `ExecStart=` of a unit, from the last file or drop-in with one.
 pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
-    let folder = format!("{ETC}/{unit}.d");
-    let drop_ins = list(files, &folder).into_iter();
-    let texts = drop_ins.filter_map(|name| text(files, &format!("{folder}/{name}")));
+    let directory = format!("{ETC}/{unit}.d");
+    let drop_ins = list(files, &directory).into_iter();
+    let texts = drop_ins.filter_map(|name| text(files, &format!("{directory}/{name}")));
     file(files, unit)
         .into_iter()
         .chain(texts)
@@ -228,9 +228,9 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             // Package scripts reload systemd, so their unit files are current.
             "NeedDaemonReload" => "no",
             "DropInPaths" => {
-                let folder = format!("{ETC}/{unit}.d");
-                let paths = list(files, &folder).into_iter();
-                let paths: Vec<String> = paths.map(|name| format!("{folder}/{name}")).collect();
+                let directory = format!("{ETC}/{unit}.d");
+                let paths = list(files, &directory).into_iter();
+                let paths: Vec<String> = paths.map(|name| format!("{directory}/{name}")).collect();
                 said.push_str(&format!("DropInPaths={}\n", paths.join(" ")));
                 continue;
             }

@@ -343,7 +343,7 @@ impl Asking<'_> {
 // --- Recordings -------------------------------------------------------------------------------------------------------------
 
 /// The directory of recordings.
-pub fn folder() -> PathBuf {
+pub fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packages")
 }
 
@@ -351,7 +351,7 @@ pub fn folder() -> PathBuf {
 pub fn recordings(manager: Manager) -> BTreeMap<String, Vec<Line>> {
     let start = format!("{}-", manager.backend().name());
     let mut found = BTreeMap::new();
-    for file in fs::read_dir(folder()).expect("a folder") {
+    for file in fs::read_dir(directory()).expect("a folder") {
         let path = file.expect("a file").path();
         let name = path.file_stem().and_then(|name| name.to_str());
         let name = name.expect("a name").to_owned();

@@ -317,6 +317,6 @@ fn container_with_some_gpus_checks_only_those() {
     }
     let ran = one.probe(&[]);
     assert_eq!(ran.first_line(), "passed: 1 GPU compute", "{}", ran.out);
-    one.fakes.files.put_folder("/run/systemd/system", 0o755);
+    one.fakes.files.put_directory("/run/systemd/system", 0o755);
     assert_eq!(one.probe(&[]).exit, 4);
 }

@@ -18,7 +18,7 @@ use gpu_bootstrap::{
     },
     model::secret::{Hiding, Secrets},
 };
-use standin_inventory::inventory::Inventory;
+use fake_inventory::inventory::Inventory;
 
 const DRIVER: &str = "535.261.03";
 
@@ -29,7 +29,7 @@ const PHASE: Duration = Duration::from_secs(6);
 pub struct Node {
     pub fakes: Fakes,
     inventory: Inventory,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// The result of a command line.
@@ -60,29 +60,29 @@ pub fn gpus(count: usize, more: impl Fn(usize) -> &'static str) -> String {
 
 /// The library built with this test.
 fn library() -> PathBuf {
-    let mut folder = std::env::current_exe().expect("a test has a path");
-    while folder.pop() {
-        let library = folder.join("libstandin_cuda.so");
+    let mut directory = std::env::current_exe().expect("a test has a path");
+    while directory.pop() {
+        let library = directory.join("libfake_cuda.so");
         if library.exists() {
             return library;
         }
     }
-    panic!("libstandin_cuda.so is not in the directory of the test program");
+    panic!("libfake_cuda.so is not in the directory of the test program");
 }
 
 impl Node {
     /// A node with this inventory, appended to the version lines.
     pub fn new(inventory: &str) -> Self {
         let text = format!("driver-version = \"{DRIVER}\"\ncuda-version = \"12.2\"\n{inventory}");
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        fs::write(folder.path().join("standin-nvml.toml"), &text)
+        let directory = tempfile::tempdir().expect("a temporary folder");
+        fs::write(directory.path().join("fake-nvml.toml"), &text)
             .expect("the inventory is written");
-        fs::copy(library(), folder.path().join("libcuda.so.1")).expect("the library is copied");
+        fs::copy(library(), directory.path().join("libcuda.so.1")).expect("the library is copied");
         let inventory = Inventory::parse(&text).expect("an inventory");
         let (_, fakes) = fake::host();
         let files = &fakes.files;
-        files.put_folder("/run/systemd/system", 0o755);
-        files.put_folder("/sys/bus/pci/devices", 0o755);
+        files.put_directory("/run/systemd/system", 0o755);
+        files.put_directory("/sys/bus/pci/devices", 0o755);
         files.put("/sys/module/nvidia/version", format!("{DRIVER}\n"));
         files.put("/sys/module/nvidia/initstate", "live\n");
         files.put(
@@ -91,7 +91,7 @@ impl Node {
         );
         files.put_device("/dev/nvidiactl", 195, 255);
         for (index, gpu) in (0_u32..).zip(&inventory.gpus) {
-            let folder = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
+            let directory = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
             for (name, value) in [
                 ("vendor", "0x10de"),
                 ("device", "0x2330"),
@@ -99,10 +99,10 @@ impl Node {
                 ("subsystem_device", "0x16c1"),
                 ("class", "0x030200"),
             ] {
-                files.put(&format!("{folder}/{name}"), format!("{value}\n"));
+                files.put(&format!("{directory}/{name}"), format!("{value}\n"));
             }
             files.put_link(
-                &format!("{folder}/driver"),
+                &format!("{directory}/driver"),
                 "../../../bus/pci/drivers/nvidia",
             );
             files.put_device(&format!("/dev/nvidia{index}"), 195, index);
@@ -110,17 +110,17 @@ impl Node {
         Self {
             fakes,
             inventory,
-            folder,
+            directory,
         }
     }
 
     /// The directory of the library.
     pub fn libraries(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     fn nvml(&self) -> Nvml {
-        let device = |(index, gpu): (usize, &standin_inventory::gpu::Gpu)| {
+        let device = |(index, gpu): (usize, &fake_inventory::gpu::Gpu)| {
             let index = u32::try_from(index).expect("few GPUs");
             let parts = (0_u32..).zip(&gpu.mig.devices);
             NvmlDevice {

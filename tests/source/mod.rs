@@ -33,12 +33,12 @@ fn module(path: Vec<String>, file: PathBuf, inside: &Path) -> Module {
     let children = declared
         .map(|name| {
             let path = path.iter().map(String::as_str).chain([name]);
-            let folder = inside.join(name);
-            let file = match folder.join("mod.rs") {
+            let directory = inside.join(name);
+            let file = match directory.join("mod.rs") {
                 file if file.is_file() => file,
                 _ => inside.join(format!("{name}.rs")),
             };
-            module(path.map(str::to_owned).collect(), file, &folder)
+            module(path.map(str::to_owned).collect(), file, &directory)
         })
         .collect();
     Module {

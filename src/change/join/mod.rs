@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use node::Deleted;
 pub use node::{Admission, RestoreLabels};
 
-use super::{Applier, Problem, Reverted, Sink, Undo};
+use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
     joins::{Join, Leave},
     model::kubernetes::NodeName,
@@ -43,7 +43,7 @@ pub struct LeaveCluster {
 
 impl Applier {
     /// A machine that joins was not a node before, which the step has checked.
-    pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, Problem> {
+    pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, ChangeError> {
         let way = join.method.way().leaving(self, join)?;
         Ok(Undo::LeaveCluster(LeaveCluster {
             way,
@@ -55,7 +55,7 @@ impl Applier {
     }
 
     /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
-    pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
+    pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, ChangeError> {
         undo.cluster = self.joined_by(&undo.way).await?;
         let begun = undo.way.way().has_begun(self)?;
         if undo.cluster.is_none() && !begun {
@@ -70,7 +70,7 @@ impl Applier {
         &self,
         undo: &LeaveCluster,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let (way, node, joined) = (undo.way.way(), &undo.node, &undo.cluster);
         let stays = |why: String| {
             Ok(Reverted::left(

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DRAIN;
 use crate::{
-    change::{Applier, Problem, Reverted, Sink, Undo},
+    change::{Applier, ChangeError, Reverted, Sink, Undo},
     error::one_line,
     host::Cmd,
     model::kubernetes::{Labels, NodeName, Taint},
@@ -58,9 +58,9 @@ impl Admission {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    fn not_ready(&self, why: String) -> Problem {
+    fn not_ready(&self, why: String) -> ChangeError {
         let (node, seconds) = (&self.node, self.timeout_seconds);
-        Problem::new(
+        ChangeError::new(
             "node-not-ready",
             format!("wait until node `{node}` is Ready: not ready after {seconds} s ({why})"),
         )
@@ -87,7 +87,7 @@ impl Applier {
     pub(in crate::change) async fn capture_admission(
         &self,
         admission: &Admission,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         if admission.labels.is_empty() {
             return Ok(Undo::nothing("nothing to undo for a node that is Ready"));
         }
@@ -112,7 +112,7 @@ impl Applier {
 
     /// Queries the node, and waits for an API server that is temporarily unavailable. After the time limit, returns the last
     /// result.
-    async fn answer_about(&self, name: &NodeName, bound: Duration) -> Result<Registered, Problem> {
+    async fn answer_about(&self, name: &NodeName, bound: Duration) -> Result<Registered, ChangeError> {
         let what = format!("query the cluster for node `{name}`");
         let answer = self
             .awaited(&what, bound, || async {
@@ -135,7 +135,7 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let Err(error) = self.tool(what, cmd, sink).await else {
             return Ok(());
         };
@@ -155,7 +155,7 @@ impl Applier {
         &self,
         admission: &Admission,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let name = &admission.node;
         let what = format!("wait until node `{name}` is Ready");
         let ready = self
@@ -199,18 +199,18 @@ impl Applier {
     }
 
     /// Reads the node with the permissions of its kubelet.
-    pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, Problem> {
+    pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
         asked
-            .map_err(|source| Problem::tool(format!("query the cluster for node `{name}`"), source))
+            .map_err(|source| ChangeError::tool(format!("query the cluster for node `{name}`"), source))
     }
 
     /// Returns kubectl, and the kubeconfig of the kubelet.
-    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), Problem> {
+    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
         let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| {
             let what = format!("query the cluster for node `{name}`: kubectl is not installed");
-            Problem::new("no-kubectl", what).advice("install kubectl, then run the command again")
+            ChangeError::new("no-kubectl", what).advice("install kubectl, then run the command again")
         })?;
         let joined = self.joined_cluster()?;
         let joined = joined.ok_or_else(|| unasked(name, "the machine is not a node".to_owned()))?;
@@ -221,7 +221,7 @@ impl Applier {
         &self,
         undo: &RestoreLabels,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let (name, labels) = (&undo.node, &undo.labels);
         let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
@@ -272,7 +272,7 @@ impl Applier {
         access: Option<&Utf8Path>,
         joined: &Membership,
         sink: &dyn Sink,
-    ) -> Result<Deleted, Problem> {
+    ) -> Result<Deleted, ChangeError> {
         let left = |why: String| {
             Ok(Deleted::Ended(Reverted::left(
                 format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
@@ -338,7 +338,7 @@ impl Applier {
         &self,
         access: &Utf8Path,
         joined: &Membership,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         let Some(text) = self.host.files.read_text(access)? else {
             return Ok(Some(format!("`{access}` is missing")));
         };
@@ -364,7 +364,7 @@ impl Applier {
 
     /// Returns the reason a node belongs, or may belong, to another machine. `None` if it belongs to this one. Each kubelet
     /// reports a machine id.
-    fn is_another(&self, node: &Node) -> Result<Option<String>, Problem> {
+    fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
         let Some(theirs) = &node.system_uuid else {
             let why = "the machine ID of the node is unknown in the cluster, so it may be another \
                        machine";
@@ -392,6 +392,6 @@ pub(super) enum Deleted {
     Refused(String),
 }
 
-fn unasked(name: &NodeName, why: String) -> Problem {
-    Problem::unreadable(format!("query the cluster for node `{name}`"), why)
+fn unasked(name: &NodeName, why: String) -> ChangeError {
+    ChangeError::unreadable(format!("query the cluster for node `{name}`"), why)
 }

@@ -4,14 +4,14 @@
 use std::{cmp::Ordering, collections::BTreeSet};
 
 use crate::{
-    change::{Class, Problem},
+    change::{Class, ChangeError},
     config::{
-        desired::{Guard, PackageWish},
+        desired::{Guard, PackageSpec},
         values::Build,
     },
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
-    tools::packages::{Action, Backend, Fault, LowerBounds, PackageOffer},
+    tools::packages::{Action, Backend, Fault, LowerBounds, AvailablePackage},
 };
 
 /// The actions that the plan approves.
@@ -38,16 +38,16 @@ pub(super) struct Approved<'p> {
 /// the highest priority is selected.
 pub(super) fn choose(
     backend: &dyn Backend,
-    wish: &PackageWish,
-    offer: Option<&PackageOffer>,
-) -> Result<String, Problem> {
-    let wanted = wish.version.as_deref().unwrap_or("*");
+    spec: &PackageSpec,
+    offer: Option<&AvailablePackage>,
+) -> Result<String, ChangeError> {
+    let wanted = spec.version.as_deref().unwrap_or("*");
     let none = |offered: String| {
-        let (package, wanted) = (&wish.name, wish.version.as_deref().unwrap_or("any"));
+        let (package, wanted) = (&spec.name, spec.version.as_deref().unwrap_or("any"));
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
-        Problem {
+        ChangeError {
             hint: (Fault::NotFound.hint_for(backend.name())).map(str::to_owned),
-            ..Problem::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
+            ..ChangeError::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
         }
     };
     let Some(offer) = offer else {
@@ -67,7 +67,7 @@ pub(super) fn choose(
 /// administrator has forbidden never fits.
 pub(super) fn preferred(
     backend: &dyn Backend,
-    offer: &PackageOffer,
+    offer: &AvailablePackage,
     fits: &dyn Fn(&str) -> bool,
 ) -> Option<String> {
     let fits = |version: &str| fits(version) && !offer.forbidden.iter().any(|one| one == version);
@@ -146,9 +146,9 @@ pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
 pub(super) fn allowed(
     backend: &dyn Backend,
     actions: &[Action],
-    offers: &[PackageOffer],
+    offers: &[AvailablePackage],
     hint: &'static str,
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let is_forbidden = |name: &str, version: &String| {
         (offers.iter()).any(|offer| offer.name == name && offer.forbidden.contains(version))
     };
@@ -164,7 +164,7 @@ pub(super) fn allowed(
         return Ok(());
     }
     let packages = packages.join(", ");
-    Err(Problem::blocked(
+    Err(ChangeError::blocked(
         "forbidden-source",
         format!(
             "approve the package transaction: preferences on this machine forbid the repository of \
@@ -175,10 +175,10 @@ pub(super) fn allowed(
 }
 
 /// The error for a transaction that the plan does not approve. The transaction may be different with newer package lists.
-pub(super) fn disapproved(reason: &'static str, why: &str) -> Problem {
-    Problem {
+pub(super) fn disapproved(reason: &'static str, why: &str) -> ChangeError {
+    ChangeError {
         depends_on_lists: true,
-        ..Problem::blocked(reason, format!("approve the package transaction: {why}"))
+        ..ChangeError::blocked(reason, format!("approve the package transaction: {why}"))
     }
 }
 
@@ -188,7 +188,7 @@ pub(super) fn guarded(
     actions: &[Action],
     named: &[&str],
     guard: &Guard,
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let (mut kernels, mut drivers) = (Vec::new(), Vec::new());
     for action in actions {
         let Action::Install { name, from, to } = action else {
@@ -239,7 +239,7 @@ pub(super) fn same_version(
     actions: &[Action],
     modules: &[LowerBounds],
     guard: &Guard,
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let Some(branch) = guard.driver else {
         return Ok(());
     };
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn driver_component_from_forbidden_repository_is_rejected() {
-        let offer = PackageOffer {
+        let offer = AvailablePackage {
             name: "libcuda1".to_owned(),
             candidate: Some("580.999.0".to_owned()),
             versions: vec![
@@ -308,13 +308,13 @@ mod tests {
                 ("580.95.05-1".to_owned(), 1001),
             ],
             forbidden: vec!["580.999.0".to_owned()],
-            ..PackageOffer::default()
+            ..AvailablePackage::default()
         };
         let chosen = preferred(APT.backend(), &offer, &|version| {
             version.starts_with("580.")
         });
         assert_eq!(chosen.as_deref(), Some("580.95.05-1"));
-        let judge = |to: &str| {
+        let evaluate = |to: &str| {
             let install = Action::Install {
                 name: "libcuda1:amd64".to_owned(),
                 from: None,
@@ -327,8 +327,8 @@ mod tests {
                 "forbid it",
             )
         };
-        assert!(judge("580.95.05-1").is_ok());
-        let error = judge("580.999.0").unwrap_err();
+        assert!(evaluate("580.95.05-1").is_ok());
+        let error = evaluate("580.999.0").unwrap_err();
         assert_eq!(
             (error.reason(), error.exit(), error.hint().as_deref()),
             ("forbidden-source", Exit::Blocked, Some("forbid it"))
@@ -353,15 +353,15 @@ mod tests {
         assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
     }
 
-    fn wish(version: Option<&str>) -> PackageWish {
-        PackageWish {
+    fn spec(version: Option<&str>) -> PackageSpec {
+        PackageSpec {
             name: "nvidia-kernel-dkms".into(),
             version: version.map(str::to_owned),
         }
     }
 
-    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> PackageOffer {
-        PackageOffer {
+    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> AvailablePackage {
+        AvailablePackage {
             name: "nvidia-kernel-dkms".into(),
             candidate: candidate.map(str::to_owned),
             versions: versions
@@ -392,7 +392,7 @@ mod tests {
             (Some("535.183.01-1"), "535.183.01-1"),
         ] {
             assert_eq!(
-                choose(APT.backend(), &wish(pattern), Some(&two)).unwrap(),
+                choose(APT.backend(), &spec(pattern), Some(&two)).unwrap(),
                 expected
             );
         }
@@ -408,7 +408,7 @@ mod tests {
         );
         let pinned = offer(Some("2"), &[("2", 500), ("1.2", 100), ("1.1", 600)]);
         assert_eq!(
-            choose(APT.backend(), &wish(Some("1.*")), Some(&pinned)).unwrap(),
+            choose(APT.backend(), &spec(Some("1.*")), Some(&pinned)).unwrap(),
             "1.1"
         );
     }
@@ -429,7 +429,7 @@ mod tests {
                 "available: 535.1-1",
             ),
         ] {
-            let error = choose(APT.backend(), &wish(pattern), offered.as_ref()).unwrap_err();
+            let error = choose(APT.backend(), &spec(pattern), offered.as_ref()).unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
     }
@@ -449,7 +449,7 @@ mod tests {
             kernels: vec!["linux-image-*".into()],
             ..Guard::default()
         };
-        let judge = |action: Action| {
+        let evaluate = |action: Action| {
             let named = ["linux-image-6.1.0-44-amd64"];
             guarded(APT.backend(), &[action], &named, &guard).err()
         };
@@ -462,10 +462,10 @@ mod tests {
             install("linux-image-amd64", Some("6.1.1"), "6.1.2"),
             remove("libnvidia-compute-570"),
         ] {
-            assert!(judge(allowed.clone()).is_none(), "{allowed:?}");
+            assert!(evaluate(allowed.clone()).is_none(), "{allowed:?}");
         }
         // A transitional package installs a branch that differs from its name.
-        let error = judge(install("libnvidia-compute-550", None, "580.95.05-1"));
+        let error = evaluate(install("libnvidia-compute-550", None, "580.95.05-1"));
         let error = error.expect("another branch is rejected");
         assert_eq!(error.reason(), "driver-branch");
         let what = error.to_string();
@@ -473,7 +473,7 @@ mod tests {
             what.ends_with("than 550: libnvidia-compute-550 580.95.05-1"),
             "{what}"
         );
-        let error = judge(install("linux-image-6.8.0-1050-aws", None, "6.8.1"));
+        let error = evaluate(install("linux-image-6.8.0-1050-aws", None, "6.8.1"));
         let error = error.expect("a new kernel needs consent");
         assert_eq!(
             (error.exit(), error.reason()),
@@ -502,7 +502,7 @@ mod tests {
                 ),
             ],
         };
-        let judge = |action: Action| {
+        let evaluate = |action: Action| {
             let modules = std::slice::from_ref(&module);
             same_version(APT.backend(), &[action], modules, &guard).err()
         };
@@ -511,9 +511,9 @@ mod tests {
             install("nvidia-modprobe", None, "580.173.02-0ubuntu1"),
             install("linux-modules-6.8.0-1059-aws", None, "6.8.0-1059.62"),
         ] {
-            assert!(judge(allowed.clone()).is_none(), "{allowed:?}");
+            assert!(evaluate(allowed.clone()).is_none(), "{allowed:?}");
         }
-        let error = judge(install(
+        let error = evaluate(install(
             "libnvidia-compute-580-server",
             None,
             "580.173.02-0ubuntu1",

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use crate::{config::desired::PackageWish, runtimes};
+use crate::{config::desired::PackageSpec, runtimes};
 
 /// Paths that other programs modify at any time, and our own files, which have separate undos.
 pub(super) const OTHERS: [&str; 19] = [
@@ -71,9 +71,9 @@ pub struct Effects {
     /// Packages that are new, but whose configuration from an earlier installation existed. The undo removes them.
     pub refilled: BTreeSet<String>,
     /// Packages that were removed, with their versions.
-    pub disappeared: Vec<PackageWish>,
+    pub disappeared: Vec<PackageSpec>,
     /// Packages whose version changed, with the previous version.
-    pub moved: Vec<PackageWish>,
+    pub moved: Vec<PackageSpec>,
     /// Packages that lost the mark "automatically installed".
     pub now_manual: BTreeSet<String>,
     /// New packages (in [`Effects::appeared`] or [`Effects::refilled`]) that were only installed as dependencies. If one has
@@ -134,7 +134,7 @@ impl Inventory {
         let (refilled, appeared) = new
             .into_iter()
             .partition(|name| self.configured.contains(name));
-        let wish = |(name, version): (&String, &String)| PackageWish {
+        let spec = |(name, version): (&String, &String)| PackageSpec {
             name: name.clone(),
             version: Some(version.clone()),
         };
@@ -145,7 +145,7 @@ impl Inventory {
                 .packages
                 .iter()
                 .filter(|(name, _)| !later.packages.contains_key(*name))
-                .map(wish)
+                .map(spec)
                 .collect(),
             moved: self
                 .packages
@@ -153,7 +153,7 @@ impl Inventory {
                 .filter(|(name, version)| {
                     later.packages.get(*name).is_some_and(|now| now != *version)
                 })
-                .map(wish)
+                .map(spec)
                 .collect(),
             now_manual: self
                 .auto
@@ -170,8 +170,8 @@ impl Inventory {
             },
             there: (self.unowned.etc.iter())
                 .filter(|path| {
-                    let mut folders = OF_PROGRAMS.into_iter().chain(runtimes::folders());
-                    let of_program = folders.any(|folder| path.starts_with(folder));
+                    let mut directories = OF_PROGRAMS.into_iter().chain(runtimes::directories());
+                    let of_program = directories.any(|directory| path.starts_with(directory));
                     !later.unowned.etc.contains(*path) || of_program
                 })
                 .cloned()
@@ -211,8 +211,8 @@ impl Effects {
         ] {
             set.retain(|name| names.contains(name));
         }
-        for wishes in [&mut self.disappeared, &mut self.moved] {
-            wishes.retain(|wish| names.contains(&wish.name));
+        for specs in [&mut self.disappeared, &mut self.moved] {
+            specs.retain(|spec| names.contains(&spec.name));
         }
         self
     }
@@ -224,10 +224,10 @@ impl Effects {
             a.union(b).cloned().collect()
         };
         // A package that was installed and then removed has no effect, and vice versa.
-        let without = |wishes: &[PackageWish], names: &BTreeSet<String>| -> Vec<PackageWish> {
-            wishes
+        let without = |specs: &[PackageSpec], names: &BTreeSet<String>| -> Vec<PackageSpec> {
+            specs
                 .iter()
-                .filter(|wish| !names.contains(&wish.name))
+                .filter(|spec| !names.contains(&spec.name))
                 .cloned()
                 .collect()
         };
@@ -237,10 +237,10 @@ impl Effects {
         let mut disappeared = without(&self.disappeared, &appeared);
         disappeared.extend(without(&later.disappeared, &mine));
         let mut moved = self.moved.clone();
-        for wish in without(&later.moved, &mine) {
+        for spec in without(&later.moved, &mine) {
             // Report the version before both transactions.
-            if !moved.iter().any(|earlier| earlier.name == wish.name) {
-                moved.push(wish);
+            if !moved.iter().any(|earlier| earlier.name == spec.name) {
+                moved.push(spec);
             }
         }
         let went: BTreeSet<&str> = self.disappeared.iter().map(|w| w.name.as_str()).collect();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::of_fault;
 use crate::{
-    change::{Applier, Problem, Sink},
+    change::{Applier, ChangeError, Sink},
     error::one_line,
     host::ExecError,
     tools::{
@@ -31,7 +31,7 @@ struct Paused {
     units: Vec<String>,
     /// Whether the state directory was created for this file. It is removed if the run is blocked afterwards.
     #[serde(default)]
-    made_folder: bool,
+    made_directory: bool,
 }
 
 /// The process or service to wait for, and the lock.
@@ -46,8 +46,8 @@ impl Applier {
     pub(in crate::change) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
-        work: impl Future<Output = Result<T, Problem>> + Send,
-    ) -> Result<T, Problem> {
+        work: impl Future<Output = Result<T, ChangeError>> + Send,
+    ) -> Result<T, ChangeError> {
         let result = async {
             self.pause().await?;
             self.wait_for_locks(sink).await?;
@@ -63,14 +63,14 @@ impl Applier {
 
     /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may start and finish
     /// in the meantime, and a module for another kernel may be built next.
-    pub(in crate::change) async fn pause_for_run(&self) -> Result<(), Problem> {
+    pub(in crate::change) async fn pause_for_run(&self) -> Result<(), ChangeError> {
         self.paused_for_run.store(true, Ordering::Release);
         self.pause().await
     }
 
     /// Stops processes that the package manager leaves running. A failure is only reported, because the work is done.
     async fn end_helpers(&self, sink: &dyn Sink) {
-        let commands = match self.backend.afterwards(&*self.host.files) {
+        let commands = match self.backend.follow_up(&*self.host.files) {
             Ok(commands) => commands,
             Err(error) => return sink.line(&format!("failed to {error}")),
         };
@@ -84,7 +84,7 @@ impl Applier {
     }
 
     /// Waits until no package manager holds a lock. A stop request ends the wait.
-    pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         let mut reported: Option<(String, Duration)> = None;
@@ -93,8 +93,8 @@ impl Applier {
             let waited = now.saturating_sub(started).as_secs();
             if waited >= self.policy.lock_timeout_seconds {
                 let LockHolder { path, who } = holder;
-                return Err(Problem {
-                    passes: true,
+                return Err(ChangeError {
+                    retryable: true,
                     ..of_fault(
                         Fault::Locked,
                         format!(
@@ -126,7 +126,7 @@ impl Applier {
     /// Removes lock files of processes that no longer exist. Otherwise the package manager would wait for another process that
     /// reused the PID. It also rejects truncated lock files; the first one is emptied instead of removed, because it indicates
     /// an interruption.
-    fn remove_stale_locks(&self) -> Result<(), Problem> {
+    fn remove_stale_locks(&self) -> Result<(), ChangeError> {
         let first = self.backend.locks().first().map(Utf8Path::new);
         if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
             && locks::is_torn(&*self.host.files, path)?
@@ -139,7 +139,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn current_holder(&self) -> Result<Option<LockHolder>, Problem> {
+    async fn current_holder(&self) -> Result<Option<LockHolder>, ChangeError> {
         if let Some(holder) =
             locks::holder(&*self.host.files, &*self.host.system, self.backend.locks())?
         {
@@ -178,7 +178,7 @@ impl Applier {
     }
 
     /// Stops only running timers. Their names are written to disk first.
-    async fn pause(&self) -> Result<(), Problem> {
+    async fn pause(&self) -> Result<(), ChangeError> {
         let _pausing = self.pausing.lock().await;
         let mut paused = self.read_paused()?;
         let before = paused.units.len();
@@ -194,8 +194,8 @@ impl Applier {
         }
         if paused.units.len() > before {
             let files = &self.host.files;
-            paused.made_folder |= !files.exists(&self.state)?;
-            files.create_folder(&self.state, 0o700)?;
+            paused.made_directory |= !files.exists(&self.state)?;
+            files.create_directory(&self.state, 0o700)?;
             self.write_paused(&paused)?;
         }
         for unit in &paused.units[before..] {
@@ -219,7 +219,7 @@ impl Applier {
         }
     }
 
-    async fn start_paused(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn start_paused(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let paused = self.read_paused()?;
         let mut stopped = Vec::new();
         for unit in &paused.units {
@@ -236,8 +236,8 @@ impl Applier {
             same if same == paused.units.len() => Ok(()),
             0 => {
                 self.host.files.remove(&self.paused_path())?;
-                if paused.made_folder {
-                    self.host.files.remove_empty_folder(&self.state)?;
+                if paused.made_directory {
+                    self.host.files.remove_empty_directory(&self.state)?;
                 }
                 Ok(())
             }
@@ -249,21 +249,21 @@ impl Applier {
     }
 
     /// Starts a timer, unless it was removed with its package or masked since.
-    async fn start_if_possible(&self, unit: &str) -> Result<(), Problem> {
+    async fn start_if_possible(&self, unit: &str) -> Result<(), ChangeError> {
         match self.unit_state_if_any(unit).await? {
             Some(state) if state.is_loaded() && !state.is_active() => self.act("start", unit).await,
             _ => Ok(()),
         }
     }
 
-    fn write_paused(&self, paused: &Paused) -> Result<(), Problem> {
+    fn write_paused(&self, paused: &Paused) -> Result<(), ChangeError> {
         let text = serde_json::to_string(paused)
-            .map_err(|error| Problem::unreadable("record the paused timers", error))?;
+            .map_err(|error| ChangeError::unreadable("record the paused timers", error))?;
         (self.host.files).write(&self.paused_path(), text.as_bytes(), 0o600)?;
         Ok(())
     }
 
-    fn read_paused(&self) -> Result<Paused, Problem> {
+    fn read_paused(&self) -> Result<Paused, ChangeError> {
         let path = self.paused_path();
         match self.host.files.read_text(&path)? {
             None => Ok(Paused {
@@ -271,18 +271,18 @@ impl Applier {
                 ..Paused::default()
             }),
             Some(text) => serde_json::from_str(&text)
-                .map_err(|error| Problem::unreadable(format!("read `{path}`"), error)),
+                .map_err(|error| ChangeError::unreadable(format!("read `{path}`"), error)),
         }
     }
 
-    async fn act(&self, verb: &'static str, unit: &str) -> Result<(), Problem> {
+    async fn act(&self, verb: &'static str, unit: &str) -> Result<(), ChangeError> {
         let cmd = systemctl::act(verb, unit);
         self.host
             .exec
             .run(&cmd, &mut |_, _| {})
             .await
             .and_then(|output| output.success(&cmd))
-            .map_err(|source| Problem::tool(format!("{verb} `{unit}`"), source))?;
+            .map_err(|source| ChangeError::tool(format!("{verb} `{unit}`"), source))?;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{inventory::held, not_verified};
 use crate::{
-    change::{Applier, Problem, Reverted, Sink, Undo},
+    change::{Applier, ChangeError, Reverted, Sink, Undo},
     model::pattern,
     tools::packages::{Mark, Package},
 };
@@ -85,7 +85,7 @@ impl Applier {
     pub(in crate::change) async fn preview_hold(
         &self,
         patterns: &[String],
-    ) -> Result<String, Problem> {
+    ) -> Result<String, ChangeError> {
         Ok(to_hold(&self.database().await?, patterns)
             .iter()
             .map(|name| format!("= {name}"))
@@ -97,7 +97,7 @@ impl Applier {
     pub(in crate::change) async fn capture_hold(
         &self,
         patterns: &[String],
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let database = self.database().await?;
         let ours = to_hold(&database, patterns);
         Ok(Undo::Unhold(Unhold {
@@ -113,7 +113,7 @@ impl Applier {
         &self,
         database: &[Package],
         names: &[String],
-    ) -> Result<Option<Vec<String>>, Problem> {
+    ) -> Result<Option<Vec<String>>, ChangeError> {
         let Some(list) = self.backend.hold_list() else {
             return Ok(None);
         };
@@ -128,7 +128,7 @@ impl Applier {
 
     /// Returns the exact undo from the record. Without a record, no package was held. The machine is not queried, because after
     /// an interruption the command may finish later.
-    pub(in crate::change) fn refine_hold(&self, undo: Unhold) -> Result<Undo, Problem> {
+    pub(in crate::change) fn refine_hold(&self, undo: Unhold) -> Result<Undo, ChangeError> {
         let Some(name) = &undo.record else {
             return Ok(Undo::Unhold(undo));
         };
@@ -144,12 +144,12 @@ impl Applier {
         })
     }
 
-    fn held_by(&self, name: &str) -> Result<Option<HeldPackages>, Problem> {
+    fn held_by(&self, name: &str) -> Result<Option<HeldPackages>, ChangeError> {
         let path = self.record_path(name, ENDING);
         (self.host.files.read(&path)?)
             .map(|text| serde_json::from_slice(&text))
             .transpose()
-            .map_err(|error| Problem::unreadable(format!("read `{path}`"), error))
+            .map_err(|error| ChangeError::unreadable(format!("read `{path}`"), error))
     }
 
     fn record_held(
@@ -157,20 +157,20 @@ impl Applier {
         undo: &Undo,
         database: &[Package],
         names: &[String],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         const WHAT: &str = "record the held packages";
         let Undo::Unhold(Unhold {
             record: Some(name), ..
         }) = undo
         else {
-            return Err(Problem::unreadable(WHAT, "the undo has another kind"));
+            return Err(ChangeError::unreadable(WHAT, "the undo has another kind"));
         };
         let held = HeldPackages {
             schema: 1,
             packages: names.to_vec(),
             entries: self.new_entries(database, names)?,
         };
-        let text = serde_json::to_vec(&held).map_err(|error| Problem::unreadable(WHAT, error))?;
+        let text = serde_json::to_vec(&held).map_err(|error| ChangeError::unreadable(WHAT, error))?;
         Ok((self.host.files).write(&self.record_path(name, ENDING), &text, 0o600)?)
     }
 
@@ -179,7 +179,7 @@ impl Applier {
         patterns: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.exclusively(sink, async {
             let database = self.database().await?;
             let names = to_hold(&database, patterns);
@@ -203,7 +203,7 @@ impl Applier {
         mark: Mark,
         names: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let what = match mark {
             Mark::Hold => "hold packages",
             Mark::Unhold => "release holds",
@@ -218,7 +218,7 @@ impl Applier {
         if mark == Mark::Hold
             && let Some(why) = list.needs(&**files)?
         {
-            return Err(Problem::unreadable(what, &why.why));
+            return Err(ChangeError::unreadable(what, &why.why));
         }
         let database = self.database().await?;
         let packages: Vec<&Package> = (database.iter())
@@ -238,7 +238,7 @@ impl Applier {
         path: &Utf8Path,
         text: &str,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let (files, path) = (&self.host.files, self.target_of(path)?);
         let mode = files.stat(&path)?.map_or(0o644, |stat| stat.mode);
         files.write(&path, text.as_bytes(), mode)?;
@@ -250,7 +250,7 @@ impl Applier {
         &self,
         undo: &Unhold,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         match self.refine_hold(undo.clone())? {
             Undo::Unhold(Unhold {
                 entries: Some(entries),
@@ -267,13 +267,13 @@ impl Applier {
         &self,
         entries: &[String],
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let nothing = || Reverted::nothing("no hold of gpu-bootstrap remains");
         let Some(list) = self.backend.hold_list() else {
             return Ok(nothing());
         };
         let files = &self.host.files;
-        let lacks_all = || -> Result<bool, Problem> {
+        let lacks_all = || -> Result<bool, ChangeError> {
             let text = files.read_text(list.path())?.unwrap_or_default();
             Ok(list.without(&text, entries) == text)
         };
@@ -293,7 +293,7 @@ impl Applier {
         &self,
         ours: &[String],
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let now = held(&self.database().await?);
         let names: Vec<String> = (ours.iter())
             .filter(|name| now.contains(*name))

@@ -8,15 +8,15 @@ use super::{
     run::Attempts,
 };
 use crate::{
-    change::{Applier, Class, Problem, Sink, Undo},
-    config::desired::PackageWish,
+    change::{Applier, Class, ChangeError, Sink, Undo},
+    config::desired::PackageSpec,
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, Exclusion, PackageOffer, Removals, TransactionRequest},
+    tools::packages::{Action, Exclusion, AvailablePackage, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages are not in the lists yet, because an earlier change in the plan adds their
@@ -61,55 +61,55 @@ impl Applier {
     /// compiling a module to a later change.
     pub(in crate::change) async fn install(
         &self,
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.exclusively(sink, async {
             self.check_consistent().await?;
-            let mut resolved = match self.resolve(wishes).await {
+            let mut resolved = match self.resolve(specs).await {
                 // Lists as old as the image may not contain the mirror's current versions.
                 Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
                     self.update(sink).await?;
-                    self.resolve(wishes).await?
+                    self.resolve(specs).await?
                 }
                 resolved => resolved?,
             };
             let mut attempts = Attempts::new();
             let removed = loop {
-                let transacted = self.transact(&resolved, wishes, removing, later, undo, sink);
+                let transacted = self.transact(&resolved, specs, removing, later, undo, sink);
                 match transacted.await {
                     Ok(removed) => break removed,
                     Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
                 // Newer lists, or the work of another package manager, may change the transaction, so simulate and approve it
                 // again.
-                resolved = self.resolve(wishes).await?;
+                resolved = self.resolve(specs).await?;
             };
             self.verify(&resolved, &removed).await
         })
         .await
-        .map_err(|error| self.name_exclusions(error, &names(wishes)))
+        .map_err(|error| self.name_exclusions(error, &names(specs)))
     }
 
     /// Simulates, approves, downloads and performs a transaction once. Returns the packages that it had to remove.
     async fn transact(
         &self,
         resolved: &BTreeMap<String, String>,
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Vec<String>, Problem> {
+    ) -> Result<Vec<String>, ChangeError> {
         let Some(mut work) = self.work(resolved, removing).await? else {
             return Ok(Vec::new());
         };
         let (request, actions) = (work.request(), &work.actions);
-        self.guard(actions, wishes).await?;
-        self.approve(actions, &names(wishes), removing).await?;
+        self.guard(actions, specs).await?;
+        self.approve(actions, &names(specs), removing).await?;
         self.check_space(&request, Some(&work.said)).await?;
         let settings = self.settings();
         let downloads = actions
@@ -128,8 +128,8 @@ impl Applier {
             // Therefore simulate again immediately before.
             let now = self.simulate(&work.request()).await?;
             if now != work.actions {
-                self.guard(&now, wishes).await?;
-                self.approve(&now, &names(wishes), removing).await?;
+                self.guard(&now, specs).await?;
+                self.approve(&now, &names(specs), removing).await?;
                 work.actions = now;
             }
         }
@@ -140,7 +140,7 @@ impl Applier {
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
         match (performed.await, self.compile_again()) {
-            (Ok(()), taken_back) => taken_back?,
+            (Ok(()), reverted) => reverted?,
             (Err(error), Ok(())) => return Err(error),
             (Err(error), Err(second)) => {
                 sink.line(&one_line(&second));
@@ -156,7 +156,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<Option<SimulatedTransaction>, Problem> {
+    ) -> Result<Option<SimulatedTransaction>, ChangeError> {
         let (packages, replaced) = (
             self.to_install(resolved).await?,
             self.present(replaced).await?,
@@ -207,7 +207,7 @@ impl Applier {
         Ok((!is_nothing).then_some(work))
     }
 
-    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, Problem> {
+    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
         let at = |(name, version): (&String, &String)| self.backend.at_version(name, version);
         Ok(named.iter().map(at).collect())
     }
@@ -218,7 +218,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<BTreeMap<String, String>, Problem> {
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
         let wanted: BTreeSet<DriverVersion> = (resolved.iter())
             .filter(|(name, _)| carries_driver(name) || is_driver_part(name))
             .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
@@ -236,7 +236,7 @@ impl Applier {
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
         };
-        let best = |offer: PackageOffer| {
+        let best = |offer: AvailablePackage| {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
@@ -247,11 +247,11 @@ impl Applier {
     /// Before the first change of a run, rejects packages that [`Guard`](crate::config::desired::Guard) excludes, actions that
     /// the plan does not approve, and packages that do not fit on a filesystem. Other errors may be resolved by earlier changes
     /// (lists that are too old, or a missing repository), so they are ignored here and the transaction is checked again later.
-    pub(in crate::change) async fn rehearse_install(
+    pub(in crate::change) async fn dry_run_install(
         &self,
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
@@ -259,45 +259,45 @@ impl Applier {
             true => None,
             false => Some(self.simulating.lock().await),
         };
-        let judged = match self.judge_install(wishes, removing).await {
-            Err(error) => match self.with_all_wanted(&error, wishes) {
-                Some(all) => self.judge_install(&all, removing).await,
+        let evaluated = match self.evaluate_install(specs, removing).await {
+            Err(error) => match self.with_all_wanted(&error, specs) {
+                Some(all) => self.evaluate_install(&all, removing).await,
                 None => Err(error),
             },
-            judged => judged,
+            evaluated => evaluated,
         };
-        match judged {
+        match evaluated {
             Err(error) if is_not_offered(&error) || has_failed(&error) => {
                 tracing::debug!(%error, "the installation cannot be simulated yet");
                 Ok(())
             }
-            judged => judged,
+            evaluated => evaluated,
         }
     }
 
-    /// Returns all required packages if only installing `wishes` would install another kernel, because other steps add packages
+    /// Returns all required packages if only installing `specs` would install another kernel, because other steps add packages
     /// to the same transaction, such as the headers of the installed kernel.
-    fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
+    fn with_all_wanted(&self, error: &ChangeError, specs: &[PackageSpec]) -> Option<Vec<PackageSpec>> {
         let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
         let further = (wanted.packages.iter())
-            .filter(|wish| !wishes.iter().any(|named| named.name == wish.name));
-        Some(wishes.iter().chain(further).cloned().collect())
+            .filter(|spec| !specs.iter().any(|named| named.name == spec.name));
+        Some(specs.iter().chain(further).cloned().collect())
     }
 
-    async fn judge_install(
+    async fn evaluate_install(
         &self,
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
-    ) -> Result<(), Problem> {
-        let resolved = self.resolve(wishes).await?;
+    ) -> Result<(), ChangeError> {
+        let resolved = self.resolve(specs).await?;
         let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(());
         };
-        self.guard(&work.actions, wishes).await?;
+        self.guard(&work.actions, specs).await?;
         // Unconfigured packages are repaired first, which changes the simulation.
         if self.half_done().await?.is_empty() {
-            self.approve_part(&work.actions, wishes, removing).await?;
+            self.approve_part(&work.actions, specs, removing).await?;
         }
         self.check_space(&work.request(), Some(&work.said)).await
     }
@@ -307,19 +307,19 @@ impl Applier {
     async fn approve_part(
         &self,
         actions: &[Action],
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
-        let beside: Vec<&str> = wanted.map(|wish| wish.name.as_str()).collect();
-        self.approve_beside(actions, &names(wishes), removing, &beside)
+        let beside: Vec<&str> = wanted.map(|spec| spec.name.as_str()).collect();
+        self.approve_beside(actions, &names(specs), removing, &beside)
             .await
     }
 
     /// Rejects actions that [`Guard`](crate::config::desired::Guard) excludes.
-    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), Problem> {
+    async fn guard(&self, actions: &[Action], specs: &[PackageSpec]) -> Result<(), ChangeError> {
         let guard = &self.policy.guard;
-        guarded(self.backend, actions, &names(wishes), guard)?;
+        guarded(self.backend, actions, &names(specs), guard)?;
         self.refuse_forbidden(actions).await?;
         let modules: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
@@ -342,7 +342,7 @@ impl Applier {
     }
 
     /// Rejects driver components from forbidden repositories. If there is no such preference, no query is made.
-    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
+    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), ChangeError> {
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
@@ -362,7 +362,7 @@ impl Applier {
                 "approve the package transaction: {exclusion}, but our preference for the driver \
                  branch is read first"
             );
-            return Err(Problem::blocked("forbidden-source", what).advice(format!(
+            return Err(ChangeError::blocked("forbidden-source", what).advice(format!(
                 "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
                 exclusion.path
             )));
@@ -379,10 +379,10 @@ impl Applier {
 
     pub(in crate::change) async fn preview_install(
         &self,
-        wishes: &[PackageWish],
+        specs: &[PackageSpec],
         removing: &[String],
-    ) -> Result<String, Problem> {
-        let resolved = match self.resolve(wishes).await {
+    ) -> Result<String, ChangeError> {
+        let resolved = match self.resolve(specs).await {
             Ok(resolved) => resolved,
             Err(error) if is_not_offered(&error) => return Ok(NOT_SIMULATED.to_owned()),
             Err(error) => return Err(error),
@@ -390,15 +390,15 @@ impl Applier {
         let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(String::new());
         };
-        if let Err(error) = self.guard(&work.actions, wishes).await {
-            let Some(all) = self.with_all_wanted(&error, wishes) else {
+        if let Err(error) = self.guard(&work.actions, specs).await {
+            let Some(all) = self.with_all_wanted(&error, specs) else {
                 return Err(error);
             };
-            self.judge_install(&all, removing).await?;
+            self.evaluate_install(&all, removing).await?;
             return Ok("part of a transaction that also installs the kernel headers".into());
         }
         let actions = &work.actions;
-        self.approve_part(actions, wishes, removing).await?;
+        self.approve_part(actions, specs, removing).await?;
         self.check_space(&work.request(), Some(&work.said)).await?;
         Ok(Action::describe(actions))
     }
@@ -408,7 +408,7 @@ impl Applier {
         &self,
         packages: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         const WHAT: &str = "reinstall removed packages";
         let request = TransactionRequest::Install {
             packages,
@@ -438,7 +438,7 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if !self.backend.performs_from_downloads() {
             return Ok(());
         }
@@ -449,11 +449,11 @@ impl Applier {
     /// Returns the version of each required package: the installed version if it matches, otherwise the version to install.
     pub(super) async fn resolve(
         &self,
-        wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, Problem> {
+        specs: &[PackageSpec],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
         let exact = &self.policy.guard.exact;
-        let (exact, free): (Vec<PackageWish>, Vec<PackageWish>) =
-            (wishes.iter().cloned()).partition(|wish| exact.contains(&wish.name));
+        let (exact, free): (Vec<PackageSpec>, Vec<PackageSpec>) =
+            (specs.iter().cloned()).partition(|spec| exact.contains(&spec.name));
         let mut resolved = self.resolve_free(&free).await?;
         let exact = beside_the_driver(exact, &resolved, self.policy.guard.driver);
         resolved.extend(self.resolve_free(&exact).await?);
@@ -463,35 +463,35 @@ impl Applier {
     /// Returns the version of each required package, independent of the others.
     async fn resolve_free(
         &self,
-        wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, Problem> {
+        specs: &[PackageSpec],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
         let installed = self.installed().await?;
         let mut resolved = BTreeMap::new();
-        let mut open: Vec<&PackageWish> = Vec::new();
-        for wish in wishes {
-            let wanted = wish.version.as_deref().unwrap_or("*");
-            let versions = versions_of(&installed, &wish.name);
+        let mut open: Vec<&PackageSpec> = Vec::new();
+        for spec in specs {
+            let wanted = spec.version.as_deref().unwrap_or("*");
+            let versions = versions_of(&installed, &spec.name);
             match versions
                 .into_iter()
                 .find(|version| self.backend.matches(wanted, version))
             {
                 Some(version) => {
-                    resolved.insert(wish.name.clone(), version.to_owned());
+                    resolved.insert(spec.name.clone(), version.to_owned());
                 }
-                None => open.push(wish),
+                None => open.push(spec),
             }
         }
         if open.is_empty() {
             return Ok(resolved);
         }
-        let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
+        let names: BTreeSet<&str> = open.iter().map(|spec| spec.name.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
         let query = self.backend.offers(&names);
         let answer = self.ask("look up packages", &query).await?;
         let offers = self.backend.parse_offers(&answer);
-        for wish in open {
-            let offer = offers.iter().find(|offer| offer.name == wish.name);
-            resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
+        for spec in open {
+            let offer = offers.iter().find(|offer| offer.name == spec.name);
+            resolved.insert(spec.name.clone(), choose(self.backend, spec, offer)?);
         }
         Ok(resolved)
     }
@@ -500,7 +500,7 @@ impl Applier {
     pub(super) async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
-    ) -> Result<Vec<String>, Problem> {
+    ) -> Result<Vec<String>, ChangeError> {
         let installed = self.installed().await?;
         Ok(resolved
             .iter()
@@ -516,7 +516,7 @@ impl Applier {
     }
 
     /// Returns the packages that are in the database in any state except removed.
-    async fn present(&self, names: &[String]) -> Result<Vec<String>, Problem> {
+    async fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
         let database = self.database().await?;
         let there: BTreeSet<&str> = database
             .iter()
@@ -530,7 +530,7 @@ impl Applier {
             .collect())
     }
 
-    async fn installed(&self) -> Result<Installed, Problem> {
+    async fn installed(&self) -> Result<Installed, ChangeError> {
         let mut installed = Installed::new();
         for package in self.database().await? {
             if package.is_installed() {
@@ -549,7 +549,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         removed: &[String],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.check_consistent().await?;
         if let Some(package) = self.present(removed).await?.into_iter().next() {
             return Err(not_verified(&package, "installed", "no such package"));
@@ -572,23 +572,23 @@ impl Applier {
 /// Returns the requirements of packages that only work with a driver of exactly the same version, with the version of the
 /// driver that this transaction installs or finds.
 fn beside_the_driver(
-    wishes: Vec<PackageWish>,
+    specs: Vec<PackageSpec>,
     resolved: &BTreeMap<String, String>,
     branch: Option<Branch>,
-) -> Vec<PackageWish> {
+) -> Vec<PackageSpec> {
     let of_driver = (resolved.iter())
         .filter(|(name, _)| carries_driver(name))
         .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
         // The package of a kernel module has the version of its kernel.
         .find(|version| branch.is_none_or(|branch| version.branch() == branch));
     let Some(version) = of_driver else {
-        return wishes;
+        return specs;
     };
-    let at = |wish: PackageWish| PackageWish {
+    let at = |spec: PackageSpec| PackageSpec {
         version: Some(format!("{version}-*")),
-        ..wish
+        ..spec
     };
-    wishes.into_iter().map(at).collect()
+    specs.into_iter().map(at).collect()
 }
 
 /// Whether the approved simulation removes packages. If not, the real transaction must not remove any either.

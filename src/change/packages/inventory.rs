@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::effects::{Inventory, Unowned};
 use crate::{
-    change::{Applier, Problem},
+    change::{Applier, ChangeError},
     host::FileKind,
     tools::{
         accounts,
@@ -19,14 +19,14 @@ const ETC: &str = "/etc";
 
 impl Applier {
     /// The package database.
-    pub(super) async fn database(&self) -> Result<Vec<Package>, Problem> {
+    pub(super) async fn database(&self) -> Result<Vec<Package>, ChangeError> {
         const WHAT: &str = "list the installed packages";
         let found = self.backend.database(self.host.reader()).await;
         // Without the database all installed packages would count as new, and `uninstall` would remove them.
         found
             .map_err(|error| unreadable_database(WHAT, error))?
             .ok_or_else(|| {
-                Problem::unreadable(
+                ChangeError::unreadable(
                     WHAT,
                     format!("`{}` is missing", self.backend.database_path()),
                 )
@@ -34,13 +34,13 @@ impl Applier {
     }
 
     /// The keys in the package manager's own database. `None` if it does not store keys.
-    pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, Problem> {
+    pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, ChangeError> {
         let keys = self.backend.keys(self.host.reader()).await;
         keys.map_err(|error| unreadable_database("list the trusted keys", error))
     }
 
     /// Takes an inventory.
-    pub(super) async fn inventory(&self) -> Result<Inventory, Problem> {
+    pub(super) async fn inventory(&self) -> Result<Inventory, ChangeError> {
         Ok(Inventory {
             unowned: self.unowned().await?,
             ..self.inventory_of_packages().await?
@@ -48,7 +48,7 @@ impl Applier {
     }
 
     /// The same without accounts and files that belong to no package, which would require reading all file lists.
-    pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, Problem> {
+    pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, ChangeError> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
         let mut inventory = Inventory {
@@ -74,8 +74,8 @@ impl Applier {
     }
 
     /// The current accounts, and the files in [`ETC`] that no package owns.
-    pub(super) async fn unowned(&self) -> Result<Unowned, Problem> {
-        let names = |path: &str| -> Result<BTreeSet<String>, Problem> {
+    pub(super) async fn unowned(&self) -> Result<Unowned, ChangeError> {
+        let names = |path: &str| -> Result<BTreeSet<String>, ChangeError> {
             let text = self.host.files.read(path.into())?.unwrap_or_default();
             Ok(accounts::names(&String::from_utf8_lossy(&text)))
         };
@@ -92,11 +92,11 @@ impl Applier {
     }
 
     /// Adds the files and symlinks below a directory.
-    fn walk(&self, folder: &Utf8Path, found: &mut BTreeSet<Utf8PathBuf>) -> Result<(), Problem> {
-        for name in self.host.files.list(folder)? {
-            let path = folder.join(name);
+    fn walk(&self, directory: &Utf8Path, found: &mut BTreeSet<Utf8PathBuf>) -> Result<(), ChangeError> {
+        for name in self.host.files.list(directory)? {
+            let path = directory.join(name);
             match self.host.files.stat(&path)?.map(|stat| stat.kind) {
-                Some(FileKind::Folder) => self.walk(&path, found)?,
+                Some(FileKind::Directory) => self.walk(&path, found)?,
                 Some(FileKind::File | FileKind::Link(_)) => {
                     found.insert(path);
                 }
@@ -108,10 +108,10 @@ impl Applier {
 }
 
 /// The error of an unreadable package database.
-pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> Problem {
+pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> ChangeError {
     match error {
         DatabaseError::Files(error) => error.into(),
-        DatabaseError::Exec(source) => Problem::tool(what, source),
+        DatabaseError::Exec(source) => ChangeError::tool(what, source),
     }
 }
 

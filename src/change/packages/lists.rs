@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{has_failed, is_not_offered};
 use crate::{
-    change::{Applier, Class, Problem, Sink},
-    config::desired::{Desired, PackageWish, Repository},
+    change::{Applier, Class, ChangeError, Sink},
+    config::desired::{Desired, PackageSpec, Repository},
     tools::packages::{Fault, Impact, SourceEntry, SourceFailure, TransactionRequest},
 };
 
@@ -30,7 +30,7 @@ impl Lists {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WantedPackages {
     /// All required packages.
-    pub packages: Vec<PackageWish>,
+    pub packages: Vec<PackageSpec>,
     /// The repositories that the run adds, or uses if they are already configured.
     pub repositories: Vec<Repository>,
 }
@@ -62,7 +62,7 @@ impl Applier {
     pub(super) async fn unneeded_sources(
         &self,
         output: &str,
-    ) -> Result<Option<Vec<SourceFailure>>, Problem> {
+    ) -> Result<Option<Vec<SourceFailure>>, ChangeError> {
         let failures = self.backend.failures_by_source(output);
         let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
             return Ok(None);
@@ -112,20 +112,20 @@ impl Applier {
     }
 
     /// New lists are only known after the download. But a package manager that cannot read its sources at all is detected here.
-    pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, Problem> {
-        let flaws = self.backend.source_flaws(&*self.host.files)?;
-        let worst = flaws.into_iter().find(|flaw| flaw.impact == Impact::All);
+    pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, ChangeError> {
+        let issues = self.backend.source_issues(&*self.host.files)?;
+        let worst = issues.into_iter().find(|issue| issue.impact == Impact::All);
         match worst {
             None => Ok(None),
-            Some(flaw) => Err(Problem::unreadable(
+            Some(issue) => Err(ChangeError::unreadable(
                 format!("let {} read its sources", self.backend.name()),
-                flaw.why,
+                issue.why,
             )),
         }
     }
 
     /// Downloads the package lists, unless they are fresh.
-    pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         if self.lists.are_fresh() {
             sink.line("the package lists were already downloaded in this run");
             return Ok(());
@@ -133,7 +133,7 @@ impl Applier {
         self.exclusively(sink, self.update(sink)).await
     }
 
-    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let refresh = self.backend.refresh(&self.settings(), false);
         self.lists.set_fresh(false);
         for torn in self.backend.torn_lists(&*self.host.files)? {

@@ -6,13 +6,13 @@
 //! the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
-mod beside;
+mod untracked_files;
 mod effects;
 mod exclusive;
 mod holds;
 mod install;
 mod inventory;
-mod later;
+mod deferred_builds;
 mod lists;
 mod record;
 mod repair;
@@ -21,7 +21,7 @@ mod run;
 mod space;
 mod streams;
 mod undo;
-mod withdraw;
+mod reduce;
 
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
@@ -30,7 +30,7 @@ pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
 pub use streams::RestoreStream;
-pub use withdraw::Withdrawn;
+pub use reduce::Reduced;
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ use self::{
     run::without_secrets,
 };
 use crate::{
-    change::{Applier, Class, Problem},
-    config::desired::PackageWish,
+    change::{Applier, Class, ChangeError},
+    config::desired::PackageSpec,
     host::{ExecError, Query, exec::tail},
     tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},
 };
@@ -61,12 +61,12 @@ impl Applier {
     }
 
     /// The packages that an interrupted package manager left unconfigured.
-    async fn half_done(&self) -> Result<HalfDone, Problem> {
+    async fn half_done(&self) -> Result<HalfDone, ChangeError> {
         let database = self.database().await?;
         Ok((self.backend).half_done(&*self.host.files, &database)?)
     }
 
-    async fn check_consistent(&self) -> Result<(), Problem> {
+    async fn check_consistent(&self) -> Result<(), ChangeError> {
         let half_done = self.half_done().await?;
         if half_done.is_empty() {
             return Ok(());
@@ -83,7 +83,7 @@ impl Applier {
         Err(of_fault(Fault::Interrupted, what))
     }
 
-    async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, Problem> {
+    async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, ChangeError> {
         let (actions, _) = self.simulate_in_words(request).await?;
         Ok(actions)
     }
@@ -92,7 +92,7 @@ impl Applier {
     async fn simulate_in_words(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<(Vec<Action>, String), Problem> {
+    ) -> Result<(Vec<Action>, String), ChangeError> {
         let query = self.backend.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
         let actions = self.backend.parse_actions(&answer, &self.database().await?);
@@ -105,7 +105,7 @@ impl Applier {
         actions: &[Action],
         named: &[&str],
         removing: &[String],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.approve_beside(actions, named, removing, &[]).await
     }
 
@@ -116,7 +116,7 @@ impl Applier {
         named: &[&str],
         removing: &[String],
         beside: &[&str],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let moving = self.moving(actions, removing).await?;
         let approved = Approved {
             named: named.iter().copied().collect(),
@@ -141,7 +141,7 @@ impl Applier {
         &self,
         actions: &[Action],
         replaced: &[String],
-    ) -> Result<BTreeSet<String>, Problem> {
+    ) -> Result<BTreeSet<String>, ChangeError> {
         if replaced.is_empty() {
             return Ok(BTreeSet::new());
         }
@@ -176,7 +176,7 @@ impl Applier {
             names.join(", "),
             if names.len() == 1 { "it" } else { "them" },
         );
-        Err(Problem::blocked(
+        Err(ChangeError::blocked(
             Fault::Held.reason(),
             format!(
                 "approve the package transaction: {names} must change with it, but a hold that \
@@ -189,7 +189,7 @@ impl Applier {
     }
 
     /// The command that releases the holds of packages. An entry in a list may be a pattern, which only the list contains.
-    fn release(&self, packages: &[&Package]) -> Result<String, Problem> {
+    fn release(&self, packages: &[&Package]) -> Result<String, ChangeError> {
         let Some(list) = self.backend.hold_list() else {
             let unhold = self.backend.commands().unhold;
             let names: Vec<&str> = packages.iter().map(|one| one.id.as_str()).collect();
@@ -209,8 +209,8 @@ impl Applier {
     }
 
     /// Runs a query of the package manager. Its errors have classes.
-    async fn ask(&self, what: &str, query: &Query) -> Result<String, Problem> {
-        let failed = |fault, said: &str, words, source| Problem {
+    async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
+        let failed = |fault, said: &str, words, source| ChangeError {
             hint: self.hint_about(fault, said),
             ..failure(fault, what, self.short(source, query.cmd())).telling(words)
         };
@@ -227,7 +227,7 @@ impl Applier {
         let stdout = without_secrets(&output.stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
-            _ => Ok(self.backend.obstacle(&said)),
+            _ => Ok(self.backend.preflight_issue(&said)),
         };
         let text = diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(&stdout), &second)))
@@ -242,7 +242,7 @@ impl Applier {
 }
 
 /// Rejects a transaction with these [`objections`].
-fn refuse(reasons: &[String]) -> Result<(), Problem> {
+fn refuse(reasons: &[String]) -> Result<(), ChangeError> {
     if reasons.is_empty() {
         return Ok(());
     }
@@ -254,17 +254,17 @@ fn refuse(reasons: &[String]) -> Result<(), Problem> {
 }
 
 /// Returns `true` if no repository has a matching version.
-fn is_not_offered(error: &Problem) -> bool {
+fn is_not_offered(error: &ChangeError) -> bool {
     matches!(error.class, Class::NoVersion(_))
 }
 
 /// Returns `true` if the package manager failed.
-fn has_failed(error: &Problem) -> bool {
+fn has_failed(error: &ChangeError) -> bool {
     matches!(error.class, Class::PackageManager(_))
 }
 
 /// Returns `true` if the dependencies of the requested transaction cannot be resolved.
-fn is_unmet(error: &Problem) -> bool {
+fn is_unmet(error: &ChangeError) -> bool {
     matches!(
         error.class,
         Class::PackageManager(Fault::Unmet | Fault::Held)
@@ -272,28 +272,28 @@ fn is_unmet(error: &Problem) -> bool {
 }
 
 /// An error with the reason and the hint of a package manager failure class.
-fn of_fault(fault: Fault, what: String) -> Problem {
-    Problem {
+fn of_fault(fault: Fault, what: String) -> ChangeError {
+    ChangeError {
         hint: fault.hint().map(str::to_owned),
-        ..Problem::new(fault.reason(), what)
+        ..ChangeError::new(fault.reason(), what)
     }
 }
 
 /// The error of a failed package manager.
-fn failure(fault: Fault, what: &str, source: ExecError) -> Problem {
-    Problem {
-        passes: fault.is_transient() || fault.passes(),
-        ..Problem::new(fault.reason(), what)
+fn failure(fault: Fault, what: &str, source: ExecError) -> ChangeError {
+    ChangeError {
+        retryable: fault.is_transient() || fault.is_retryable(),
+        ..ChangeError::new(fault.reason(), what)
             .caused_by(source)
             .of(Class::PackageManager(fault))
     }
 }
 
 /// The error if the package manager succeeded but the result differs from the request.
-fn not_verified(package: &str, found: &str, wanted: &str) -> Problem {
+fn not_verified(package: &str, found: &str, wanted: &str) -> ChangeError {
     let what =
         format!("verify the installed packages: `{package}` is {found}, but {wanted} is required");
-    Problem::new("package-not-verified", what)
+    ChangeError::new("package-not-verified", what)
 }
 
 /// Returns `true` if actions remove a package or change its version. An interrupted transaction leaves an old version, or a
@@ -315,6 +315,6 @@ fn changes(actions: &[Action], database: &[Package], package: &Package) -> bool 
 }
 
 /// The names of the required packages.
-fn names(wishes: &[PackageWish]) -> Vec<&str> {
-    wishes.iter().map(|wish| wish.name.as_str()).collect()
+fn names(specs: &[PackageSpec]) -> Vec<&str> {
+    specs.iter().map(|spec| spec.name.as_str()).collect()
 }

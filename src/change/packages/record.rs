@@ -12,7 +12,7 @@ use super::{
     run::stages,
 };
 use crate::{
-    change::{Applier, Problem, Sink, Undo},
+    change::{Applier, ChangeError, Sink, Undo},
     host::{Cmd, ExecError, exec::Status},
     tools::packages::Action,
 };
@@ -50,7 +50,7 @@ impl Transaction {
     const SCHEMA: u32 = 1;
 
     /// The effects of the complete transaction so far.
-    async fn effects(self, applier: &Applier) -> Result<Effects, Problem> {
+    async fn effects(self, applier: &Applier) -> Result<Effects, ChangeError> {
         let Some(Running { before, approved }) = self.running else {
             return Ok(self.done);
         };
@@ -62,7 +62,7 @@ impl Transaction {
 impl Applier {
     /// The undo of a transaction that has not started. No inventory is taken yet, because packages that another package manager
     /// installs until the start would count as ours.
-    pub(in crate::change) fn capture_packages(&self) -> Result<Undo, Problem> {
+    pub(in crate::change) fn capture_packages(&self) -> Result<Undo, ChangeError> {
         Ok(Undo::Packages {
             transaction: self.new_record(ENDING)?,
             effects: None,
@@ -70,7 +70,7 @@ impl Applier {
     }
 
     /// Returns an unused record name with this suffix.
-    pub(super) fn new_record(&self, ending: &str) -> Result<String, Problem> {
+    pub(super) fn new_record(&self, ending: &str) -> Result<String, ChangeError> {
         let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
         // Two transactions must not get the same name if the clock stops or is set back.
         for n in 1_u32.. {
@@ -79,7 +79,7 @@ impl Applier {
                 return Ok(name);
             }
         }
-        Err(Problem::unreadable(
+        Err(ChangeError::unreadable(
             "name the transaction",
             "all names are taken",
         ))
@@ -98,9 +98,9 @@ impl Applier {
         cmd: &Cmd,
         actions: &[Action],
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let Undo::Packages { transaction, .. } = undo else {
-            return Err(Problem::unreadable(what, "the undo has another kind"));
+            return Err(ChangeError::unreadable(what, "the undo has another kind"));
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
@@ -124,7 +124,7 @@ impl Applier {
         &self,
         name: &str,
         actions: &[Action],
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let mut transaction = self.transaction(name)?.unwrap_or_default();
         // If the end of an earlier command is unknown, keep its inventory.
         let running = match &mut transaction.running {
@@ -140,7 +140,7 @@ impl Applier {
     }
 
     /// Records the inventory before a download that may import keys. It must not change packages.
-    pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), Problem> {
+    pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), ChangeError> {
         match undo {
             Undo::Packages { transaction, .. } => self.record_start(transaction, &[]).await,
             _ => Ok(()),
@@ -148,7 +148,7 @@ impl Applier {
     }
 
     /// Records the effects of a finished command.
-    async fn record_end(&self, name: &str) -> Result<(), Problem> {
+    async fn record_end(&self, name: &str) -> Result<(), ChangeError> {
         let done = self.effects_since(name).await?;
         let transaction = Transaction {
             done,
@@ -163,7 +163,7 @@ impl Applier {
         &self,
         name: &str,
         sink: &dyn Sink,
-    ) -> Result<Effects, Problem> {
+    ) -> Result<Effects, ChangeError> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         if transaction.running.is_some() {
             self.wait_for_locks(sink).await?;
@@ -174,7 +174,7 @@ impl Applier {
     }
 
     /// Completes the undo of [`Applier::capture_packages`] after the transaction.
-    pub(in crate::change) async fn refine_packages(&self, undo: Undo) -> Result<Undo, Problem> {
+    pub(in crate::change) async fn refine_packages(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
             Undo::Packages {
                 transaction,
@@ -191,13 +191,13 @@ impl Applier {
     }
 
     /// The effects of a transaction so far. Empty if it never started.
-    async fn effects_since(&self, name: &str) -> Result<Effects, Problem> {
+    async fn effects_since(&self, name: &str) -> Result<Effects, ChangeError> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         transaction.effects(self).await
     }
 
     /// The packages that our transactions have installed, including interrupted ones.
-    pub(super) fn brought(&self) -> Result<BTreeSet<String>, Problem> {
+    pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
         let mut brought = BTreeSet::new();
         for file in self.host.files.list(&self.state.join(FOLDER))? {
             let Some(name) = file.strip_suffix(ENDING) else {
@@ -220,7 +220,7 @@ impl Applier {
         &self,
         transaction: &str,
         effects: &Effects,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let merged = effects.merged.iter().map(String::as_str);
         for name in merged.chain([transaction]) {
             let path = self.transaction_path(name);
@@ -235,23 +235,23 @@ impl Applier {
         self.record_path(name, ENDING)
     }
 
-    fn transaction(&self, name: &str) -> Result<Option<Transaction>, Problem> {
+    fn transaction(&self, name: &str) -> Result<Option<Transaction>, ChangeError> {
         let path = self.transaction_path(name);
         self.host
             .files
             .read(&path)?
             .map(|text| serde_json::from_slice(&text))
             .transpose()
-            .map_err(|error| Problem::unreadable(format!("read `{path}`"), error))
+            .map_err(|error| ChangeError::unreadable(format!("read `{path}`"), error))
     }
 
-    fn write_transaction(&self, name: &str, transaction: Transaction) -> Result<(), Problem> {
+    fn write_transaction(&self, name: &str, transaction: Transaction) -> Result<(), ChangeError> {
         let transaction = Transaction {
             schema: Transaction::SCHEMA,
             ..transaction
         };
         let text = serde_json::to_vec(&transaction)
-            .map_err(|error| Problem::unreadable("record the transaction", error))?;
+            .map_err(|error| ChangeError::unreadable("record the transaction", error))?;
         self.host
             .files
             .write(&self.transaction_path(name), &text, 0o600)?;
@@ -261,7 +261,7 @@ impl Applier {
 
 /// Returns `true` if child processes of a failed command may still be running. A killed package manager leaves its children,
 /// which continue.
-fn may_still_run(error: &Problem) -> bool {
+fn may_still_run(error: &ChangeError) -> bool {
     matches!(
         error.ended(),
         Some(

@@ -2,7 +2,7 @@
 
 use super::{install::removals, run::Attempts};
 use crate::{
-    change::{Applier, Class, Problem, Sink, Undo},
+    change::{Applier, Class, ChangeError, Sink, Undo},
     host::{Cmd, FileKind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
@@ -16,7 +16,7 @@ impl Applier {
         &self,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.exclusively(sink, async {
             self.remove_torn_trees(sink).await?;
             let Some(configure) = self.backend.configure() else {
@@ -58,7 +58,7 @@ impl Applier {
 
     /// Reinstalls the packages of an interrupted transaction, so that all scripts run and old versions from an upgrade are
     /// removed.
-    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
         let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
@@ -107,7 +107,7 @@ impl Applier {
 
     /// Records the packages of an interrupted transaction if the only evidence is the package manager's file of running work,
     /// which is lost at the next boot.
-    pub(super) async fn record_begun(&self) -> Result<(), Problem> {
+    pub(super) async fn record_begun(&self) -> Result<(), ChangeError> {
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
             self.backend.unfinished(),
@@ -131,7 +131,7 @@ impl Applier {
     }
 
     /// Removes packages from the record that are no longer installed.
-    pub(super) async fn forget_removed(&self) -> Result<(), Problem> {
+    pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
             return Ok(());
@@ -154,7 +154,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let request = TransactionRequest::Install {
             packages: missing,
             removing: &[],
@@ -175,7 +175,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let request = TransactionRequest::Reinstall(packages);
         let mut actions = self.simulate(&request).await?;
         let database = self.database().await?;
@@ -212,7 +212,7 @@ impl Applier {
             );
             let name = (database.iter().find(is_it))
                 .map_or_else(|| package.clone(), |one| one.name.clone());
-            let error = Problem::blocked(
+            let error = ChangeError::blocked(
                 Fault::NotFound.reason(),
                 format!(
                     "complete the interrupted transaction: no repository has `{package}`, and some \
@@ -255,7 +255,7 @@ impl Applier {
 
     /// Removes configuration files of these packages that a power loss has truncated, because the package manager would keep an
     /// empty file as a local modification.
-    async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
+    async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), ChangeError> {
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
             .filter(|package| {
@@ -297,7 +297,7 @@ impl Applier {
         configure: &Cmd,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
         while let Err(error) = self
             .attempt(undo, "configure unpacked packages", configure, &[], sink)
@@ -308,7 +308,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(in crate::change) async fn preview_repair(&self) -> Result<String, Problem> {
+    pub(in crate::change) async fn preview_repair(&self) -> Result<String, ChangeError> {
         let half_done = self.half_done().await?;
         let lines: Vec<String> = (half_done.packages.iter())
             .map(|package| format!("~ {}", package.id))

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Applier, Class, FileAfter, Problem, STOPPED, Undo, file},
+    change::{Applier, Class, FileAfter, ChangeError, STOPPED, Undo, file},
     config::desired::Repository,
     error::one_line,
     host::{FilesError, ReadFiles, trusted::unusable},
@@ -24,7 +24,7 @@ fn keyring(
     file: &KeyFile,
     wants_armour: bool,
     now: i64,
-) -> Result<Vec<u8>, Problem> {
+) -> Result<Vec<u8>, ChangeError> {
     let is_whole_file = accepts_file(repository, file);
     let accepted: Vec<&Key> = (file.keys.iter())
         .filter(|key| is_whole_file || accepts(repository, &key.fingerprint))
@@ -104,7 +104,7 @@ impl Applier {
     pub(in crate::change) fn preview_repository(
         &self,
         repository: &Repository,
-    ) -> Result<String, Problem> {
+    ) -> Result<String, ChangeError> {
         self.check_conflict(repository)?;
         let mut text = String::new();
         for (path, content) in self.source_files(repository) {
@@ -124,7 +124,7 @@ impl Applier {
     pub(in crate::change) fn capture_repository(
         &self,
         repository: &Repository,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let mut paths: Vec<Utf8PathBuf> = self
             .source_files(repository)
             .into_iter()
@@ -139,10 +139,10 @@ impl Applier {
 
     /// Detects errors that would prevent adding the repository: a wrong key or a conflicting entry. A network error is ignored,
     /// because it may be resolved before the repository is added.
-    pub(in crate::change) async fn rehearse_repository(
+    pub(in crate::change) async fn dry_run_repository(
         &self,
         repository: &Repository,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
@@ -160,7 +160,7 @@ impl Applier {
     pub(in crate::change) async fn add_repository(
         &self,
         repository: &Repository,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
@@ -181,7 +181,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn fetch_keyring(&self, repository: &Repository, url: &str) -> Result<Vec<u8>, Problem> {
+    async fn fetch_keyring(&self, repository: &Repository, url: &str) -> Result<Vec<u8>, ChangeError> {
         if repository.fingerprints.is_empty() {
             let why = "no fingerprint is configured to verify the key";
             return Err(incomplete(repository, why));
@@ -191,10 +191,10 @@ impl Applier {
         let bytes = self
             .unless_stopped("download the key", self.host.http.get(url, KEY_LIMIT))
             .await?
-            .map_err(|source| Problem {
+            .map_err(|source| ChangeError {
                 hint: Fault::Network.hint().map(str::to_owned),
-                passes: source.passes(),
-                ..Problem::new(
+                retryable: source.is_retryable(),
+                ..ChangeError::new(
                     "key-fetch",
                     format!("download the key of repository `{name}`"),
                 )
@@ -203,7 +203,7 @@ impl Applier {
             })?;
         let file = openpgp::parse(&bytes).map_err(|source| {
             let what = format!("read the key of repository `{name}` from `{url}`");
-            Problem::new("key-malformed", what).caused_by(source)
+            ChangeError::new("key-malformed", what).caused_by(source)
         })?;
         let now = self.host.clock.now().as_second();
         let wants_armour = self.backend.wants_armour() || repository.names_key_file();
@@ -212,7 +212,7 @@ impl Applier {
 
     /// Checks key files of the distribution or in the settings. They are used unchanged if only root can write them, so their
     /// author decides which additional keys they contain.
-    fn check_key_files(&self, repository: &Repository) -> Result<(), Problem> {
+    fn check_key_files(&self, repository: &Repository) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         for path in repository.key_files.iter().chain(&repository.keyring) {
             if let Some(why) = unusable(files, path)? {
@@ -241,7 +241,7 @@ impl Applier {
     }
 
     /// Rejects contradictory entries, because a package manager may then stop working completely.
-    fn check_conflict(&self, repository: &Repository) -> Result<(), Problem> {
+    fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
         let (own, _) = self.backend.source(repository);
         let mut entries = self.backend.entries(&*self.host.files)?;
         entries.retain(|entry| entry.file != own);
@@ -258,7 +258,7 @@ impl Applier {
         let SourceEntry {
             file, uri, suite, ..
         } = entry;
-        Err(Problem::blocked(
+        Err(ChangeError::blocked(
             "repository-conflict",
             format!(
                 "add repository `{}`: `{file}` contains the same URL {uri} {suite} with a \
@@ -277,7 +277,7 @@ impl Applier {
     }
 
     /// A description of contradictory entries, if any.
-    pub(super) fn contradictions(&self) -> Result<Option<String>, Problem> {
+    pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
         let found = contradictions(&self.backend.entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
@@ -342,7 +342,7 @@ fn has_only_accepted_keys(
     let Some(bytes) = files.read(Utf8Path::new(path))? else {
         return Ok(false);
     };
-    Ok(judge(repository, &bytes) == Keyring::Accepted)
+    Ok(evaluate(repository, &bytes) == Keyring::Accepted)
 }
 
 /// The state of a keyring for a repository.
@@ -359,7 +359,7 @@ pub enum Keyring {
 
 /// Checks the keys in a keyring.
 #[must_use]
-pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
+pub fn evaluate(repository: &Repository, bytes: &[u8]) -> Keyring {
     // A file without valid keys is not a usable keyring.
     let Ok(file) = openpgp::parse(bytes) else {
         return Keyring::Unusable;
@@ -387,24 +387,24 @@ pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
 }
 
 /// The error for an incomplete repository description.
-fn incomplete(repository: &Repository, why: &str) -> Problem {
-    Problem::blocked(
+fn incomplete(repository: &Repository, why: &str) -> ChangeError {
+    ChangeError::blocked(
         "repository",
         format!("add repository `{}`: {why}", repository.name),
     )
 }
 
 /// The error for a key that must not sign the repository.
-fn distrusted(reason: &'static str, repository: &Repository, why: &str) -> Problem {
+fn distrusted(reason: &'static str, repository: &Repository, why: &str) -> ChangeError {
     let name = &repository.name;
-    Problem::blocked(
+    ChangeError::blocked(
         reason,
         format!("trust the key of repository `{name}`: {why}"),
     )
 }
 
 /// The error for a file without an accepted key.
-fn mismatch(repository: &Repository, place: &str, found: &[String]) -> Problem {
+fn mismatch(repository: &Repository, place: &str, found: &[String]) -> ChangeError {
     let why = format!(
         "`{place}` contains {}, but only {} is accepted",
         found.join(", "),
@@ -578,7 +578,7 @@ mod tests {
             files.put("/k.asc", KEYS);
             files.put("/none.asc", "no keys");
             files.put("/etc/apt/sources.list.d/theirs.list", text);
-            files.put_folder("/etc/apt/sources.list.d/retired", 0o755);
+            files.put_directory("/etc/apt/sources.list.d/retired", 0o755);
             let mut repository = adopted();
             repository.fingerprints = accepted.iter().map(ToString::to_string).collect();
             change(&mut repository);

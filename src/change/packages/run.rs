@@ -7,7 +7,7 @@ use camino::Utf8Path;
 
 use super::{failure, has_failed};
 use crate::{
-    change::{Applier, Class, Problem, Sink},
+    change::{Applier, Class, ChangeError, Sink},
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
@@ -46,7 +46,7 @@ impl Applier {
         what: &str,
         cmd: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_and_sync(what, &cmd, 0, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
@@ -62,7 +62,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let begun = self.host.clock.now().as_second();
         let ran = self.run_once(what, cmd, stages, sink).await;
         self.tell_of_compiled_modules(begun, sink);
@@ -70,7 +70,7 @@ impl Applier {
     }
 
     /// Syncs after a command, even if it failed. The error of the command takes precedence.
-    async fn synced_after(&self, ran: Result<(), Problem>, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn synced_after(&self, ran: Result<(), ChangeError>, sink: &dyn Sink) -> Result<(), ChangeError> {
         match (ran, self.sync_system().await) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error),
@@ -86,7 +86,7 @@ impl Applier {
         &self,
         mut refresh: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
         let mut network_times = Vec::new();
         loop {
@@ -109,7 +109,7 @@ impl Applier {
         }
     }
 
-    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         const WHAT: &str = "download the package lists";
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
@@ -154,9 +154,9 @@ impl Applier {
     pub(super) async fn wait_before_retry(
         &self,
         attempts: &mut Attempts,
-        error: Problem,
+        error: ChangeError,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
             let refresh = self.backend.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
@@ -169,9 +169,9 @@ impl Applier {
     async fn wait_if_transient(
         &self,
         attempts: &mut Attempts,
-        error: Problem,
+        error: ChangeError,
         sink: &dyn Sink,
-    ) -> Result<Fault, Problem> {
+    ) -> Result<Fault, ChangeError> {
         let Class::PackageManager(fault) = error.class else {
             return Err(error);
         };
@@ -195,7 +195,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let output = self.run_output(what, cmd, stages, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
@@ -223,7 +223,7 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let output = self.run_output(what, cmd, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
@@ -241,7 +241,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<Output, Problem> {
+    ) -> Result<Output, ChangeError> {
         let mut done = 0;
         let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
@@ -280,7 +280,7 @@ impl Applier {
         })
     }
 
-    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), Problem> {
+    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
         if self.backend.has_succeeded(&output) {
             return Ok(());
         }
@@ -290,10 +290,10 @@ impl Applier {
     }
 
     /// The error of a command, with its class and an explanation.
-    fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
+    fn failed(&self, what: &str, source: ExecError, words: &str) -> ChangeError {
         let fault = self.fault_in(words);
         let attachment = self.attachment(fault, words);
-        Problem {
+        ChangeError {
             hint: self.hint_about(fault, words),
             words: attachment.filter(|text| !already_contains(&source, text)),
             ..failure(fault, what, source)
@@ -333,10 +333,10 @@ impl Applier {
                     })
                     .collect()
             }),
-            Fault::Key => self.backend.source_flaws(files).map(|flaws| {
-                (flaws.into_iter())
-                    .filter(|flaw| matches!(flaw.impact, Impact::Source | Impact::Lacking))
-                    .map(|flaw| format!("{}: {}", flaw.why, flaw.remedy))
+            Fault::Key => self.backend.source_issues(files).map(|issues| {
+                (issues.into_iter())
+                    .filter(|issue| matches!(issue.impact, Impact::Source | Impact::Lacking))
+                    .map(|issue| format!("{}: {}", issue.why, issue.remedy))
                     .collect()
             }),
             _ => return hint,
@@ -354,7 +354,7 @@ impl Applier {
 
     /// Adds a hint that lists the `exclude` and pin lines that hide the packages, if any. For the package manager a hidden
     /// package does not exist.
-    pub(super) fn name_exclusions(&self, mut error: Problem, wishes: &[&str]) -> Problem {
+    pub(super) fn name_exclusions(&self, mut error: ChangeError, specs: &[&str]) -> ChangeError {
         let concerned: Vec<String> = match &error.class {
             Class::NoVersion(package) => vec![package.clone()],
             Class::PackageManager(Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other) => {
@@ -363,7 +363,7 @@ impl Applier {
                     .map(Option::unwrap_or_default)
                     .join(" ");
                 let words = said.split(|c: char| c.is_whitespace() || "'\"(),;=".contains(c));
-                let named = words.chain(wishes.iter().copied()).map(str::to_owned);
+                let named = words.chain(specs.iter().copied()).map(str::to_owned);
                 named.collect()
             }
             _ => return error,
@@ -395,7 +395,7 @@ impl Applier {
             },
             Fault::SignedBy => self.contradictions(),
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
-                Ok((self.backend.obstacle(words)).or_else(|| Some(tail(words))))
+                Ok((self.backend.preflight_issue(words)).or_else(|| Some(tail(words))))
             }
             _ => Ok(self.backend.telling_line(words).map(str::to_owned)),
         };
@@ -405,12 +405,12 @@ impl Applier {
     }
 
     /// A text with the error of the diagnosis appended.
-    pub(super) fn with_error(&self, words: String, second: &Problem) -> String {
+    pub(super) fn with_error(&self, words: String, second: &ChangeError) -> String {
         format!("{words}\n{}", self.sentence(second))
     }
 
     /// An error in one line, for messages during a run: the failed action and the first reason of the tool.
-    fn sentence(&self, error: &Problem) -> String {
+    fn sentence(&self, error: &ChangeError) -> String {
         if has_failed(error)
             && let Some(ExecError::Failed { tail, .. }) = error.ended()
             && let Some(reason) = self.backend.first_reason(tail)
@@ -426,7 +426,7 @@ impl Applier {
         match &mut error {
             ExecError::NotFound { .. } => {}
             ExecError::Spawn { command, why }
-            | ExecError::NotAsked { command, why }
+            | ExecError::NotQueried { command, why }
             | ExecError::Unexpected { command, why } => {
                 *command = line();
                 *why = without_logins(why).into_owned();
@@ -442,7 +442,7 @@ impl Applier {
     }
 
     /// The end of a log, with its path.
-    pub(in crate::change) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, Problem> {
+    pub(in crate::change) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, ChangeError> {
         Ok(self.host.files.read(path)?.map(|bytes| {
             let text = String::from_utf8_lossy(&bytes);
             let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -462,7 +462,7 @@ fn already_contains(error: &ExecError, words: &str) -> bool {
     matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
 
-fn is_network(error: &Problem) -> bool {
+fn is_network(error: &ChangeError) -> bool {
     error.class == Class::PackageManager(Fault::Network)
 }
 

@@ -2,7 +2,7 @@
 //! transaction leaves packages half-installed.
 
 use crate::{
-    change::{Applier, Problem},
+    change::{Applier, ChangeError},
     host::files::Limit,
     model::text::bytes,
     tools::{
@@ -25,7 +25,7 @@ impl Applier {
     pub(super) async fn estimate(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<Option<Estimate>, Problem> {
+    ) -> Result<Option<Estimate>, ChangeError> {
         let Some(query) = self.backend.estimate(&self.settings(), request) else {
             return Ok(None);
         };
@@ -43,8 +43,8 @@ impl Applier {
             tracing::debug!(%second, "the package filesystems cannot be read");
             Vec::new()
         });
-        (found.iter().filter(|one| one.room.lacks_inodes()))
-            .map(|one| Limit::Inodes.remedy(&one.mount, &one.room))
+        (found.iter().filter(|one| one.free_space.lacks_inodes()))
+            .map(|one| Limit::Inodes.remedy(&one.mount, &one.free_space))
             .collect()
     }
 
@@ -54,7 +54,7 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
         simulated: Option<&str>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let settings = self.settings();
         let simulation = self.backend.simulate(&settings, request);
         let is_told = self.backend.estimate(&settings, request) == Some(simulation);
@@ -76,11 +76,11 @@ impl Applier {
                 .filter(|(path, _)| filesystem.paths.contains(path))
                 .map(|(_, bytes)| bytes)
                 .sum();
-            if needed > filesystem.room.free {
+            if needed > filesystem.free_space.free {
                 short.push(format!(
                     "`{}` has {} free, the packages need {}",
                     filesystem.mount,
-                    bytes(filesystem.room.free),
+                    bytes(filesystem.free_space.free),
                     bytes(needed)
                 ));
             }
@@ -89,7 +89,7 @@ impl Applier {
             return Ok(());
         }
         let clean = self.backend.commands().clean;
-        Err(Problem::blocked(
+        Err(ChangeError::blocked(
             Fault::NoSpace.reason(),
             format!("find space for the packages: {}", short.join("; ")),
         )

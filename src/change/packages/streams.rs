@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::not_verified;
 use crate::{
-    change::{Applier, Problem, Reverted, Sink, Undo},
+    change::{Applier, ChangeError, Reverted, Sink, Undo},
     host::digest::sha256,
     tools::packages::Streams,
 };
@@ -25,9 +25,9 @@ pub struct RestoreStream {
 }
 
 impl Applier {
-    fn streams(&self) -> Result<&'static dyn Streams, Problem> {
+    fn streams(&self) -> Result<&'static dyn Streams, ChangeError> {
         self.backend.streams().ok_or_else(|| {
-            Problem::unsupported(format!(
+            ChangeError::unsupported(format!(
                 "enable module streams with {}",
                 self.backend.name()
             ))
@@ -38,7 +38,7 @@ impl Applier {
         &self,
         module: &str,
         stream: &str,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let (streams, files) = (self.streams()?, &self.host.files);
         Ok(Undo::RestoreStream(RestoreStream {
             module: module.to_owned(),
@@ -53,7 +53,7 @@ impl Applier {
         module: &str,
         stream: &str,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.streams()?;
         self.exclusively(sink, self.move_stream(module, Some(stream), sink))
             .await
@@ -65,7 +65,7 @@ impl Applier {
         module: &str,
         wanted: Option<&str>,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let (streams, settings) = (self.streams()?, self.settings());
         let now = || streams.enabled(&*self.host.files, module);
         if now()?.as_deref() == wanted {
@@ -95,7 +95,7 @@ impl Applier {
         &self,
         undo: &RestoreStream,
         sink: &dyn Sink,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let unchanged = || Ok(Undo::RestoreStream(undo.clone()));
         let (module, Some(before)) = (&undo.module, &undo.before) else {
             return unchanged();
@@ -124,7 +124,7 @@ impl Applier {
         &self,
         undo: &RestoreStream,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let (module, stream, before) = (&*undo.module, &*undo.stream, undo.before.as_deref());
         let streams = self.streams()?;
         let files = &self.host.files;

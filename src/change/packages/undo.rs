@@ -13,8 +13,8 @@ use super::{
     run::Attempts,
 };
 use crate::{
-    change::{Applier, FileAfter, FileBefore, Problem, Reverted, STOPPED, Sink},
-    config::desired::PackageWish,
+    change::{Applier, FileAfter, FileBefore, ChangeError, Reverted, STOPPED, Sink},
+    config::desired::PackageSpec,
     error::one_line,
     host::digest::sha256,
     model::pattern,
@@ -42,7 +42,7 @@ impl Applier {
         transaction: &str,
         effects: Option<&Effects>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let compared;
         let effects = match effects {
             Some(effects) => effects,
@@ -79,7 +79,7 @@ impl Applier {
 
     /// Configures unpacked packages, because otherwise the package manager may not work. Packages that are about to be removed
     /// may be among them: if they cannot be configured, they can still be removed.
-    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         if self.half_done().await?.is_empty() {
             return Ok(());
         }
@@ -100,7 +100,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<(Vec<Reverted>, bool), Problem> {
+    ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
         // An interrupted removal may have removed it already.
         let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
@@ -192,11 +192,11 @@ impl Applier {
 
     /// Backs up files that existed before the packages, and lists them on disk. Otherwise, after a kill during the removal, the
     /// next run could no longer back them up.
-    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, Problem> {
+    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
         let mut saved: Vec<FileBefore> = (listed.transpose())
-            .map_err(|error| Problem::unreadable(format!("read `{list}`"), error))?
+            .map_err(|error| ChangeError::unreadable(format!("read `{list}`"), error))?
             .unwrap_or_default();
         for path in &effects.there {
             let Some(before) = self.save(path)? else {
@@ -211,20 +211,20 @@ impl Applier {
         }
         if !saved.is_empty() {
             let text = serde_json::to_vec(&saved)
-                .map_err(|error| Problem::unreadable("list existing files", error))?;
+                .map_err(|error| ChangeError::unreadable("list existing files", error))?;
             files.write(&list, &text, 0o600)?;
         }
         Ok(saved)
     }
 
     /// Restores files that existed before the packages but were removed with them.
-    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, Problem> {
+    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, ChangeError> {
         let (files, mut back) = (&self.host.files, Vec::new());
         for file in saved {
             if files.stat(&file.path)?.is_some() {
                 continue;
             }
-            self.put_back(file)?;
+            self.restore_saved(file)?;
             back.push(file.path.to_string());
             // The package manager may have kept it under another name.
             let copy = (self.backend.removed_configuration())
@@ -247,7 +247,7 @@ impl Applier {
     }
 
     /// Returns the unit files of packages, sockets first, because an active socket would start its service again.
-    async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, Problem> {
+    async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
         }
@@ -257,7 +257,7 @@ impl Applier {
         let is_in = |path: &Utf8Path| {
             systemctl::OF_PACKAGES
                 .iter()
-                .any(|folder| path.parent() == Some((*folder).into()))
+                .any(|directory| path.parent() == Some((*directory).into()))
         };
         // A template itself never runs.
         let is_unit = |path: &&Utf8PathBuf| {
@@ -276,7 +276,7 @@ impl Applier {
         &self,
         units: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, Problem> {
+    ) -> Result<Vec<Reverted>, ChangeError> {
         let mut endings = Vec::new();
         for path in units {
             let Some(unit) = path.file_name() else {
@@ -306,7 +306,7 @@ impl Applier {
     }
 
     /// Returns the packages that belong to the running kernel: its image, and packages that the image depends on.
-    async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, Problem> {
+    async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, ChangeError> {
         let release = self
             .host
             .files
@@ -343,7 +343,7 @@ impl Applier {
         request: &TransactionRequest<'_>,
         (packages, along): (&[String], &[String]),
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let cmd = self
             .backend
             .perform(&self.settings(), request, Removals::Approved);
@@ -360,18 +360,18 @@ impl Applier {
         &self,
         packages: &[String],
         along: &[String],
-    ) -> Result<Vec<Action>, Problem> {
-        let (actions, reasons) = self.judge_removal(packages, along).await?;
+    ) -> Result<Vec<Action>, ChangeError> {
+        let (actions, reasons) = self.evaluate_removal(packages, along).await?;
         refuse(&reasons)?;
         Ok(actions)
     }
 
     /// Returns the actions of a removal, and the ones that are not approved.
-    async fn judge_removal(
+    async fn evaluate_removal(
         &self,
         packages: &[String],
         along: &[String],
-    ) -> Result<(Vec<Action>, Vec<String>), Problem> {
+    ) -> Result<(Vec<Action>, Vec<String>), ChangeError> {
         let actions = self.simulate(&TransactionRequest::Purge(packages)).await?;
         let approved = Approved {
             removing: packages
@@ -388,7 +388,7 @@ impl Applier {
     }
 
     /// Returns the packages that must be kept, because packages that were installed later depend on them.
-    pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, Problem> {
+    pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
@@ -406,7 +406,7 @@ impl Applier {
 
     /// Returns the packages that must be kept, because the configuration of a daemon still contains the toolkit's runtime after
     /// its undo. Without the runtime binary, the daemon could not start containers with the runtime.
-    async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, Problem> {
+    async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let mut kept = Kept {
             names: Vec::new(),
             why: None,
@@ -447,11 +447,11 @@ impl Applier {
         &self,
         packages: &[String],
         along: &[String],
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, ChangeError> {
         if packages.is_empty() {
             return Ok(None);
         }
-        match self.judge_removal(packages, along).await {
+        match self.evaluate_removal(packages, along).await {
             Ok((_, reasons)) => {
                 Ok((!reasons.is_empty())
                     .then(|| format!("their removal {}", reasons.join("; it "))))
@@ -465,16 +465,16 @@ impl Applier {
     /// Reinstalls the packages that the transaction removed, in their previous version.
     async fn reinstall(
         &self,
-        gone: &[PackageWish],
+        gone: &[PackageSpec],
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, Problem> {
+    ) -> Result<Vec<Reverted>, ChangeError> {
         let inventory = self.inventory_of_packages().await?;
         let specs: Vec<String> = gone
             .iter()
-            .filter(|wish| !inventory.packages.contains_key(&wish.name))
-            .map(|wish| match &wish.version {
-                Some(version) => self.backend.at_version(&wish.name, version),
-                None => wish.name.clone(),
+            .filter(|spec| !inventory.packages.contains_key(&spec.name))
+            .map(|spec| match &spec.version {
+                Some(version) => self.backend.at_version(&spec.name, version),
+                None => spec.name.clone(),
             })
             .collect();
         if specs.is_empty() {
@@ -494,7 +494,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<Option<Reverted>, Problem> {
+    ) -> Result<Option<Reverted>, ChangeError> {
         let now = self.keys().await?.unwrap_or_default();
         let keys: Vec<String> = effects.keys.intersection(&now).cloned().collect();
         let Some(cmd) = self.backend.forget_keys(&keys).filter(|_| !keys.is_empty()) else {
@@ -512,7 +512,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, Problem> {
+    ) -> Result<Vec<Reverted>, ChangeError> {
         let inventory = self.inventory_of_packages().await?;
         let names: Vec<String> = effects
             .now_manual
@@ -534,17 +534,17 @@ impl Applier {
 
     /// Upgraded packages are kept, because an older version may not be able to read the data of the newer one, and may no
     /// longer be available. This is reported with the command for a downgrade.
-    async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, Problem> {
+    async fn report_moved(&self, moved: &[PackageSpec]) -> Result<Option<Reverted>, ChangeError> {
         let inventory = self.inventory_of_packages().await?;
         let stays: Vec<(String, String)> = moved
             .iter()
-            .filter_map(|wish| {
-                let now = inventory.packages.get(&wish.name)?;
-                let before = wish.version.as_deref()?;
+            .filter_map(|spec| {
+                let now = inventory.packages.get(&spec.name)?;
+                let before = spec.version.as_deref()?;
                 (now != before).then(|| {
                     (
-                        format!("{} {now} instead of {before}", wish.name),
-                        self.backend.at_version(&wish.name, before),
+                        format!("{} {now} instead of {before}", spec.name),
+                        self.backend.at_version(&spec.name, before),
                     )
                 })
             })
@@ -559,7 +559,7 @@ impl Applier {
     }
 
     /// Makes systemd unload removed unit files. A failure is only reported, because the files are removed.
-    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, Problem> {
+    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
         // Not needed if systemd is not running.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);

@@ -12,7 +12,7 @@ use super::{
     root::Root,
 };
 use crate::{
-    change::{Probe, Problem, Sink},
+    change::{Probe, ChangeError, Sink},
     host::{ExecError, Host},
     tools::{
         container_view::{ContainerView, LIBRARIES},
@@ -33,7 +33,7 @@ pub(super) async fn run(
     state: &Utf8Path,
     probe: &Probe,
     sink: &dyn Sink,
-) -> Result<String, Problem> {
+) -> Result<String, ChangeError> {
     let Probe::ContainerSeesGpus {
         runtime,
         image,
@@ -49,7 +49,7 @@ pub(super) async fn run(
     let Some(client) = runtime.runtime().containers() else {
         let title = runtime.runtime().facts().title;
         let what = format!("run a container in {title}, which only runs pods");
-        return Err(Problem::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
+        return Err(ChangeError::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
     };
     let image = (image.as_ref()).map(|image| client.image_name(image));
     let root = Root::prepare(host, state)?;
@@ -63,7 +63,7 @@ pub(super) async fn run(
     let limit = Duration::from_secs(*timeout_seconds);
     let ran = job.run(&root, limit).await.map_err(failed)?;
     let view = view(&ran)?;
-    judge(&view, *gpus, driver, uuids)?;
+    evaluate(&view, *gpus, driver, uuids)?;
     let result = match &view.probe {
         Some(probe) => host::in_words(probe),
         None => format!(
@@ -81,7 +81,7 @@ pub(super) async fn run(
 ///
 /// # Errors
 /// If the runtime returns an error.
-pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), Problem> {
+pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ChangeError> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
         // Its processes exit together with the parent.
         return Ok(());
@@ -102,7 +102,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 
 /// Checks that a container has the libraries and the devices of the host, and that it computes on them. If NVML returned no
 /// UUIDs, the visible devices are sufficient.
-fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> Result<(), Problem> {
+fn evaluate(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> Result<(), ChangeError> {
     if let (Some(probe), false) = (&view.probe, uuids.is_empty()) {
         host::passed(probe, "container", "container-cannot-compute")?;
     }
@@ -112,7 +112,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
             true => "no driver libraries".to_owned(),
             false => view.libraries.join(", "),
         };
-        return Err(Problem::new(
+        return Err(ChangeError::new(
             "container-sees-no-gpu",
             format!(
                 "the container fails at the layer device nodes: {} GPUs and {libraries} are \
@@ -131,7 +131,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
     }
     let Some(probe) = &view.probe else {
         let what = "the probe in the container printed no result";
-        return Err(Problem::new("container-cannot-compute", what).advice(SEE_CHECK));
+        return Err(ChangeError::new("container-cannot-compute", what).advice(SEE_CHECK));
     };
     let devices = probe.devices.iter();
     let inside: BTreeSet<String> = devices.map(|one| one.uuid.clone()).collect();
@@ -139,7 +139,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
     if inside == outside {
         return Ok(());
     }
-    Err(Problem::new(
+    Err(ChangeError::new(
         "container-has-other-gpus",
         format!(
             "the container fails at the layer NVML: {} only visible in the container; {} only \
@@ -155,7 +155,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
 }
 
 /// Parses the last line of the output.
-fn view(ran: &ContainerResult) -> Result<ContainerView, Problem> {
+fn view(ran: &ContainerResult) -> Result<ContainerView, ChangeError> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
         failed(ExecError::Unexpected {
@@ -165,15 +165,15 @@ fn view(ran: &ContainerResult) -> Result<ContainerView, Problem> {
     })
 }
 
-fn failed(error: ExecError) -> Problem {
-    Problem::new(FAILED, "run the container")
+fn failed(error: ExecError) -> ChangeError {
+    ChangeError::new(FAILED, "run the container")
         .advice(SEE_CHECK)
         .caused_by(error)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{judge, run};
+    use super::{evaluate, run};
     use crate::{
         change::{Sink, tests::kit::container_probe},
         config::desired::RuntimeKind,
@@ -206,11 +206,11 @@ mod tests {
             ],
             probe: None,
         };
-        assert!(judge(&view, 2, "535.261.03", &[]).is_ok());
-        assert!(judge(&view, 8, "535.261.03", &[]).is_err());
-        assert!(judge(&view, 2, "535.309.01", &[]).is_err());
+        assert!(evaluate(&view, 2, "535.261.03", &[]).is_ok());
+        assert!(evaluate(&view, 8, "535.261.03", &[]).is_err());
+        assert!(evaluate(&view, 2, "535.309.01", &[]).is_err());
         view.libraries.clear();
-        let error = judge(&view, 2, "535.261.03", &[]).expect_err("it has no libraries");
+        let error = evaluate(&view, 2, "535.261.03", &[]).expect_err("it has no libraries");
         assert_eq!(error.reason(), "container-sees-no-gpu");
         assert_eq!(
             error.to_string(),
@@ -244,7 +244,7 @@ mod tests {
         };
         let said = |view: &ContainerView, uuids: &[&str]| {
             let uuids: Vec<String> = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
-            judge(view, 0, "1.2", &uuids)
+            evaluate(view, 0, "1.2", &uuids)
                 .map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
         };
         let good = probed(LayerResults::default());
@@ -303,14 +303,14 @@ mod tests {
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("the probe succeeds");
-        let verbs: Vec<String> = fakes
+        let change_applier: Vec<String> = fakes
             .exec
             .log()
             .iter()
             .filter(|cmd| cmd.program == "docker")
             .map(|cmd| cmd.args[0].clone())
             .collect();
-        assert_eq!(verbs, ["import", "rm", "run", "image"]);
+        assert_eq!(change_applier, ["import", "rm", "run", "image"]);
     }
 
     #[tokio::test]

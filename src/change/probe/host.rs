@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::SEE_CHECK;
 use crate::{
-    change::Problem,
+    change::ChangeError,
     host::{Gpu, Host, Nvml, NvmlView},
     tools::probe::{self, LayerFault, LayerResults, ProbeDocument, ProbeLayer},
 };
@@ -17,7 +17,7 @@ pub const WHOLE: Duration = Duration::from_secs(50);
 ///
 /// # Errors
 /// The first layer that fails.
-pub(super) async fn run(host: &Host) -> Result<String, Problem> {
+pub(super) async fn run(host: &Host) -> Result<String, ChangeError> {
     let begin = host.clock.monotonic();
     let mut layers = LayerResults::default();
     let document = match host.gpu.survey().await {
@@ -58,7 +58,7 @@ pub async fn compute(
         } else {
             let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
             let view = gpu.compute(&uuids, within).await;
-            probe::judge(&mut layers, &mut listed, &view);
+            probe::evaluate(&mut layers, &mut listed, &view);
             cuda = view.start.ok().map(|start| start.version);
         }
     }
@@ -77,12 +77,12 @@ pub(super) fn passed(
     document: &ProbeDocument,
     place: &str,
     reason: &'static str,
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let Some(layer) = document.failed_layer else {
         return Ok(());
     };
     let what = format!("the {place} fails at the layer {layer}: {}", document.why);
-    Err(Problem::new(reason, what).advice(document.remedy.as_deref().unwrap_or(SEE_CHECK)))
+    Err(ChangeError::new(reason, what).advice(document.remedy.as_deref().unwrap_or(SEE_CHECK)))
 }
 
 /// The description of a successful probe.

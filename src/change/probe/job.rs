@@ -49,18 +49,18 @@ impl ContainerRun<'_> {
             name: CONTAINER,
             image: self.image,
             own_image: IMAGE,
-            root: &root.folder,
+            root: &root.directory,
             mounts: self.image.map_or(&[][..], |_| &mounts),
             command: &command,
         };
         let cmd = self.client.start(&container).deadline(limit);
-        let archive = root.folder.with_extension("tar");
+        let archive = root.directory.with_extension("tar");
         let import = match self.image {
             None => self.client.import(&archive, IMAGE),
             Some(_) => None,
         };
         if let Some(import) = &import {
-            let pack = tar::pack(&archive, &root.folder, &["."]);
+            let pack = tar::pack(&archive, &root.directory, &["."]);
             self.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
             self.quiet(import).await?;
         }

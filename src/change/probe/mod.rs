@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-pub use record::ProofRecord;
+pub use record::ValidationRecord;
 
-use super::{Applier, Change, FileAfter, Probe, Problem, Sink, Undo};
+use super::{Applier, Change, FileAfter, Probe, ChangeError, Sink, Undo};
 use crate::tools::probe::ProbeDocument;
 
 /// The remedy if no specific one is known.
@@ -36,7 +36,7 @@ impl Applier {
     ///
     /// # Errors
     /// The validation error.
-    pub async fn prove(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
+    pub async fn validate(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
         let Change::RunProbe {
             probe,
             record,
@@ -54,7 +54,7 @@ impl Applier {
     ///
     /// # Errors
     /// If the runtime returns an error.
-    pub async fn clear_proof(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
+    pub async fn clear_validation(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
         };
@@ -65,11 +65,11 @@ impl Applier {
         &self,
         probe: &Probe,
         record: &Utf8Path,
-    ) -> Result<Undo, Problem> {
+    ) -> Result<Undo, ChangeError> {
         let record = if self.host.files.exists(record)? {
             Undo::nothing("the record is removed with the first validation")
         } else {
-            // The record is also written by `check --prove`.
+            // The record is also written by `check --validate`.
             self.capture_files([(record.to_owned(), FileAfter::Any)])?
         };
         let (runtime, image) = match probe {
@@ -115,7 +115,7 @@ impl Applier {
         inputs: &str,
         proving: Proving,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let image = match probe {
             Probe::ContainerSeesGpus {
                 runtime,
@@ -129,7 +129,7 @@ impl Applier {
             && self.has_image(runtime, image).await? != Some(true)
         {
             let what = format!("{} does not have the image `{image}`", runtime.name());
-            return Err(Problem::new("image-missing", what)
+            return Err(ChangeError::new("image-missing", what)
                 .advice("run `gpu-bootstrap install`, which pulls it; `check` does not"));
         }
         // Remove the previous record first, so that a failed validation does not keep it.
@@ -145,17 +145,17 @@ impl Applier {
     ///
     /// # Errors
     /// If the record could not be written.
-    pub fn record_host(&self, change: &Change, document: &ProbeDocument) -> Result<(), Problem> {
+    pub fn record_host(&self, change: &Change, document: &ProbeDocument) -> Result<(), ChangeError> {
         let Change::RunProbe { record, inputs, .. } = change else {
             return Ok(());
         };
         self.write_record(record, inputs, host::in_words(document))
     }
 
-    fn write_record(&self, record: &Utf8Path, inputs: &str, result: String) -> Result<(), Problem> {
+    fn write_record(&self, record: &Utf8Path, inputs: &str, result: String) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         let boot = files.read_text(BOOT_ID.into())?;
-        let text = ProofRecord {
+        let text = ValidationRecord {
             inputs: inputs.to_owned(),
             boot: boot.map(|boot| boot.trim().to_owned()),
             at: Some(self.host.clock.now().to_string()),

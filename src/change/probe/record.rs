@@ -16,7 +16,7 @@ const RESULT: &str = "result=";
 
 /// A validation record. Each line is `name=value`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProofRecord {
+pub struct ValidationRecord {
     /// The inputs, one per line.
     pub inputs: String,
     /// The boot id of the validation. Older versions did not record it.
@@ -27,7 +27,7 @@ pub struct ProofRecord {
     pub result: Option<String>,
 }
 
-impl ProofRecord {
+impl ValidationRecord {
     /// Prefix of the input line with the configured image.
     pub const IMAGE: &str = "image=";
 
@@ -95,11 +95,11 @@ impl ProofRecord {
 
 #[cfg(test)]
 mod tests {
-    use super::ProofRecord;
+    use super::ValidationRecord;
 
     #[test]
     fn record_round_trips() {
-        let record = ProofRecord {
+        let record = ValidationRecord {
             inputs: "driver=580\ndevice=GPU-a\n".into(),
             boot: Some("b1".into()),
             at: Some("2026-11-23T22:00:00Z".into()),
@@ -107,7 +107,7 @@ mod tests {
         };
         let text = record.text();
         assert!(text.ends_with("result=1 GPU computes right\n"));
-        let read = ProofRecord::parse(&text);
+        let read = ValidationRecord::parse(&text);
         assert_eq!(read.text(), text);
         assert!(read.is_of("driver=580\ndevice=GPU-a\n", true));
         assert!(!read.is_of("driver=580\n", true));
@@ -116,11 +116,11 @@ mod tests {
 
     #[test]
     fn record_is_only_valid_in_its_boot() {
-        let record = ProofRecord::parse("driver=580\nboot=b1\n");
+        let record = ValidationRecord::parse("driver=580\nboot=b1\n");
         assert!(record.is_of_boot(Some("b1")) && !record.is_of_boot(Some("b2")));
         assert!(record.is_of_boot(None));
         // A record of an older version.
-        assert!(!ProofRecord::parse("driver=580\n").is_of_boot(Some("b1")));
+        assert!(!ValidationRecord::parse("driver=580\n").is_of_boot(Some("b1")));
     }
 
     proptest::proptest! {
@@ -128,8 +128,8 @@ mod tests {
         fn any_text_is_parsed_and_round_trips(
             text in "((boot=|proven-at=|result=|device=)?[a-z= ]{0,6}\n){0,8}",
         ) {
-            let record = ProofRecord::parse(&text);
-            proptest::prop_assert_eq!(ProofRecord::parse(&record.text()), record);
+            let record = ValidationRecord::parse(&text);
+            proptest::prop_assert_eq!(ValidationRecord::parse(&record.text()), record);
         }
     }
 }

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::Problem,
+    change::ChangeError,
     error::one_line,
     host::{FilesError, Host},
     tools::container_view::{self, Mapped},
@@ -24,7 +24,7 @@ const SUBCOMMAND: &str = "container-probe";
 /// A root filesystem that only contains the running gpu-bootstrap. An upgrade may have replaced its file or a library since it
 /// started.
 pub(super) struct Root {
-    pub(super) folder: Utf8PathBuf,
+    pub(super) directory: Utf8PathBuf,
     /// Path of the dynamic loader in it. `None` for a static binary.
     loader: Option<String>,
 }
@@ -34,7 +34,7 @@ impl Root {
     ///
     /// # Errors
     /// If a file cannot be read or written.
-    pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, Problem> {
+    pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ChangeError> {
         let maps = host
             .files
             .read_text("/proc/self/maps".into())
@@ -44,12 +44,12 @@ impl Root {
         let [_, libraries @ ..] = &objects[..] else {
             return Err(unknown("`/proc/self/maps` contains no program"));
         };
-        // `check --prove` may be the first command that writes there.
-        (host.files.create_folder(state, 0o700)).map_err(unprepared)?;
-        let folder = state.join("probe").join("rootfs");
+        // `check --validate` may be the first command that writes there.
+        (host.files.create_directory(state, 0o700)).map_err(unprepared)?;
+        let directory = state.join("probe").join("rootfs");
         // The hooks of the container toolkit write the loader cache in `etc`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
-            (host.files.create_folder(&folder.join(place), 0o755)).map_err(unprepared)?;
+            (host.files.create_directory(&directory.join(place), 0o755)).map_err(unprepared)?;
         }
         let program = host
             .files
@@ -57,14 +57,14 @@ impl Root {
             .map_err(unprepared)?
             .ok_or_else(|| unknown("`/proc/self/exe` is missing"))?;
         host.files
-            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)
+            .write(&directory.join(&PROGRAM[1..]), &program, 0o755)
             .map_err(unprepared)?;
         let mut loader = None;
         for library in libraries {
             let Some(name) = Utf8Path::new(&library.path).file_name() else {
                 continue;
             };
-            let place = folder.join(&LIBRARY_FOLDER[1..]).join(name);
+            let place = directory.join(&LIBRARY_FOLDER[1..]).join(name);
             (host.files.write(&place, &content(host, library)?, 0o755)).map_err(unprepared)?;
             if name.starts_with("ld-") {
                 loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
@@ -72,14 +72,14 @@ impl Root {
         }
         for (name, path) in beside_libc(libraries) {
             if let Some(content) = host.files.read(&path).map_err(unprepared)? {
-                let place = folder.join(&LIBRARY_FOLDER[1..]).join(name);
+                let place = directory.join(&LIBRARY_FOLDER[1..]).join(name);
                 (host.files.write(&place, &content, 0o755)).map_err(unprepared)?;
             }
         }
         if loader.is_none() && !libraries.is_empty() {
             return Err(unknown("no dynamic loader is mapped"));
         }
-        Ok(Self { folder, loader })
+        Ok(Self { directory, loader })
     }
 
     /// The command line in the container.
@@ -100,7 +100,7 @@ impl Root {
     pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
         let libraries = self.loader.iter().map(|_| LIBRARY_FOLDER);
         ([PROGRAM].into_iter().chain(libraries))
-            .map(|place| (self.folder.join(&place[1..]), place))
+            .map(|place| (self.directory.join(&place[1..]), place))
             .collect()
     }
 }
@@ -112,23 +112,23 @@ fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
         .map(|one| Utf8Path::new(&one.path))
         .collect();
     let libc = paths.iter().find(|path| path.file_name() == Some(LIBC));
-    let folder = libc.and_then(|path| path.parent());
+    let directory = libc.and_then(|path| path.parent());
     (OF_LIBC.into_iter())
         .filter(|name| !paths.iter().any(|path| path.file_name() == Some(*name)))
-        .filter_map(|name| Some((name, folder?.join(name))))
+        .filter_map(|name| Some((name, directory?.join(name))))
         .collect()
 }
 
 const NOT_PREPARED: &str = "validation-not-prepared";
 
-fn unprepared(error: FilesError) -> Problem {
+fn unprepared(error: FilesError) -> ChangeError {
     let hint = match error.disk() {
         Some(_) => error.hint(),
         None => Some("free disk space in `/var/lib`, then run it again".to_owned()),
     };
-    Problem {
+    ChangeError {
         hint,
-        ..Problem::new(
+        ..ChangeError::new(
             error.reason().unwrap_or(NOT_PREPARED),
             "prepare the container",
         )
@@ -136,13 +136,13 @@ fn unprepared(error: FilesError) -> Problem {
     }
 }
 
-fn unknown(why: &str) -> Problem {
+fn unknown(why: &str) -> ChangeError {
     let what = format!("find the libraries of gpu-bootstrap: {why}");
-    Problem::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run it again")
+    ChangeError::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run it again")
 }
 
 /// The library content that this process has mapped.
-fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, Problem> {
+fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ChangeError> {
     let Mapped {
         path,
         replaced,
@@ -158,7 +158,7 @@ fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, Problem> {
         Err(error) => one_line(&error),
     };
     let what = format!("read `{link}`, the running copy of the replaced file `{path}`: {why}");
-    Err(Problem::new(NOT_PREPARED, what)
+    Err(ChangeError::new(NOT_PREPARED, what)
         .advice("run `gpu-bootstrap install` again, which then uses the new library"))
 }
 
@@ -187,7 +187,7 @@ mod tests {
         fakes.files.put("/proc/self/map_files/5-6", "running");
         let root = prepare().expect("a root filesystem");
         for library in ["ld-linux-x86-64.so.2", "libc.so.6"] {
-            let packed = root.folder.join("gpu-bootstrap-lib").join(library);
+            let packed = root.directory.join("gpu-bootstrap-lib").join(library);
             let content = host.files.read_text(&packed);
             assert_eq!(content.expect("readable").as_deref(), Some("running"));
         }
@@ -210,7 +210,7 @@ mod tests {
         }
         let root = Root::prepare(&host, "/state".into()).expect("a root filesystem");
         let mut packed = (host.files)
-            .list(&root.folder.join("gpu-bootstrap-lib"))
+            .list(&root.directory.join("gpu-bootstrap-lib"))
             .expect("a folder");
         packed.sort();
         let all = "ld-linux-x86-64.so.2 libc.so.6 libdl.so.2 libm.so.6 libpthread.so.0";

@@ -7,7 +7,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Admission, Change, Reverted, Verbs},
+    change::{Admission, Change, Reverted, ApplyChanges},
     error::Report,
     host::fake::{FakeFiles, failed, ok},
 };

@@ -7,7 +7,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Afterwards, Reverted, Undo},
+    change::{FollowUp, Reverted, Undo},
     host::fake::{failed, ok},
     tools::toolkit,
 };
@@ -26,7 +26,7 @@ with_each_manager! {
 async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachine, Undo) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
-    machine.fakes.files.put_folder("/usr/bin", 0o755);
+    machine.fakes.files.put_directory("/usr/bin", 0o755);
     archive.offer(
         "toolkit",
         Offered {
@@ -76,8 +76,8 @@ fn restarts(machine: &TestMachine) -> usize {
 async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
     let (machine, undo) = machine(kind, "process", false).await;
     // Our own restart after the toolkit installation has no effect while the runtime exists.
-    let ours = Undo::Afterwards {
-        then: vec![Afterwards::RestartUnit {
+    let ours = Undo::FollowUp {
+        then: vec![FollowUp::RestartUnit {
             unit: "k3s-agent.service".into(),
         }],
     };

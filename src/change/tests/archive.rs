@@ -56,7 +56,7 @@ pub(super) struct Installed {
 pub(super) enum Verb {
     Refresh,
     Download,
-    Take { purge: bool },
+    Fetch { purge: bool },
     Put { no_remove: bool, moves: bool },
 }
 
@@ -118,14 +118,14 @@ impl Archive {
             .files
             .put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
         machine.fakes.files.put("/etc/group", "root:x:0:\n");
-        for folder in [
+        for directory in [
             "/var/lib/dpkg/info",
             "/var/lib/apt",
             "/etc/apt",
             dnf::OWNED,
             tiny::OWNED,
         ] {
-            machine.fakes.files.put_folder(folder, 0o755);
+            machine.fakes.files.put_directory(directory, 0o755);
         }
         apt.write(&machine.fakes.files);
         let own = apt.clone();
@@ -225,7 +225,7 @@ impl Archive {
         let names: Vec<String> = names.cloned().collect();
         let verb = match () {
             () if has("update") => Verb::Refresh,
-            () if has("purge") || has("remove") => Verb::Take {
+            () if has("purge") || has("remove") => Verb::Fetch {
                 purge: has("purge"),
             },
             () if has("--download-only") || has("--fix-broken") => Verb::Download,
@@ -262,7 +262,7 @@ impl Archive {
         let names =
             |from: usize| -> Vec<String> { args[from..].iter().map(ToString::to_string).collect() };
         let verb = |word: &str| match word {
-            "purge" | "remove" => Verb::Take {
+            "purge" | "remove" => Verb::Fetch {
                 purge: word == "purge",
             },
             "fix" => Verb::Download,
@@ -318,7 +318,7 @@ impl Archive {
                 self.archive.lock().unwrap().extend(moves);
                 ok("")
             }
-            Verb::Take { purge } => self.take(names, purge, simulated, files),
+            Verb::Fetch { purge } => self.take(names, purge, simulated, files),
             Verb::Put { no_remove, moves } => {
                 let held = self.held_ones(names);
                 if let (Some(name), false, false) = (held.first(), simulated, moves) {

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, STOPPED, Verbs},
+    change::{Change, STOPPED, ApplyChanges},
     config::desired::Daemon,
     error::causes,
     host::{
@@ -56,7 +56,7 @@ fn change() -> Change {
     configure(Daemon::Crio, OWN, &key, entry)
 }
 
-fn verbs(machine: &TestMachine) -> Vec<String> {
+fn change_applier(machine: &TestMachine) -> Vec<String> {
     let lines = machine.fakes.exec.lines();
     lines
         .into_iter()
@@ -69,7 +69,7 @@ async fn configuration_is_loaded_and_reverted() {
     let machine = machine(false);
     machine.apply_and_undo(&change()).await;
     assert_eq!(
-        verbs(&machine),
+        change_applier(&machine),
         [
             "systemctl restart -- crio.service",
             "systemctl restart -- crio.service"
@@ -91,7 +91,7 @@ async fn rejected_configuration_does_not_reach_the_daemon() {
     );
     let left = diff(&before, &machine.snapshot());
     assert!(left.is_empty(), "{left:#?}");
-    assert_eq!(verbs(&machine), [""; 0]);
+    assert_eq!(change_applier(&machine), [""; 0]);
 }
 
 #[tokio::test]

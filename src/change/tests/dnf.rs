@@ -116,7 +116,7 @@ impl Archive {
                 simulated,
                 files,
             ),
-            "remove" => self.act(Verb::Take { purge: true }, &specs, simulated, files),
+            "remove" => self.act(Verb::Fetch { purge: true }, &specs, simulated, files),
             "reinstall" => self.reinstall(&specs, simulated, files),
             "shell" => {
                 let script = cmd.stdin.as_ref().expect("a script").expose();
@@ -246,8 +246,8 @@ impl Archive {
 
     pub(super) fn rpm(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
         let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-        let texts = |folder: &str, names: &[&str]| -> Output {
-            let one = |name: &&str| match text(files, &format!("{folder}/{name}")) {
+        let texts = |directory: &str, names: &[&str]| -> Output {
+            let one = |name: &&str| match text(files, &format!("{directory}/{name}")) {
                 Some(text) => text + "\n",
                 None => format!("package {name} is not installed\n"),
             };

@@ -3,7 +3,7 @@
 use super::{
     archive::{Archive, Kind, Offered},
     kit::TestMachine,
-    packages::wish,
+    packages::spec,
     with_each_manager,
 };
 use crate::{change::Change, error::Report, exit::Exit};
@@ -24,8 +24,8 @@ async fn companion_package_gets_the_driver_version(kind: Kind) {
     // Regardless of the version in the request.
     let both = Change::InstallPackages {
         packages: vec![
-            wish("nvidia-driver-cuda", Some("580.*")),
-            wish("nvidia-fabricmanager", Some("580.*")),
+            spec("nvidia-driver-cuda", Some("580.*")),
+            spec("nvidia-fabricmanager", Some("580.*")),
         ],
         removing: vec![],
         later: false,

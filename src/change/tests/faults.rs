@@ -11,8 +11,8 @@ use super::{
     kit::{STATE, TestMachine, container_probe, policy},
 };
 use crate::{
-    change::{Applier, Change, STOPPED, Verbs},
-    config::desired::{PackageWish, Repository, RuntimeKind},
+    change::{Applier, Change, STOPPED, ApplyChanges},
+    config::desired::{PackageSpec, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
         ExecError, Http, HttpError, HttpRequest, HttpResponse,
@@ -23,7 +23,7 @@ use crate::{
 
 fn install(name: &str) -> Change {
     Change::InstallPackages {
-        packages: vec![PackageWish {
+        packages: vec![PackageSpec {
             name: name.into(),
             version: None,
         }],
@@ -241,7 +241,7 @@ async fn stop_ends_the_download_of_a_key() {
     });
     assert_eq!(ended.unwrap_err().reason(), STOPPED);
     // The dry run does not fail, because its caller has also received the stop request.
-    applier.rehearse(&change).await.unwrap();
+    applier.dry_run(&change).await.unwrap();
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use nix::errno::Errno;
 
 use super::kit::{STATE, TestMachine};
 use crate::{
-    change::{CHANGED_SINCE, Change, Reverted, Undo, Verbs},
+    change::{CHANGED_SINCE, Change, Reverted, Undo, ApplyChanges},
     config::desired::Repository,
     error::{Report, one_line},
     exit::Exit,
@@ -277,7 +277,7 @@ async fn a_directory_that_a_user_can_redirect_is_not_written() {
         for (owner, is_refused) in [(1000, true), (0, false)] {
             let machine = TestMachine::new();
             let files = &machine.fakes.files;
-            files.put_folder("/srv/ada/files", 0o755);
+            files.put_directory("/srv/ada/files", 0o755);
             files.own("/srv/ada", owner, owner);
             files.put_link(directory, "/srv/ada/files");
             let path = format!("{directory}/gpu-bootstrap");
@@ -293,7 +293,7 @@ async fn a_directory_that_a_user_can_redirect_is_not_written() {
     let machine = TestMachine::new();
     let files = &machine.fakes.files;
     machine.fakes.http.serve(URL, KEYS);
-    files.put_folder("/srv/ada", 0o755);
+    files.put_directory("/srv/ada", 0o755);
     files.own("/srv/ada", 1000, 1000);
     files.put_link("/etc/apt/preferences.d", "/srv/ada");
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
@@ -442,11 +442,11 @@ fn add(fingerprint: &str) -> Change {
 async fn repository_is_only_added_with_the_pinned_key() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
-    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
     machine
         .fakes
         .files
-        .put_folder("/etc/apt/sources.list.d", 0o755);
+        .put_directory("/etc/apt/sources.list.d", 0o755);
     let undo = machine.apply(&add(FIRST)).await.unwrap();
     let keyring = machine
         .fakes
@@ -513,11 +513,11 @@ async fn malformed_and_expired_keys_are_rejected() {
 #[tokio::test]
 async fn digest_binds_the_key_that_is_written() {
     use crate::{
-        change::packages::repository::{Keyring, judge},
+        change::packages::repository::{Keyring, evaluate},
         tools::openpgp::{forged, parse},
     };
     let machine = TestMachine::new();
-    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
     let path = "/usr/share/keyrings/gpu-bootstrap-toolkit.asc";
     let written = || machine.fakes.files.read(path.into()).unwrap();
     let (benign, forged) = forged::pair();
@@ -531,14 +531,14 @@ async fn digest_binds_the_key_that_is_written() {
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "key-mismatch", "{error}");
     assert_eq!(written(), None);
-    assert!(matches!(judge(repository, &forged), Keyring::Stranger(_)));
+    assert!(matches!(evaluate(repository, &forged), Keyring::Stranger(_)));
     // A `Version:` header does not, and is not written.
     let version = String::from_utf8(benign.clone()).unwrap();
     let version = version.replacen("BLOCK-----\n", "BLOCK-----\nVersion: 1\n", 1);
     machine.fakes.http.serve(URL, version);
     let undo = machine.apply(&change).await.unwrap();
     assert_eq!(written().unwrap(), benign);
-    assert_eq!(judge(repository, &benign), Keyring::Accepted);
+    assert_eq!(evaluate(repository, &benign), Keyring::Accepted);
     machine.revert(&undo).await;
 
     // An additional key after one with an accepted fingerprint is not written.
@@ -548,7 +548,7 @@ async fn digest_binds_the_key_that_is_written() {
     if let Change::AddRepository { repository } = &mut change {
         repository.fingerprints.push(FIRST.into());
         assert!(matches!(
-            judge(repository, both.as_bytes()),
+            evaluate(repository, both.as_bytes()),
             Keyring::Stranger(_)
         ));
     }
@@ -572,19 +572,19 @@ async fn key_file_writable_by_other_users_is_rejected() {
                 ..repository(FIRST)
             },
         };
-        let folder = name.parent().expect("a folder").as_str();
-        machine.fakes.files.own(folder, 1000, 0);
+        let directory = name.parent().expect("a folder").as_str();
+        machine.fakes.files.own(directory, 1000, 0);
         let theirs = machine.snapshot();
         let error = machine.apply(&change).await.unwrap_err();
         let said = crate::error::one_line(&error);
         assert!(
             said.contains(&format!(
-                "`{folder}` is writable by non-root users (owner 1000"
+                "`{directory}` is writable by non-root users (owner 1000"
             )),
             "{said}"
         );
         assert_eq!(machine.snapshot(), theirs);
-        machine.fakes.files.own(folder, 0, 0);
+        machine.fakes.files.own(directory, 0, 0);
         machine.apply_and_undo(&change).await;
     }
 }
@@ -614,7 +614,7 @@ async fn files_ignored_by_apt_are_not_sources() {
             .files
             .put(&path, "deb https://example.org/deb/ /\n");
     }
-    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
     machine.apply_and_undo(&add(FIRST)).await;
 }
 

@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo, Verbs, packages::Unhold},
+    change::{Change, Reverted, Undo, ApplyChanges, packages::Unhold},
     error::Report,
 };
 

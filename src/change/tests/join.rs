@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Change, Join, Reverted, Undo, Verbs},
+    change::{Change, Join, Reverted, Undo, ApplyChanges},
     error::Report,
     host::{
         Output,
@@ -77,7 +77,7 @@ pub(super) fn machine(
     joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
 ) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
     let machine = TestMachine::new();
-    machine.fakes.files.put_folder("/run/gpu-bootstrap", 0o755);
+    machine.fakes.files.put_directory("/run/gpu-bootstrap", 0o755);
     machine
         .fakes
         .files
@@ -100,7 +100,7 @@ pub(super) fn machine(
 #[tokio::test]
 async fn kubeadm_gets_temporary_token_file_and_can_leave() {
     let (machine, configurations) = machine(|files| {
-        files.put_folder("/etc/kubernetes/pki", 0o755);
+        files.put_directory("/etc/kubernetes/pki", 0o755);
         files.put(KUBELET_CONF, KUBECONFIG);
         files.put(CA, "-----BEGIN");
         ok("This node has joined the cluster")
@@ -135,7 +135,7 @@ async fn kubeadm_gets_temporary_token_file_and_can_leave() {
 
 #[tokio::test]
 async fn each_join_failure_has_a_reason() {
-    for (said, reason, passes) in [
+    for (said, reason, retryable) in [
         (
             "error: could not find a JWS signature in the cluster-info ConfigMap for token ID \"abcdef\"",
             "join-token-unknown",
@@ -196,8 +196,8 @@ async fn each_join_failure_has_a_reason() {
             .on("journalctl", |_, _| ok("the kubelet's words"));
         let error = machine.apply(&by_kubeadm()).await.expect_err(said);
         assert_eq!(
-            (error.reason(), error.passes()),
-            (reason, passes),
+            (error.reason(), error.is_retryable()),
+            (reason, retryable),
             "{error}"
         );
         assert!(error.hint().is_some(), "{reason}");

@@ -5,7 +5,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Change, LeaveCluster, Reverted, Undo, Verbs},
+    change::{Change, LeaveCluster, Reverted, Undo, ApplyChanges},
     error::Report,
     host::fake::{failed, ok},
     joins::JoinMethod,

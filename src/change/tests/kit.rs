@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, Probe, Problem, Reverted, RuntimeSettings, Sink, Undo, Verbs},
+    change::{Applier, Change, Probe, ChangeError, Reverted, RuntimeSettings, Sink, Undo, ApplyChanges},
     config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,
@@ -118,8 +118,8 @@ impl TestMachine {
     /// A machine with this package manager.
     pub(super) fn with(kind: Kind) -> Self {
         let (host, fakes) = fake::host();
-        for folder in ["/etc", "/var/lib", "/proc", "/sys/module", "/boot"] {
-            fakes.files.put_folder(folder, 0o755);
+        for directory in ["/etc", "/var/lib", "/proc", "/sys/module", "/boot"] {
+            fakes.files.put_directory(directory, 0o755);
         }
         let units = Units::default();
         units.install(&fakes);
@@ -142,7 +142,7 @@ impl TestMachine {
         self.fakes.files.snapshot().without(&[STATE])
     }
 
-    pub(super) async fn apply(&self, change: &Change) -> Result<Undo, Problem> {
+    pub(super) async fn apply(&self, change: &Change) -> Result<Undo, ChangeError> {
         let undo = self.applier.capture(change).await?;
         // Use the undo as it would be stored in the journal.
         let text = serde_json::to_string(&undo).unwrap();

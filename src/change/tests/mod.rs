@@ -15,7 +15,7 @@ mod join_command;
 mod kernel_parameters;
 mod kinds;
 pub(super) mod kit;
-mod leftovers;
+mod obsolete_items;
 mod locks;
 mod moved;
 mod network;
@@ -23,13 +23,13 @@ mod only_dnf;
 mod packages;
 mod probes;
 mod record;
-mod rehearsal;
+mod dry_run;
 mod restored;
 mod space;
 mod system;
 mod tiny;
 mod tokens;
-mod withdrawn;
+mod reduced;
 
 /// Runs each of these tests with each package manager, including the smallest one.
 macro_rules! with_each_manager {

@@ -3,11 +3,11 @@
 use super::{
     archive::{Archive, Kind, Offered},
     kit::TestMachine,
-    packages::wish,
+    packages::spec,
     with_each_manager,
 };
 use crate::{
-    change::{Change, Undo, Verbs},
+    change::{Change, Undo, ApplyChanges},
     error::Report,
     exit::Exit,
     host::fake::diff,
@@ -58,7 +58,7 @@ async fn excluding(kind: Kind) -> (TestMachine, Archive) {
 
 pub(super) fn install(version: &str, replaced: &[&str]) -> Change {
     Change::InstallPackages {
-        packages: vec![wish("driver", Some(version))],
+        packages: vec![spec("driver", Some(version))],
         removing: replaced.iter().map(|name| (*name).to_owned()).collect(),
         later: false,
     }
@@ -121,8 +121,8 @@ async fn undo_contains_the_previous_version(kind: Kind) {
     else {
         panic!("packages");
     };
-    assert_eq!(effects.moved, [wish("driver", Some("535.1"))]);
-    assert_eq!(effects.disappeared, [wish("library-1", Some("535.1"))]);
+    assert_eq!(effects.moved, [spec("driver", Some("535.1"))]);
+    assert_eq!(effects.disappeared, [spec("library-1", Some("535.1"))]);
     assert!(effects.appeared.contains("library-2"));
 }
 
@@ -158,7 +158,7 @@ async fn foreign_hold_blocks_the_driver_change(kind: Kind) {
     machine.applier = machine.restarted().holding(["driver".to_owned()]);
     let before = machine.snapshot();
     let change = install("580.*", &["driver"]);
-    let refused = machine.applier.rehearse(&change).await.unwrap_err();
+    let refused = machine.applier.dry_run(&change).await.unwrap_err();
     let error = machine.apply(&change).await.unwrap_err();
     for error in [refused, error] {
         assert_eq!(
@@ -178,7 +178,7 @@ async fn required_package_is_not_removed(kind: Kind) {
     let (machine, _) = excluding(kind).await;
     let before = machine.snapshot();
     let change = Change::InstallPackages {
-        packages: vec![wish("driver", Some("580.*")), wish("library-1", None)],
+        packages: vec![spec("driver", Some("580.*")), spec("library-1", None)],
         removing: vec!["driver".to_owned()],
         later: false,
     };

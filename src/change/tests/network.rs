@@ -81,7 +81,7 @@ async fn truncated_lists_are_downloaded_again() {
     machine
         .fakes
         .files
-        .put_folder(&format!("{lists}/partial"), 0o700);
+        .put_directory(&format!("{lists}/partial"), 0o700);
     machine.apply(&Change::RefreshRepositories).await.unwrap();
     let left = machine.host.files.list(Utf8Path::new(lists)).unwrap();
     assert_eq!(

@@ -10,8 +10,8 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Applier, Change, Reverted, Undo, Verbs, packages::Unhold},
-    config::desired::PackageWish,
+    change::{Applier, Change, Reverted, Undo, ApplyChanges, packages::Unhold},
+    config::desired::PackageSpec,
     error::Report,
     exit::Exit,
     host::{
@@ -21,8 +21,8 @@ use crate::{
     tools::packages::HEADER,
 };
 
-pub(super) fn wish(name: &str, version: Option<&str>) -> PackageWish {
-    PackageWish {
+pub(super) fn spec(name: &str, version: Option<&str>) -> PackageSpec {
+    PackageSpec {
         name: name.into(),
         version: version.map(str::to_owned),
     }
@@ -30,7 +30,7 @@ pub(super) fn wish(name: &str, version: Option<&str>) -> PackageWish {
 
 pub(super) fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
-        packages: names.iter().map(|name| wish(name, None)).collect(),
+        packages: names.iter().map(|name| spec(name, None)).collect(),
         removing: vec![],
         later: false,
     }
@@ -83,12 +83,12 @@ fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachi
         archive.offer(name, source);
     }
     match differs.strip_suffix('/') {
-        Some(folder) => machine.fakes.files.put_folder(folder, 0o755),
+        Some(directory) => machine.fakes.files.put_directory(directory, 0o755),
         None if differs.is_empty() => {}
         None => machine.fakes.files.put(differs, ""),
     }
     let later = Change::InstallPackages {
-        packages: names.iter().map(|name| wish(name, None)).collect(),
+        packages: names.iter().map(|name| spec(name, None)).collect(),
         removing: vec![],
         later: true,
     };
@@ -150,7 +150,7 @@ async fn timers_are_paused_until_the_run_ends() {
         build(&machine.applier, &machine, kernel).await;
         assert!(!timer_runs(&machine), "{kernel}");
     }
-    Verbs::resume_paused(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
     assert_eq!(
         machine.fakes.files.snapshot().text().matches(STATE).count(),
@@ -171,7 +171,7 @@ async fn build_during_package_work_starts_no_timer() {
     work.await.unwrap();
     // The packages of a kernel may follow in the same run.
     assert!(!timer_runs(&machine));
-    Verbs::resume_paused(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
 }
 
@@ -190,7 +190,7 @@ async fn state_directory_is_removed_with_the_paused_timers() {
     work.await.unwrap();
     assert!(!files.exists(STATE.into()).unwrap());
     // An existing directory is kept.
-    files.put_folder(STATE, 0o700);
+    files.put_directory(STATE, 0o700);
     let work = machine.applier.exclusively(&machine.sink, async { Ok(()) });
     work.await.unwrap();
     assert!(files.exists(STATE.into()).unwrap());
@@ -226,7 +226,7 @@ pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
             ..Offered::new("20.10.24", &["runc"])
         },
     );
-    machine.fakes.files.put_folder("/etc/default", 0o755);
+    machine.fakes.files.put_directory("/etc/default", 0o755);
     (machine, apt)
 }
 
@@ -340,7 +340,7 @@ async fn unapproved_actions_are_rejected(kind: Kind) {
             .is_err()
     );
     let wanted = Change::InstallPackages {
-        packages: vec![wish("nvidia", Some("580.*"))],
+        packages: vec![spec("nvidia", Some("580.*"))],
         removing: vec!["podman".into()],
         later: false,
     };
@@ -349,7 +349,7 @@ async fn unapproved_actions_are_rejected(kind: Kind) {
     assert!(error.to_string().contains("available: 535.1"), "{error}");
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
     let named = Change::InstallPackages {
-        packages: vec![wish("nvidia", Some("535.*"))],
+        packages: vec![spec("nvidia", Some("535.*"))],
         removing: vec!["podman".into()],
         later: false,
     };
@@ -367,7 +367,7 @@ async fn only_simulated_and_approved_removals_happen() {
     apt.write(&machine.fakes.files);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     let named = Change::InstallPackages {
-        packages: vec![wish("docker.io", None)],
+        packages: vec![spec("docker.io", None)],
         removing: vec!["podman".into()],
         later: false,
     };
@@ -430,7 +430,7 @@ async fn upgraded_package_is_kept_and_the_downgrade_reported(kind: Kind) {
     apt.have("runc", "1.0");
     apt.write(&machine.fakes.files);
     let change = Change::InstallPackages {
-        packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
+        packages: vec![spec("docker.io", None), spec("runc", Some("1.1.*"))],
         removing: vec![],
         later: false,
     };
@@ -455,7 +455,7 @@ async fn upgraded_package_is_kept_and_the_downgrade_reported(kind: Kind) {
 
 async fn failed_systemd_reload_is_reported(kind: Kind) {
     let (machine, _) = docker(kind);
-    machine.fakes.files.put_folder("/run/systemd/system", 0o755);
+    machine.fakes.files.put_directory("/run/systemd/system", 0o755);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     machine
         .fakes
@@ -561,7 +561,7 @@ async fn half_configured_packages_are_repaired_first(kind: Kind) {
     let (torn, built) = ("/var/lib/dkms/nvidia/580.1", "/var/lib/dkms/nvidia/580.2");
     let files = &machine.fakes.files;
     files
-        .create_folder(Utf8Path::new(torn).join("build").as_path(), 0o755)
+        .create_directory(Utf8Path::new(torn).join("build").as_path(), 0o755)
         .unwrap();
     files.put(&format!("{built}/build/make.log"), "DKMS make.log\n");
     let undo = machine.apply(&Change::RepairPackages).await.unwrap();
@@ -581,10 +581,10 @@ async fn a_repair_waits_for_another_dkms_and_keeps_its_version() {
     apt.write(&machine.fakes.files);
     let files = &machine.fakes.files;
     let added = Utf8Path::new("/var/lib/dkms/nvidia/580.1/build");
-    files.create_folder(added, 0o755).unwrap();
+    files.create_directory(added, 0o755).unwrap();
     run_process(&machine, 41, "/bin/bash /usr/sbin/dkms add nvidia/580.1");
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
-    assert_eq!((error.reason(), error.passes()), ("dkms-busy", true));
+    assert_eq!((error.reason(), error.is_retryable()), ("dkms-busy", true));
     assert!(files.exists(added).unwrap());
     let lines = machine.fakes.exec.lines();
     assert!(
@@ -768,7 +768,7 @@ async fn failed_timer_start_is_reported_and_retried(kind: Kind) {
         .unwrap();
     assert!(closed.is_nothing());
     machine.units.put("broken.timer", "enabled", "active");
-    Verbs::resume_paused(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
@@ -787,7 +787,7 @@ async fn daemon_is_stopped_with_its_package() {
             },
         );
         if booted {
-            machine.fakes.files.put_folder("/run/systemd/system", 0o755);
+            machine.fakes.files.put_directory("/run/systemd/system", 0o755);
         }
         let undo = machine.apply(&install(&["daemon"])).await.unwrap();
         for (unit, active) in [
@@ -819,9 +819,9 @@ async fn daemon_is_stopped_with_its_package() {
 async fn undone_transaction_leaves_no_record(kind: Kind) {
     let (machine, _) = docker(kind);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let folder = format!("{STATE}/transactions");
+    let directory = format!("{STATE}/transactions");
     let records = || {
-        let names = machine.host.files.list(folder.as_str().into()).unwrap();
+        let names = machine.host.files.list(directory.as_str().into()).unwrap();
         (names.iter().filter(|name| name.ends_with(".json"))).count()
     };
     assert_eq!(records(), 1);

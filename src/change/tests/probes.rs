@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::kit::{TestMachine, container_probe};
 use crate::{
-    change::{Change, ProofRecord, Reverted},
+    change::{Change, ValidationRecord, Reverted},
     config::desired::RuntimeKind,
     error::Report,
     host::{
@@ -48,9 +48,9 @@ async fn probe_leaves_its_record_and_no_image() {
         .await
         .unwrap();
     let record = "/var/lib/gpu-bootstrap/validations/container-docker";
-    let proof = ProofRecord::parse(&machine.fakes.files.text(record));
-    assert_eq!(proof.inputs, "driver=1.2\n");
-    assert!(proof.result.is_some() && proof.at.is_some());
+    let validation_run = ValidationRecord::parse(&machine.fakes.files.text(record));
+    assert_eq!(validation_run.inputs, "driver=1.2\n");
+    assert!(validation_run.result.is_some() && validation_run.at.is_some());
     // The undo does not query the runtime, which may already be removed.
     machine.fakes.exec.forget("docker");
     assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));

@@ -5,11 +5,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
     kit::{RecordingSink, STATE, TestMachine},
-    packages::{docker, install, wish},
+    packages::{docker, install, spec},
     with_each_manager,
 };
 use crate::{
-    change::{Applier, Change, Reverted, STOPPED, Undo, Verbs},
+    change::{Applier, Change, Reverted, STOPPED, Undo, ApplyChanges},
     error::Report,
     host::{
         ReadFiles as _,
@@ -234,7 +234,7 @@ async fn stopped_undo_completes_in_the_next_run(kind: Kind) {
     apt.write(&machine.fakes.files);
     let undo = machine
         .apply(&Change::InstallPackages {
-            packages: vec![wish("docker.io", None)],
+            packages: vec![spec("docker.io", None)],
             removing: vec!["podman".into()],
             later: false,
         })

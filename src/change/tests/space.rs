@@ -4,19 +4,19 @@
 use super::{
     archive::{Archive, Kind, Offered},
     kit::TestMachine,
-    packages::{docker, install, wish},
+    packages::{docker, install, spec},
 };
 use crate::{
-    change::{Applier, Change, Verbs, packages::WantedPackages},
+    change::{Applier, Change, ApplyChanges, packages::WantedPackages},
     error::Report,
     exit::Exit,
-    host::files::Room,
+    host::files::FreeSpace,
 };
 
 const GB: u64 = 1_000_000_000;
 
-fn room(free: u64) -> Room {
-    Room {
+fn free_space(free: u64) -> FreeSpace {
+    FreeSpace {
         total: 100 * GB,
         free,
         read_only: false,
@@ -31,8 +31,8 @@ fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
     let files = &machine.fakes.files;
     let mut list = "21 1 254:1 / / rw - ext4 /dev/vda1 rw\n".to_owned();
     for (n, mount) in mounts.iter().enumerate() {
-        files.put_folder(mount, 0o755);
-        files.mount(mount, room(GB));
+        files.put_directory(mount, 0o755);
+        files.mount(mount, free_space(GB));
         list.push_str(&format!(
             "{n} 21 254:{} / {mount} rw - ext4 /dev/x rw\n",
             n + 2
@@ -64,11 +64,11 @@ async fn transaction_that_does_not_fit_is_rejected() {
     ] {
         let (machine, apt) = with_filesystems(size, mounts);
         let change = install(&["docker.io"]);
-        let rehearsed = machine.applier.rehearse(&change).await;
+        let dry_run_of = machine.applier.dry_run(&change).await;
         let previewed = machine.applier.preview(&change).await.map(drop);
         let before = machine.fakes.exec.lines().len();
         let applied = machine.apply(&change).await.map(drop);
-        for ended in [rehearsed, previewed, applied] {
+        for ended in [dry_run_of, previewed, applied] {
             match (expected, ended) {
                 (None, ended) => ended.unwrap(),
                 (Some(words), ended) => {
@@ -110,7 +110,7 @@ async fn downloads_and_files_on_one_filesystem_are_added() {
 
 fn docker_on_one_filesystem(size: u64) -> (TestMachine, Archive) {
     let (machine, apt) = with_filesystems(size, &[]);
-    machine.fakes.files.mount("/", room(GB));
+    machine.fakes.files.mount("/", free_space(GB));
     (machine, apt)
 }
 
@@ -120,7 +120,7 @@ async fn dry_run_ignores_temporary_errors() {
     // The repository has not been added yet.
     machine
         .applier
-        .rehearse(&install(&["unknown"]))
+        .dry_run(&install(&["unknown"]))
         .await
         .unwrap();
 }
@@ -137,7 +137,7 @@ fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
     );
     *apt.faults.lock().unwrap() = vec![words; 8];
     let wanted = WantedPackages {
-        packages: vec![wish("docker.io", None)],
+        packages: vec![spec("docker.io", None)],
         repositories: Vec::new(),
     };
     let applier = machine.applier.clone().wanting(wanted);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, Reverted, Verbs},
+    change::{Change, Reverted, ApplyChanges},
     config::desired::Daemon,
     error::Report,
     host::{
@@ -54,11 +54,11 @@ async fn unit_is_enabled_but_not_started_without_systemd() {
         .await
         .unwrap();
     let log = machine.fakes.exec.log();
-    let verbs = log.iter().filter_map(|cmd| cmd.args.first());
-    let verbs: Vec<&str> = (verbs.map(String::as_str))
+    let change_applier = log.iter().filter_map(|cmd| cmd.args.first());
+    let change_applier: Vec<&str> = (change_applier.map(String::as_str))
         .filter(|verb| !matches!(*verb, "show" | "is-enabled"))
         .collect();
-    assert_eq!(verbs, ["enable"]);
+    assert_eq!(change_applier, ["enable"]);
     assert!(machine.sink.text().contains("starts at the next boot"));
     // The undo also uses systemctl only for files.
     machine
@@ -366,7 +366,7 @@ fn modprobe(machine: &TestMachine) {
     machine.fakes.files.put("/proc/modules", "");
     machine.fakes.exec.on("modprobe", |cmd, files| {
         let name = cmd.args.last().unwrap().replace('-', "_");
-        files.put_folder(&format!("/sys/module/{name}"), 0o755);
+        files.put_directory(&format!("/sys/module/{name}"), 0o755);
         let loaded = files.text("/proc/modules");
         files.put("/proc/modules", format!("{loaded}{name} 1 0 - Live 0x0\n"));
         ok("")
@@ -454,7 +454,7 @@ async fn dependent_modules_are_unloaded_together() {
 async fn modules_of_a_removed_boot_file_are_unloaded() {
     let machine = TestMachine::new();
     modprobe(&machine);
-    machine.fakes.files.put_folder("/etc/modules-load.d", 0o755);
+    machine.fakes.files.put_directory("/etc/modules-load.d", 0o755);
     let file = Change::WriteFile {
         path: "/etc/modules-load.d/gpu.conf".into(),
         content: "# a comment\nnvidia\nnvidia-uvm\n".into(),
@@ -466,7 +466,7 @@ async fn modules_of_a_removed_boot_file_are_unloaded() {
     assert!(undo.unloads());
     // After the next boot.
     for module in ["nvidia", "nvidia_uvm"] {
-        (machine.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+        (machine.fakes.files).put_directory(&format!("/sys/module/{module}"), 0o755);
     }
     machine.fakes.files.put(
         "/proc/modules",
@@ -476,7 +476,7 @@ async fn modules_of_a_removed_boot_file_are_unloaded() {
     assert!(diff(&before, &machine.snapshot()).is_empty());
     // A module that was already loaded is kept.
     for module in ["nvidia", "nvidia_uvm"] {
-        (machine.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+        (machine.fakes.files).put_directory(&format!("/sys/module/{module}"), 0o755);
     }
     let undo = machine.applier.capture(&file).await.unwrap();
     assert!(!undo.unloads());
@@ -655,7 +655,7 @@ async fn build_waits_for_another_dkms() {
         "/bin/bash /usr/sbin/dkms install -m nvidia -v 580.95.05",
     );
     let error = machine.apply(&build_nvidia()).await.unwrap_err();
-    assert_eq!((error.reason(), error.passes()), ("dkms-busy", true));
+    assert_eq!((error.reason(), error.is_retryable()), ("dkms-busy", true));
     assert!(error.to_string().contains("process 41"), "{error}");
     assert_eq!(files.text(UNFINISHED), "CC nv.o\n");
     let lines = machine.fakes.exec.lines();

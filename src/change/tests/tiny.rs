@@ -13,7 +13,7 @@ use crate::{
     model::packages::Repository,
     tools::packages::{
         Action, Backend, Commands, DatabaseError, Fault, Mark, Package, PackageCondition,
-        PackageOffer, Removals, Settings, TransactionRequest,
+        AvailablePackage, Removals, Settings, TransactionRequest,
     },
 };
 
@@ -103,7 +103,7 @@ impl Backend for Tiny {
     async fn owned_below(
         &self,
         host: Reader<'_>,
-        folder: &Utf8Path,
+        directory: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
         let mut owned = BTreeSet::new();
         for name in host.files().list(OWNED.into())? {
@@ -111,7 +111,7 @@ impl Backend for Tiny {
             let text = host.files().read_text(&path)?.unwrap_or_default();
             owned.extend(text.lines().map(Utf8PathBuf::from));
         }
-        owned.retain(|path| path.starts_with(folder));
+        owned.retain(|path| path.starts_with(directory));
         Ok(owned)
     }
 
@@ -178,10 +178,10 @@ impl Backend for Tiny {
         Query::new("tiny", ["offers"].iter().chain(names).copied())
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
+    fn parse_offers(&self, text: &str) -> Vec<AvailablePackage> {
         text.lines()
             .filter_map(|line| line.split_once(' '))
-            .map(|(name, versions)| PackageOffer {
+            .map(|(name, versions)| AvailablePackage {
                 name: name.to_owned(),
                 candidate: versions.split(' ').next().map(str::to_owned),
                 versions: (versions.split(' '))

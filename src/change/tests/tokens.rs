@@ -43,20 +43,20 @@ async fn agent_token_file_is_removed_with_the_agent() {
     });
     let kept = "/etc/rancher/k3s/gpu-bootstrap.token";
     let machine = TestMachine::new();
-    machine.fakes.files.put_folder("/etc/rancher/k3s", 0o755);
+    machine.fakes.files.put_directory("/etc/rancher/k3s", 0o755);
     // Without the secret the agent is not touched.
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
     let error = machine.apply(&agent).await.expect_err("no identity");
     assert_eq!(error.reason(), "join-token-unreachable");
-    assert!(error.passes() && machine.fakes.exec.lines().is_empty());
+    assert!(error.is_retryable() && machine.fakes.exec.lines().is_empty());
 
     // It is also not touched with a server token, or with a token without the hash of the CA certificate.
     for wrong in ["K10abc::server:hush", "hush"] {
         with_vault(&machine, wrong);
         let error = machine.apply(&agent).await.expect_err(wrong);
-        assert_eq!((error.reason(), error.passes()), ("join-token-form", false));
+        assert_eq!((error.reason(), error.is_retryable()), ("join-token-form", false));
         assert!(!error.to_string().contains("hush") && machine.fakes.exec.lines().is_empty());
     }
 
@@ -99,7 +99,7 @@ async fn kubeadm_gets_cloud_token_and_rejects_other_secrets() {
     });
     with_vault(&machine, "K10abc::server:hush");
     let error = machine.apply(&by_cloud).await.expect_err("no token");
-    assert_eq!((error.reason(), error.passes()), ("join-token-form", false));
+    assert_eq!((error.reason(), error.is_retryable()), ("join-token-form", false));
     assert!(!error.to_string().contains("hush"));
     assert!(configurations.lock().unwrap().is_empty());
     with_vault(&machine, TOKEN);

@@ -15,7 +15,7 @@ fn the_environment_proxy_survives_a_reboot() {
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .to_vec();
-    let read = || Layers::read(&*host.files, &*host.files, &[], env.clone(), &[]).unwrap();
+    let read = || SettingSources::read(&*host.files, &*host.files, &[], env.clone(), &[]).unwrap();
     let set = used_network(&env, &read().provenance());
     let (open, credentials) = parted(set, &Secrets::default());
     assert_eq!(open, ["packages.no-proxy=localhost,.internal"]);
@@ -59,7 +59,7 @@ fn secrets_in_tables_survive_a_reboot_outside_the_journal() {
         };
 
         let (host, fakes) = fake::host();
-        fakes.files.put_folder("/var/lib", 0o755);
+        fakes.files.put_directory("/var/lib", 0o755);
         let (journal, _) = Journal::open(&host, "run", &secrets).unwrap();
         journal.keep_credentials(&request.credentials).unwrap();
         let record = Record::RunStarted {

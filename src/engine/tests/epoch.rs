@@ -22,7 +22,7 @@ async fn check_reads_each_part_of_the_state_once() {
     fakes
         .files
         .put("/sys/module/nvidia/version", "535.261.03\n");
-    fakes.files.put_folder("/var/lib/rpm", 0o755);
+    fakes.files.put_directory("/var/lib/rpm", 0o755);
     fakes.files.put(
         "/etc/cdi/nvidia.yaml",
         "devices:\n- name: GPU-5c0b4bb8-0000-0000-0000-000000000000\n",
@@ -38,7 +38,7 @@ async fn check_reads_each_part_of_the_state_once() {
     let (tools, reporter) = rig.tools("check");
     let state = fixtures::state(&tools.host, fixtures::facts());
     let audit = Audit {
-        proven: Vec::new(),
+        validated: Vec::new(),
         checks: checks::all(),
         matrix: fixtures::matrix(),
         desired: Ok(desired),

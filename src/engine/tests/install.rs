@@ -155,13 +155,13 @@ async fn packages_of_a_long_step_are_installed_first() {
 
 #[tokio::test]
 async fn conflicting_versions_are_not_merged() {
-    let wish = |id, version: &'static str| {
+    let spec = |id, version: &'static str| {
         step(id, move |host| {
             if exists(host, "/packages/p") && exists(host, "/stop") {
                 return satisfied("there");
             }
             needs(vec![Change::InstallPackages {
-                packages: vec![crate::config::desired::PackageWish {
+                packages: vec![crate::config::desired::PackageSpec {
                     name: "p".to_owned(),
                     version: Some(version.to_owned()),
                 }],
@@ -171,7 +171,7 @@ async fn conflicting_versions_are_not_merged() {
         })
         .locks(&[Lock::Packages])
     };
-    let rig = Rig::new([wish("a", "1"), wish("b", "2")]);
+    let rig = Rig::new([spec("a", "1"), spec("b", "2")]);
     rig.install().await.unwrap();
     assert_eq!(rig.log()[0], "install p=1");
 }
@@ -212,7 +212,7 @@ async fn failed_change_stops_new_work_and_reports_the_cause() {
         file("c", "/c", "x").after(&["b"]),
         fixed("d", satisfied("fine")),
     ]);
-    *rig.verbs.fails.lock().unwrap() = Some("`/a`".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("`/a`".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(
@@ -264,7 +264,7 @@ async fn a_step_that_becomes_satisfied_after_its_verification_has_changed_the_ma
         };
         needs(vec![Change::AdmitNode { admission }])
     })]);
-    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| {
         admitted.fetch_add(1, Ordering::SeqCst);
     });
     let report = rig.install().await.unwrap();
@@ -294,7 +294,7 @@ async fn node_is_admitted_again_once_if_cluster_is_unreachable() {
             };
             needs(vec![Change::AdmitNode { admission }])
         })]);
-        *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+        *rig.change_applier.before.lock().unwrap() = Box::new(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
         });
         let report = rig.install().await.unwrap();
@@ -350,7 +350,7 @@ async fn signal_finishes_running_change_and_starts_no_new_work() {
         file("b", "/b", "").after(&["a"]),
     ]);
     let cancel = rig.cancel.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |_| cancel.cancel(Exit::Terminated));
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| cancel.cancel(Exit::Terminated));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Terminated);
     assert_eq!(rig.log(), ["write `/1`"]);
@@ -375,9 +375,9 @@ async fn hang_up_is_reported_as_the_reason() {
 #[tokio::test]
 async fn waiting_change_is_stopped_and_has_not_failed() {
     let rig = Rig::new([packages("a", &["one"]), file("b", "/b", "").after(&["a"])]);
-    *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
+    *rig.change_applier.waits.lock().unwrap() = Some(rig.cancel.clone());
     let cancel = rig.cancel.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
         if matches!(change, Change::InstallPackages { .. }) {
             cancel.cancel(Exit::Terminated);
         }
@@ -408,7 +408,7 @@ async fn only_unchanged_machine_reports_blocked() {
         (fixed("a", satisfied("fine")), Exit::Blocked),
     ] {
         let rig = Rig::new([first, file("b", "/b", "x").after(&["a"])]);
-        *rig.verbs.refuses.lock().unwrap() = Some("write `/b`".to_owned());
+        *rig.change_applier.refuses.lock().unwrap() = Some("write `/b`".to_owned());
         let report = rig.install().await.unwrap();
         assert_eq!(outcome(&report, "b"), Outcome::Failed);
         assert_eq!(report.exit, exit);
@@ -549,7 +549,7 @@ async fn failed_module_build_does_not_affect_packages() {
         packages("docker", &["docker"]),
         file("module", "/module", "x").after(&["driver"]),
     ]);
-    *rig.verbs.fails.lock().unwrap() = Some("build kernel module".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("build kernel module".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(
@@ -597,7 +597,7 @@ async fn cyclic_step_list_is_rejected() {
 #[tokio::test]
 async fn panicking_change_fails_its_step_and_ends_the_run() {
     let rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
-    *rig.verbs.before.lock().unwrap() = Box::new(|_| panic!("a bug"));
+    *rig.change_applier.before.lock().unwrap() = Box::new(|_| panic!("a bug"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Internal);
     assert_eq!(outcomes(&report), ["a failed", "b not-run"]);

@@ -162,17 +162,17 @@ async fn unsyncable_record_stops_the_run() {
     let rig = rig();
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| {
         // The disk fails: the record is in the file, but it is unknown whether it is on disk.
         files.damage(JOURNAL, Damage::Syncs, Errno::EIO);
     });
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.reason(), "journal-unavailable");
     assert_eq!(rig.log(), ["write `/etc/a`"], "no further change follows");
-    *rig.verbs.before.lock().unwrap() = Box::new(|_| {});
+    *rig.change_applier.before.lock().unwrap() = Box::new(|_| {});
     rig.fakes.files.repair();
     let told = status(&rig.fakes.host(), None).unwrap();
-    assert_eq!(told.changes_standing, 1);
+    assert_eq!(told.changes_applied, 1);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
@@ -220,13 +220,13 @@ async fn disk_that_fills_up_during_a_run_loses_nothing() {
     let rig = rig();
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| {
         files.damage(JOURNAL, Damage::Writes, Errno::ENOSPC);
     });
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.exit(), Exit::StepFailed);
     assert_eq!(error.reason(), "no-disk-space");
-    *rig.verbs.before.lock().unwrap() = Box::new(|_| {});
+    *rig.change_applier.before.lock().unwrap() = Box::new(|_| {});
     rig.fakes.files.repair();
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
@@ -283,8 +283,8 @@ async fn receipt_and_journal_are_readable_only_by_root() {
     assert!(mode("/var/lib/gpu-bootstrap/receipt.json").contains("600"));
     let receipt: crate::journal::Receipt =
         serde_json::from_str(&rig.fakes.files.text("/var/lib/gpu-bootstrap/receipt.json")).unwrap();
-    assert_eq!(receipt.standing.len(), 3);
-    assert_eq!(receipt.standing[0].steps[0].as_str(), "b");
+    assert_eq!(receipt.applied.len(), 3);
+    assert_eq!(receipt.applied[0].steps[0].as_str(), "b");
 }
 
 #[tokio::test]

@@ -11,13 +11,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::failures::{broken, changed_since, mirror_answers_503, refused};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{
-    Small, exists, file, fixed, install, needs, packages, reboots, step, wishes, write,
+    Small, exists, file, fixed, install, needs, packages, reboots, step, specs, write,
 };
 use crate::{
     change::{
-        Afterwards, Change, FileAfter, FileBefore, Problem, RestoreUnit, Reverted, Saved, Sink,
-        Undo, Verbs,
-        packages::{Effects, Withdrawn},
+        FollowUp, Change, FileAfter, FileBefore, ChangeError, RestoreUnit, Reverted, Saved, Sink,
+        Undo, ApplyChanges,
+        packages::{Effects, Reduced},
     },
     check::{Check, FailOn},
     config::desired::Desired,
@@ -31,7 +31,7 @@ use crate::{
         Host,
         fake::{self, Fakes},
     },
-    journal::GoingBack,
+    journal::RollbackStarted,
     model::secret::Secrets,
     step::Step,
     steps::fixtures,
@@ -41,11 +41,11 @@ use crate::{
 pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 
 type Hook = Box<dyn FnMut(&Change) + Send>;
-type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Problem> + Send>;
+type DryRun = Box<dyn FnMut(&Change) -> Result<(), ChangeError> + Send>;
 
 /// Appliers for a fake machine: packages are files in `/packages`, and enabled units are files
 /// where systemd has symlinks. The content of a saved file is stored in place of its digest.
-pub struct FileVerbs {
+pub struct FileChanges {
     pub host: Host,
     pub log: Mutex<Vec<String>>,
     /// The number of attempts to restart paused units.
@@ -55,9 +55,9 @@ pub struct FileVerbs {
     /// A change whose summary contains this text is rejected.
     pub refuses: Mutex<Option<String>>,
     /// Called for each dry run.
-    pub rehearsal: Mutex<Rehearsal>,
+    pub dry_run_of_change: Mutex<DryRun>,
     /// The number of dry runs in progress, and its maximum.
-    pub rehearsing: Mutex<(u32, u32)>,
+    pub dry_running: Mutex<(u32, u32)>,
     /// The effects of a change cannot be determined.
     pub blind: Mutex<bool>,
     /// The number of further package transactions that fail with a transient error.
@@ -70,19 +70,19 @@ pub struct FileVerbs {
     pub before: Mutex<Hook>,
 }
 
-impl FileVerbs {
+impl FileChanges {
     fn waits(&self) -> Option<Cancel> {
         self.waits.lock().unwrap().clone()
     }
 
-    fn names(&self) -> Result<Vec<String>, Problem> {
+    fn names(&self) -> Result<Vec<String>, ChangeError> {
         self.host
             .files
             .list(Utf8Path::new("/packages"))
             .map_err(broken)
     }
 
-    fn act(&self, change: &Change) -> Result<(), Problem> {
+    fn act(&self, change: &Change) -> Result<(), ChangeError> {
         let files = &self.host.files;
         match change {
             Change::WriteFile { path, content, .. } => files
@@ -109,8 +109,8 @@ impl FileVerbs {
 }
 
 #[async_trait]
-impl Verbs for FileVerbs {
-    fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn Verbs> {
+impl ApplyChanges for FileChanges {
+    fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn ApplyChanges> {
         panic!("tests do not resolve twice")
     }
 
@@ -118,7 +118,7 @@ impl Verbs for FileVerbs {
         *self.resumed.lock().unwrap() += 1;
     }
 
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
+    async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
         match change {
             Change::WriteFile { content, .. } => Ok(Some(format!("+{content}"))),
             Change::InstallPackages { .. } => Err(broken("unable to locate package")),
@@ -126,18 +126,18 @@ impl Verbs for FileVerbs {
         }
     }
 
-    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+    async fn dry_run(&self, change: &Change) -> Result<(), ChangeError> {
         {
-            let (running, most) = &mut *self.rehearsing.lock().unwrap();
+            let (running, most) = &mut *self.dry_running.lock().unwrap();
             *running += 1;
             *most = (*most).max(*running);
         }
         tokio::task::yield_now().await;
-        self.rehearsing.lock().unwrap().0 -= 1;
-        (self.rehearsal.lock().unwrap())(change)
+        self.dry_running.lock().unwrap().0 -= 1;
+        (self.dry_run_of_change.lock().unwrap())(change)
     }
 
-    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+    async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
         if let Change::WriteFile {
             path,
             over: Some(over),
@@ -165,7 +165,7 @@ impl Verbs for FileVerbs {
                         }),
                     after: FileAfter::Unknown,
                 }],
-                created_folders: Vec::new(),
+                created_directories: Vec::new(),
                 daemon: None,
             },
             Change::InstallPackages { .. } => Undo::Packages {
@@ -178,9 +178,9 @@ impl Verbs for FileVerbs {
                 masked: false,
                 active: start.then_some(false),
             }),
-            Change::RebuildInitramfs { kernels } => Undo::Afterwards {
+            Change::RebuildInitramfs { kernels } => Undo::FollowUp {
                 then: (kernels.iter())
-                    .map(|kernel| Afterwards::RebuildInitramfs {
+                    .map(|kernel| FollowUp::RebuildInitramfs {
                         kernel: kernel.clone(),
                     })
                     .collect(),
@@ -191,13 +191,13 @@ impl Verbs for FileVerbs {
         })
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         let summary = change.summary();
         self.log.lock().unwrap().push(summary.clone());
         (self.before.lock().unwrap())(change);
         if let (Change::InstallPackages { .. }, Some(cancel)) = (change, self.waits()) {
             cancel.cancelled().await;
-            return Err(Problem::stopped("wait for another package manager"));
+            return Err(ChangeError::stopped("wait for another package manager"));
         }
         if matches!(change, Change::InstallPackages { .. }) {
             let turns = *self.turns.lock().unwrap();
@@ -230,7 +230,7 @@ impl Verbs for FileVerbs {
         self.reconcile(&undo, sink).await
     }
 
-    async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Problem> {
+    async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         if *self.blind.lock().unwrap() {
             return Err(broken("another program is working"));
         }
@@ -256,7 +256,7 @@ impl Verbs for FileVerbs {
         })
     }
 
-    async fn revert(&self, undo: &Undo, _sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn revert(&self, undo: &Undo, _sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let files = &self.host.files;
         let what = match undo {
             Undo::RestoreFiles { files: saved, .. } => {
@@ -294,7 +294,7 @@ impl Verbs for FileVerbs {
         };
         if let (Undo::Packages { .. }, Some(cancel)) = (undo, self.waits()) {
             cancel.cancelled().await;
-            return Err(Problem::stopped("wait for another package manager"));
+            return Err(ChangeError::stopped("wait for another package manager"));
         }
         self.log.lock().unwrap().push(what.clone());
         let fails = self.fails.lock().unwrap().clone();
@@ -307,21 +307,21 @@ impl Verbs for FileVerbs {
         Ok(Reverted::Done { what })
     }
 
-    async fn withdraw(
+    async fn reduce(
         &self,
         undo: &Undo,
         wanted: &BTreeSet<String>,
         _: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, Problem> {
-        super::leftover::part(self, undo, wanted, sink).await
+    ) -> Result<Reduced, ChangeError> {
+        super::obsolete::part(self, undo, wanted, sink).await
     }
 }
 
 /// A fake machine with steps and appliers.
 pub struct Rig {
     pub fakes: Fakes,
-    pub verbs: Arc<FileVerbs>,
+    pub change_applier: Arc<FileChanges>,
     pub cancel: Cancel,
     pub secrets: Secrets,
     pub options: Options,
@@ -330,7 +330,7 @@ pub struct Rig {
     pub no_gpu: bool,
     /// Additional settings.
     pub settings: fn(&mut Desired),
-    pub back: Option<GoingBack>,
+    pub back: Option<RollbackStarted>,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
     pub compares: bool,
@@ -350,21 +350,21 @@ impl Rig {
 
     pub fn new(steps: impl IntoIterator<Item = Small>) -> Self {
         let (host, fakes) = fake::host();
-        fakes.files.put_folder("/packages", 0o755);
-        fakes.files.put_folder("/etc/modprobe.d", 0o755);
-        fakes.files.put_folder(WANTS, 0o755);
+        fakes.files.put_directory("/packages", 0o755);
+        fakes.files.put_directory("/etc/modprobe.d", 0o755);
+        fakes.files.put_directory(WANTS, 0o755);
         // Directories that would be created by the first write. The real `uninstall` removes them.
-        fakes.files.put_folder("/var/lib", 0o755);
-        fakes.files.put_folder("/run", 0o755);
+        fakes.files.put_directory("/var/lib", 0o755);
+        fakes.files.put_directory("/run", 0o755);
         Self {
-            verbs: Arc::new(FileVerbs {
+            change_applier: Arc::new(FileChanges {
                 host,
                 log: Mutex::default(),
                 resumed: Mutex::default(),
                 fails: Mutex::default(),
                 refuses: Mutex::default(),
-                rehearsal: Mutex::new(Box::new(|_| Ok(()))),
-                rehearsing: Mutex::default(),
+                dry_run_of_change: Mutex::new(Box::new(|_| Ok(()))),
+                dry_running: Mutex::default(),
                 blind: Mutex::default(),
                 late: Mutex::default(),
                 turns: Mutex::default(),
@@ -398,7 +398,7 @@ impl Rig {
     }
 
     pub fn log(&self) -> Vec<String> {
-        std::mem::take(&mut self.verbs.log.lock().unwrap())
+        std::mem::take(&mut self.change_applier.log.lock().unwrap())
     }
 
     /// Returns the kinds of the events since the last call.
@@ -428,7 +428,7 @@ impl Rig {
             events::start(run, host.clock.clone(), &self.secrets, vec![memory]).unwrap();
         let tools = Tools {
             host,
-            verbs: self.verbs.clone(),
+            change_applier: self.change_applier.clone(),
             events,
             cancel: self.cancel.clone(),
             options: self.options.clone(),
@@ -456,14 +456,14 @@ impl Rig {
             .collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
-        desired.headers = wishes(&self.wanted);
+        desired.headers = specs(&self.wanted);
         if self.no_gpu {
             (desired.driver, desired.toolkit) = (None, None);
         }
         (self.settings)(&mut desired);
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
-            proven: Vec::new(),
+            validated: Vec::new(),
             checks: (self.checks)(),
             matrix: fixtures::matrix(),
             desired: match &self.unresolvable {

@@ -15,7 +15,7 @@ use super::{
     unattended::words,
 };
 use crate::{
-    change::Problem,
+    change::ChangeError,
     engine::{reboot::reboot, status},
     error::Report,
     exit::Exit,
@@ -69,7 +69,7 @@ async fn leave(
     clock: Option<Arc<dyn Clock>>,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), Problem> {
+) -> Result<(), ChangeError> {
     let (mut tools, reporter) = rig.tools("run");
     if let Some(clock) = clock {
         tools.host.clock = clock;
@@ -263,7 +263,7 @@ async fn machine_is_not_rebooted_after_an_uninstall() {
     // The uninstall has finished, with a remainder.
     for fails in [None, Some("gpu-bootstrap-resume".to_owned())] {
         let rig = machine(0, 0).await;
-        *rig.verbs.fails.lock().unwrap() = fails;
+        *rig.change_applier.fails.lock().unwrap() = fails;
         rig.uninstall().await.unwrap();
         let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
         assert_eq!(error.reason(), "reboot-not-awaited", "{error}");

@@ -23,7 +23,7 @@ use crate::{
 fn refused(times: u32) -> Rig {
     let rig = Rig::new([file("a", "/a", "x"), packages("p", &["one"]).after(&["a"])]);
     let asked = Arc::new(AtomicU32::new(0));
-    *rig.verbs.rehearsal.lock().unwrap() = Box::new(move |change| match change {
+    *rig.change_applier.dry_run_of_change.lock().unwrap() = Box::new(move |change| match change {
         Change::InstallPackages { .. } if asked.fetch_add(1, Ordering::SeqCst) < times => {
             Err(by_lists())
         }
@@ -60,7 +60,7 @@ async fn rejected_transaction_blocks_the_run_before_its_first_change() {
 async fn changes_of_several_steps_are_dry_run_in_parallel() {
     let rig = Rig::new([packages("p", &["one"]), packages("q", &["two"])]);
     rig.plan().await;
-    assert_eq!(*rig.verbs.rehearsing.lock().unwrap(), (0, 2));
+    assert_eq!(*rig.change_applier.dry_running.lock().unwrap(), (0, 2));
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn transaction_accepted_with_new_lists_does_not_block() {
 #[tokio::test]
 async fn failed_list_download_is_in_the_remedy() {
     let rig = refused(u32::MAX);
-    *rig.verbs.fails.lock().unwrap() = Some("refresh the package lists".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("refresh the package lists".to_owned());
     let report = rig.install().await.unwrap();
     let hint = hint(&report);
     assert!(hint.contains("download of the package lists"), "{hint}");
@@ -132,7 +132,7 @@ async fn retry_of_another_step_does_not_delay_the_reboot() {
         Assessment::BlockedNow {
             why: "the registry does not respond".to_owned(),
             hint: String::new(),
-            passes: Some(Duration::from_secs(100_000)),
+            retryable: Some(Duration::from_secs(100_000)),
         }
     });
     let mut rig = Rig::new([
@@ -140,8 +140,8 @@ async fn retry_of_another_step_does_not_delay_the_reboot() {
         image.locks(&[Lock::Containers]),
     ]);
     rig.options.deadline = Some(Duration::from_secs(200_000));
-    *rig.verbs.turns.lock().unwrap() = 1000;
-    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+    *rig.change_applier.turns.lock().unwrap() = 1000;
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
         if matches!(change, Change::InstallPackages { .. }) {
             under_way.store(true, Ordering::SeqCst);
         }

@@ -6,7 +6,7 @@ mod install;
 mod journal;
 mod kit;
 mod leaving;
-mod leftover;
+mod obsolete;
 mod lists;
 mod memory;
 mod random;

@@ -93,7 +93,7 @@ fn run(shapes: &[Shape], fails: Option<&str>) -> Result<(), TestCaseError> {
         .enumerate()
         .map(|(at, shape)| small(at, shape));
     let rig = Rig::new(steps);
-    *rig.verbs.fails.lock().unwrap() = fails.map(ToOwned::to_owned);
+    *rig.change_applier.fails.lock().unwrap() = fails.map(ToOwned::to_owned);
     let report = runtime.block_on(rig.install()).unwrap();
     let bug = report.steps.iter().any(|step| step.why.contains("bug"));
     prop_assert!(!bug, "{:?}", outcomes(&report));
@@ -108,7 +108,7 @@ fn run(shapes: &[Shape], fails: Option<&str>) -> Result<(), TestCaseError> {
     );
     prop_assert!(fails.is_some() || !failed);
 
-    *rig.verbs.fails.lock().unwrap() = None;
+    *rig.change_applier.fails.lock().unwrap() = None;
     prop_assert_eq!(runtime.block_on(rig.install()).unwrap().exit, Exit::Ok);
     rig.log();
     let last = runtime.block_on(rig.install()).unwrap();

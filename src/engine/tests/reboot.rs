@@ -104,7 +104,7 @@ async fn decision_is_repeated_with_new_package_lists() {
     wanted = wanted.locks(&[Lock::Packages]);
     let rig = Rig::new([wanted]);
     let files = rig.fakes.files.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
         if *change == Change::RefreshRepositories {
             files.put("/new-lists", "");
         }
@@ -177,12 +177,12 @@ async fn useless_reboots_end() {
 #[tokio::test]
 async fn reboots_for_several_failing_drivers_end() {
     let mut rig = Rig::new([module()]);
-    let back = Record::GoingBack {
+    let back = Record::RollbackStarted {
         from: "2".to_owned(),
         to: "1".to_owned(),
         why: "validation failed".to_owned(),
     };
-    let over = Record::WentBack { proven: true };
+    let over = Record::RollbackFinished { validated: true };
     let mut records = [
         back.clone(),
         over.clone(),
@@ -283,7 +283,7 @@ async fn image_build_succeeds_and_its_first_boot_finishes() {
 async fn no_automatic_reboot_without_the_unit() {
     let mut rig = Rig::new([module()]);
     rig.options.request.reboot = true;
-    *rig.verbs.fails.lock().unwrap() = Some("enable".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("enable".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::RebootRequired);
     assert!(!report.reboot.unwrap().automatic);
@@ -291,7 +291,7 @@ async fn no_automatic_reboot_without_the_unit() {
 
     let mut rig = Rig::new([module()]);
     rig.image = true;
-    *rig.verbs.fails.lock().unwrap() = Some("enable".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("enable".to_owned());
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
 }
 
@@ -305,7 +305,7 @@ fn rebooting(steps: impl IntoIterator<Item = super::kit::Small>) -> Rig {
 /// Requests a stop as soon as the file is about to be written.
 fn stop_at(rig: &Rig, path: &'static str, by: Exit) {
     let cancel = rig.cancel.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
         if matches!(change, Change::WriteFile { path: at, .. } if at == path) {
             cancel.cancel(by);
         }
@@ -353,7 +353,7 @@ async fn only_shutdown_continues_at_next_boot() {
     // A failure at the same time makes no difference.
     let rig = rebooting(steps());
     stop_at(&rig, "/a", Exit::Interrupted);
-    *rig.verbs.fails.lock().unwrap() = Some("`/a`".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("`/a`".to_owned());
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     assert!(!armed(&rig));
 }
@@ -400,7 +400,7 @@ async fn unchanged_run_leaves_nothing_for_the_next_boot() {
 
     // A change that cannot be removed counts as a change.
     let rig = rebooting([up(), late(blocked("no GPU"))]);
-    *rig.verbs.fails.lock().unwrap() = Some("restore".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("restore".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     assert!(report.notes[0].contains("no longer needed"));
@@ -432,7 +432,7 @@ async fn interrupted_uninstall_does_not_meet_an_installation() {
     let rig = rebooting([module()]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
     rig.log();
-    *rig.verbs.fails.lock().unwrap() = Some("/denied".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("/denied".to_owned());
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Partial);
     assert_eq!(
         rig.log()[..2],
@@ -455,10 +455,10 @@ async fn plan_with_a_reboot_lists_the_resume_changes() {
     rig.options.request.reboot = true;
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
     let (journal, _) = Journal::open(&rig.fakes.host(), "look", &Secrets::default()).unwrap();
-    let mut standing = journal.receipt().standing;
-    standing.retain(|one| one.steps[0].as_str() == "resume");
-    assert!(standing.len() > 2, "{standing:?}");
-    for one in standing {
+    let mut applied = journal.receipt().applied;
+    applied.retain(|one| one.steps[0].as_str() == "resume");
+    assert!(applied.len() > 2, "{applied:?}");
+    for one in applied {
         let summary = one.change.summary();
         assert!(note.contains(&summary), "{summary}: {note}");
     }

@@ -3,10 +3,10 @@
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
     check::Verdict,
-    config::desired::PackageWish,
+    config::desired::PackageSpec,
     engine::{check::RESOLVABLE, rollback},
     exit::Exit,
-    journal::{GoingBack, Journal, Record, fold},
+    journal::{RollbackStarted, Journal, Record, fold},
     model::secret::Secrets,
     steps::fixtures,
 };
@@ -14,9 +14,9 @@ use crate::{
 const DATABASE: &str = "/var/lib/dpkg/status";
 
 /// A machine whose driver passes validation, with one more change.
-fn proven() -> Rig {
-    let proof = ["driver.packages", "driver.module", "validation.devices"];
-    let steps = proof.map(|id| fixed(id, satisfied("working")));
+fn validated() -> Rig {
+    let validation_run = ["driver.packages", "driver.module", "validation.devices"];
+    let steps = validation_run.map(|id| fixed(id, satisfied("working")));
     Rig::new(steps.into_iter().chain([file("other", "/other", "x")]))
 }
 
@@ -24,60 +24,60 @@ fn proven() -> Rig {
 async fn remembered(rig: &Rig) -> (bool, String) {
     let report = rig.install().await.unwrap();
     let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
-    (fold(&lines).proven.is_some(), report.notes.join("\n"))
+    (fold(&lines).validated.is_some(), report.notes.join("\n"))
 }
 
 #[tokio::test]
 async fn unrecorded_validation_is_reported_with_the_reason() {
-    let without = proven();
+    let without = validated();
     let (is_known, notes) = remembered(&without).await;
     assert!(!is_known);
     assert!(
         notes.contains("not recorded as validated") && notes.contains(DATABASE),
         "{notes}"
     );
-    let whole = proven();
+    let whole = validated();
     whole.fakes.files.put(DATABASE, "");
     assert_eq!(remembered(&whole).await, (true, String::new()));
 }
 
 #[tokio::test]
 async fn driver_is_recorded_again_only_after_a_later_change() {
-    let rig = proven();
+    let rig = validated();
     rig.fakes.files.put(DATABASE, "");
-    let proven_at = async || {
+    let validated_at = async || {
         rig.install().await.unwrap();
         let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
-        fold(&lines).proven.expect("a driver").seq
+        fold(&lines).validated.expect("a driver").seq
     };
-    let first = proven_at().await;
-    assert_eq!(proven_at().await, first);
+    let first = validated_at().await;
+    assert_eq!(validated_at().await, first);
     // The other change is applied again.
     rig.fakes.files.take("/other");
-    assert!(proven_at().await > first);
+    assert!(validated_at().await > first);
 }
 
 #[tokio::test]
 async fn driver_is_validated_although_a_later_step_failed() {
-    let rig = proven();
+    let rig = validated();
     rig.fakes.files.put(DATABASE, "");
-    *rig.verbs.fails.lock().unwrap() = Some("/other".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("/other".to_owned());
     assert_eq!(remembered(&rig).await, (true, String::new()));
 }
 
 /// Records a rollback from a failed driver in the journal.
-fn goes_back(rig: &Rig) {
+fn rolls_back(rig: &Rig) {
     let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
-    let driver = PackageWish {
+    let driver = PackageSpec {
         name: "nvidia-kernel-dkms".to_owned(),
         version: Some("535.261.03-1".to_owned()),
     };
     let records = [
-        Record::Proven {
+        Record::Validated {
             settings: vec!["driver.branch=535".to_owned()],
             driver: vec![driver],
         },
-        Record::GoingBack {
+        Record::RollbackStarted {
             from: "of branch 550".to_owned(),
             to: "535.261.03".to_owned(),
             why: "validation failed".to_owned(),
@@ -91,13 +91,13 @@ fn goes_back(rig: &Rig) {
 /// Whether the journal still contains a rollback.
 fn is_on_it(rig: &Rig) -> bool {
     let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
-    fold(&lines).going_back.is_some()
+    fold(&lines).rollback_started.is_some()
 }
 
 #[tokio::test]
 async fn rollback_continues_unless_settings_abort_it() {
-    let mut rig = proven();
-    goes_back(&rig);
+    let mut rig = validated();
+    rolls_back(&rig);
     let host = rig.fakes.host();
     let mut desired = fixtures::desired();
     desired.driver.as_mut().unwrap().rollback = true;
@@ -105,7 +105,7 @@ async fn rollback_continues_unless_settings_abort_it() {
     assert_eq!(back.settings, ["driver.branch=535"]);
     back.pin(&mut desired);
     let driver = desired.driver.as_mut().unwrap();
-    let is_pinned = |one: &PackageWish| one.version.as_deref() == Some("535.261.03-1");
+    let is_pinned = |one: &PackageSpec| one.version.as_deref() == Some("535.261.03-1");
     assert!(driver.packages.iter().any(is_pinned), "{driver:?}");
     driver.rollback = false;
     assert!(rollback(&host, &desired).await.unwrap().is_none());
@@ -123,8 +123,8 @@ async fn rollback_continues_unless_settings_abort_it() {
 
 #[tokio::test]
 async fn check_reports_an_unfinished_rollback() {
-    let mut rig = proven();
-    rig.back = Some(GoingBack {
+    let mut rig = validated();
+    rig.back = Some(RollbackStarted {
         from: "550.1".to_owned(),
         to: "535.2".to_owned(),
         why: "NVML fails".to_owned(),

@@ -27,7 +27,7 @@ async fn token_is_neither_in_the_journal_nor_in_events() {
     for fails in [false, true] {
         let mut rig = telling();
         rig.options.request.set = vec![format!("a={TOKEN}")];
-        *rig.verbs.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
+        *rig.change_applier.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
         rig.install().await.unwrap();
         let files = &rig.fakes.files;
         assert_eq!(files.text(PATH), TOKEN);
@@ -48,10 +48,10 @@ async fn file_with_a_hidden_secret_is_removed_again() {
     for fails in [false, true] {
         let rig = telling();
         let bare = rig.fakes.files.snapshot().without(&["/run"]);
-        *rig.verbs.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
+        *rig.change_applier.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
         rig.install().await.unwrap();
         assert!(rig.fakes.files.stat(PATH.into()).unwrap().is_some());
-        *rig.verbs.fails.lock().unwrap() = None;
+        *rig.change_applier.fails.lock().unwrap() = None;
         assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
         assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
     }

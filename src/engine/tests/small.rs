@@ -11,7 +11,7 @@ use camino::Utf8Path;
 use super::reading::satisfied;
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageWish},
+    config::desired::{Desired, PackageSpec},
     host::Reader,
     model::id::{Id, StepId},
     step::{Assessment, Cx, Step, StepError},
@@ -85,7 +85,7 @@ impl Small {
     }
 
     /// Removes the step from the settings.
-    pub fn withdraw(&mut self) {
+    pub fn reduce(&mut self) {
         self.unwanted = true;
         let why = "not configured".to_owned();
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
@@ -187,16 +187,16 @@ pub fn write(path: &str, content: &str) -> Change {
 
 pub fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
-        packages: wishes(names),
+        packages: specs(names),
         removing: Vec::new(),
         later: false,
     }
 }
 
-pub fn wishes(names: &[&str]) -> Vec<PackageWish> {
-    let wish = |name: &&str| PackageWish {
+pub fn specs(names: &[&str]) -> Vec<PackageSpec> {
+    let spec = |name: &&str| PackageSpec {
         name: (*name).to_owned(),
         version: None,
     };
-    names.iter().map(wish).collect()
+    names.iter().map(spec).collect()
 }

@@ -28,11 +28,11 @@ const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
 const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
 
-fn blocked_now(why: &str, passes: Option<Duration>) -> Assessment {
+fn blocked_now(why: &str, retryable: Option<Duration>) -> Assessment {
     Assessment::BlockedNow {
         why: why.to_owned(),
         hint: "check the machine".to_owned(),
-        passes,
+        retryable,
     }
 }
 
@@ -125,7 +125,7 @@ async fn mirror_outage_of_ten_minutes_is_retried() {
         file("proof", "/proof", "x").after(&["driver"]),
     ]);
     rig.options.deadline = hours(2);
-    *rig.verbs.late.lock().unwrap() = 6;
+    *rig.change_applier.late.lock().unwrap() = 6;
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok, "{report:#?}");
     assert_eq!(
@@ -138,7 +138,7 @@ async fn mirror_outage_of_ten_minutes_is_retried() {
         ]
     );
     let transactions = || {
-        let log = rig.verbs.log.lock().unwrap().clone();
+        let log = rig.change_applier.log.lock().unwrap().clone();
         log.iter()
             .filter(|line| line.starts_with("install"))
             .count()
@@ -156,14 +156,14 @@ async fn mirror_outage_of_ten_minutes_is_retried() {
 #[tokio::test]
 async fn attended_run_fails_at_once_and_deadline_ends_retries() {
     let rig = Rig::new([packages("driver", &["one"])]);
-    *rig.verbs.late.lock().unwrap() = 1;
+    *rig.change_applier.late.lock().unwrap() = 1;
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     assert!(rig.fakes.clock.slept().is_empty());
 
     let mut rig = Rig::new([packages("driver", &["one"])]);
     rig.options.deadline = Some(Duration::from_secs(60));
-    *rig.verbs.late.lock().unwrap() = 1000;
+    *rig.change_applier.late.lock().unwrap() = 1000;
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(report.steps[0].causes, ["the mirror returned 503"]);
@@ -176,7 +176,7 @@ async fn no_new_work_starts_after_the_deadline() {
     let mut rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
     rig.options.deadline = hours(1);
     let clock = rig.fakes.clock.clone();
-    *rig.verbs.before.lock().unwrap() = Box::new(move |_| clock.advance(Duration::from_secs(3601)));
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| clock.advance(Duration::from_secs(3601)));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     // Started work is finished and verified.
@@ -260,9 +260,9 @@ fn machine_that_panics(panics: &Arc<AtomicBool>) -> Rig {
     let mut rig = Rig::new(driver());
     rig.options.request.reboot = true;
     // The directory that would be created by the first write.
-    rig.fakes.files.put_folder("/etc/modules-load.d", 0o755);
+    rig.fakes.files.put_directory("/etc/modules-load.d", 0o755);
     let (files, panics) = (rig.fakes.files.clone(), Arc::clone(panics));
-    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+    *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
         if matches!(change, Change::LoadModule { .. }) {
             if panics.load(Ordering::SeqCst) {
                 files.before_mutations(|_, _| Err(std::io::Error::other("the kernel panicked")));
@@ -365,7 +365,7 @@ async fn machine_stays_reachable_after_three_boots_without_progress() {
 
     boot(&mut rig, 5);
     rig.log();
-    *rig.verbs.fails.lock().unwrap() = Some(format!("restore {AUTOLOAD}"));
+    *rig.change_applier.fails.lock().unwrap() = Some(format!("restore {AUTOLOAD}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     for part in [
@@ -408,12 +408,12 @@ async fn machine_stays_reachable_after_three_boots_without_progress() {
     // reported.
     panics.store(false, Ordering::SeqCst);
     rig.options.request.reboot = false;
-    *rig.verbs.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
+    *rig.change_applier.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok, "{report:#?}");
     let note = format!("the modules are still denied: restore {NOT_AT_ALL}: in use");
     assert!(report.notes.contains(&note), "{:?}", report.notes);
-    *rig.verbs.fails.lock().unwrap() = None;
+    *rig.change_applier.fails.lock().unwrap() = None;
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert_eq!((told.gave_up, told.unfinished_boots), (None, 0));
     assert!(!tree(&rig).contains(NOT_AT_ALL) && !tree(&rig).contains(UNIT));

@@ -44,7 +44,7 @@ async fn uninstall_restores_everything_and_leaves_no_trace() {
 async fn failed_undo_is_reported_and_retried() {
     let rig = rig();
     rig.install().await.unwrap();
-    *rig.verbs.fails.lock().unwrap() = Some("purge".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("purge".to_owned());
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
     assert_eq!(report.left, ["purge also-mine mine: in use"]);
@@ -56,9 +56,9 @@ async fn failed_undo_is_reported_and_retried() {
         .collect();
     assert_eq!(failed, ["q", "p"]);
     let told = status(&rig.fakes.host(), None).unwrap();
-    assert_eq!(told.changes_standing, 2);
+    assert_eq!(told.changes_applied, 2);
 
-    *rig.verbs.fails.lock().unwrap() = None;
+    *rig.change_applier.fails.lock().unwrap() = None;
     rig.log();
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.log(), ["purge also-mine mine"]);
@@ -67,9 +67,9 @@ async fn failed_undo_is_reported_and_retried() {
 #[tokio::test]
 async fn effects_of_a_failed_change_are_undone() {
     let rig = Rig::new([packages("p", &["half"])]);
-    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("install".to_owned());
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
-    *rig.verbs.fails.lock().unwrap() = None;
+    *rig.change_applier.fails.lock().unwrap() = None;
     rig.log();
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.log(), ["purge half"]);
@@ -78,13 +78,13 @@ async fn effects_of_a_failed_change_are_undone() {
 #[tokio::test]
 async fn next_run_determines_unknown_effects_of_a_failed_change() {
     let rig = Rig::new([packages("p", &["half"])]);
-    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
-    *rig.verbs.blind.lock().unwrap() = true;
+    *rig.change_applier.fails.lock().unwrap() = Some("install".to_owned());
+    *rig.change_applier.blind.lock().unwrap() = true;
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     let open = || status(&rig.fakes.host(), None).unwrap().interrupted;
     assert!(open(), "unknown effects are not recorded");
-    *rig.verbs.fails.lock().unwrap() = None;
-    *rig.verbs.blind.lock().unwrap() = false;
+    *rig.change_applier.fails.lock().unwrap() = None;
+    *rig.change_applier.blind.lock().unwrap() = false;
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
     assert!(!open());
@@ -110,7 +110,7 @@ async fn failed_undo_does_not_affect_another_step() {
         .after(&["a"]),
     ]);
     rig.install().await.unwrap();
-    *rig.verbs.fails.lock().unwrap() = Some("restore /etc/b".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("restore /etc/b".to_owned());
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
     assert_eq!(report.left, ["restore /etc/b: in use"]);
@@ -121,7 +121,7 @@ async fn failed_undo_does_not_affect_another_step() {
 /// A run that was killed during package work has left timers paused.
 #[tokio::test]
 async fn paused_timers_are_restarted_first() {
-    let resumed = |rig: &Rig| std::mem::take(&mut *rig.verbs.resumed.lock().unwrap());
+    let resumed = |rig: &Rig| std::mem::take(&mut *rig.change_applier.resumed.lock().unwrap());
     // Also without a journal.
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.uninstall().await.unwrap();
@@ -131,7 +131,7 @@ async fn paused_timers_are_restarted_first() {
     assert_eq!(resumed(&rig), 2);
 
     let rig = Rig::new([packages("p", &["half"]), file("f", "/etc/f", "new")]);
-    *rig.verbs.fails.lock().unwrap() = Some("write".to_owned());
+    *rig.change_applier.fails.lock().unwrap() = Some("write".to_owned());
     // A transaction of another step may be in progress.
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     assert_eq!(resumed(&rig), 2);
@@ -143,8 +143,8 @@ async fn paused_timers_are_restarted_first() {
 #[tokio::test]
 async fn unknown_effects_are_in_the_report() {
     let rig = Rig::new([packages("p", &["half"])]);
-    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
-    *rig.verbs.blind.lock().unwrap() = true;
+    *rig.change_applier.fails.lock().unwrap() = Some("install".to_owned());
+    *rig.change_applier.blind.lock().unwrap() = true;
     let report = rig.install().await.unwrap();
     let told = report
         .notes
@@ -168,14 +168,14 @@ async fn signal_stops_between_two_undos() {
 async fn change_with_a_waiting_undo_stays_applied() {
     let rig = Rig::new([packages("a", &["one"])]);
     rig.install().await.unwrap();
-    *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
+    *rig.change_applier.waits.lock().unwrap() = Some(rig.cancel.clone());
     let (report, ()) = tokio::join!(rig.uninstall(), async {
         rig.cancel.cancel(Exit::Terminated);
     });
     let report = report.unwrap();
     assert_eq!(report.exit, Exit::Terminated);
     assert!(report.left.is_empty(), "{:?}", report.left);
-    *rig.verbs.waits.lock().unwrap() = None;
+    *rig.change_applier.waits.lock().unwrap() = None;
     let rig = Rig {
         cancel: crate::engine::Cancel::new(),
         ..rig

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::standin::{SeenRequest, aws, azure, gcp, no, ok, serve};
+use super::fake::{SeenRequest, aws, azure, gcp, no, ok, serve};
 use super::*;
 use crate::{
     host::{

@@ -9,9 +9,9 @@ use nix::errno::Errno;
 
 use super::locked;
 use super::snapshot::Snapshot;
-use super::tree::{Node, Thing, Tree};
+use super::tree::{Node, Entry, Tree};
 use super::unsynced;
-use crate::host::files::{FullFilesystem, Limit, Room};
+use crate::host::files::{FullFilesystem, Limit, FreeSpace};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -100,7 +100,7 @@ impl FakeFiles {
     /// # Panics
     /// Same as [`FakeFiles::put`].
     pub fn put_mode(&self, path: &str, content: impl Into<Vec<u8>>, mode: u32) {
-        self.arrange(path, Node::new(Thing::File(content.into()), mode), true);
+        self.arrange(path, Node::new(Entry::File(content.into()), mode), true);
     }
 
     /// Creates a symlink.
@@ -108,7 +108,7 @@ impl FakeFiles {
     /// # Panics
     /// Same as [`FakeFiles::put`].
     pub fn put_link(&self, path: &str, target: &str) {
-        self.arrange(path, Node::new(Thing::Link(target.into()), 0o777), false);
+        self.arrange(path, Node::new(Entry::Link(target.into()), 0o777), false);
     }
 
     /// Creates a character device.
@@ -118,7 +118,7 @@ impl FakeFiles {
     pub fn put_device(&self, path: &str, major: u32, minor: u32) {
         self.arrange(
             path,
-            Node::new(Thing::CharDevice(major, minor), 0o666),
+            Node::new(Entry::CharDevice(major, minor), 0o666),
             false,
         );
     }
@@ -128,17 +128,17 @@ impl FakeFiles {
     /// # Panics
     /// Same as [`FakeFiles::put`].
     pub fn put_other(&self, path: &str) {
-        self.arrange(path, Node::new(Thing::Other, 0o644), false);
+        self.arrange(path, Node::new(Entry::Other, 0o644), false);
     }
 
     /// Creates a directory and its missing parents.
     ///
     /// # Panics
     /// Same as [`FakeFiles::put`].
-    pub fn put_folder(&self, path: &str, mode: u32) {
+    pub fn put_directory(&self, path: &str, mode: u32) {
         let mut state = locked(&self.state);
         state.arranged |= unsynced::is_on_disk(path);
-        let done = state.tree.make_folders(path.into(), mode);
+        let done = state.tree.make_directories(path.into(), mode);
         drop(state);
         if let Err(error) = done {
             panic!("cannot create the directory {path}: {error}");
@@ -183,9 +183,9 @@ impl FakeFiles {
     pub fn text(&self, path: &str) -> String {
         let state = locked(&self.state);
         match state.tree.find(path.into(), true) {
-            Ok(Some((_, node))) => match &node.thing {
-                Thing::File(content) => String::from_utf8_lossy(content).into_owned(),
-                thing => panic!("{path} is not a file but {thing:?}"),
+            Ok(Some((_, node))) => match &node.entry {
+                Entry::File(content) => String::from_utf8_lossy(content).into_owned(),
+                entry => panic!("{path} is not a file but {entry:?}"),
             },
             Ok(None) => panic!("{path} does not exist"),
             Err(error) => panic!("cannot read {path}: {error}"),
@@ -193,9 +193,9 @@ impl FakeFiles {
     }
 
     /// Mounts a filesystem with this free space at the path.
-    pub fn mount(&self, path: &str, room: Room) {
-        self.put_folder(path, 0o755);
-        locked(&self.state).tree.mounts.insert(path.into(), room);
+    pub fn mount(&self, path: &str, free_space: FreeSpace) {
+        self.put_directory(path, 0o755);
+        locked(&self.state).tree.mounts.insert(path.into(), free_space);
     }
 
     /// Makes operations at or below the path fail. A full disk is `ENOSPC`, a broken disk `EIO`.
@@ -340,15 +340,15 @@ impl FakeFiles {
     /// Adds the filesystem to an error that it caused, like the real files.
     fn disk_of(&self, mut error: FilesError, path: &Utf8Path) -> FilesError {
         if let FilesError::Io { source, disk, .. } = &mut error
-            && let (mount, room) = locked(&self.state).tree.mount(path)
-            && let Some(limit) = Limit::of(source, &room)
+            && let (mount, free_space) = locked(&self.state).tree.mount(path)
+            && let Some(limit) = Limit::of(source, &free_space)
         {
-            let room = Room {
-                free: if limit == Limit::Space { 0 } else { room.free },
+            let free_space = FreeSpace {
+                free: if limit == Limit::Space { 0 } else { free_space.free },
                 read_only: limit == Limit::ReadOnly,
-                ..room
+                ..free_space
             };
-            *disk = Some(Box::new(FullFilesystem { mount, room, limit }));
+            *disk = Some(Box::new(FullFilesystem { mount, free_space, limit }));
         }
         error
     }
@@ -377,10 +377,10 @@ impl State {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(os::error(Errno::EISDIR));
         };
-        let real = self.tree.make_folders(parent, 0o755)?.join(name);
+        let real = self.tree.make_directories(parent, 0o755)?.join(name);
         let real = self.tree.real(&real, follow)?;
         if let Some(there) = self.tree.nodes.get(&real)
-            && there.thing == Thing::Folder
+            && there.entry == Entry::Directory
         {
             return Err(os::error(Errno::EISDIR));
         }
@@ -403,14 +403,14 @@ impl State {
     /// Returns the owner of a regular file that is about to be replaced.
     fn owner(&self, path: &Utf8Path) -> io::Result<(u32, u32)> {
         Ok(match self.tree.find(path, false)? {
-            Some((_, node)) if matches!(node.thing, Thing::File(_)) => (node.uid, node.gid),
+            Some((_, node)) if matches!(node.entry, Entry::File(_)) => (node.uid, node.gid),
             _ => (0, 0),
         })
     }
 
     fn parent_writable(&mut self, path: &Utf8Path) -> io::Result<()> {
         let parent = path.parent().ok_or_else(|| os::error(Errno::EISDIR))?;
-        let real = self.tree.make_folders(parent, 0o755)?;
+        let real = self.tree.make_directories(parent, 0o755)?;
         self.tree.writable(&real)
     }
 }
@@ -419,10 +419,10 @@ impl ReadFiles for FakeFiles {
     fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
         self.look("read", path, |state| {
             state.fault(path, Damage::Content)?;
-            match state.tree.find(path, true)?.map(|(_, node)| &node.thing) {
+            match state.tree.find(path, true)?.map(|(_, node)| &node.entry) {
                 None => Ok(None),
-                Some(Thing::File(content)) => Ok(Some(content.clone())),
-                Some(Thing::Folder) => Err(os::error(Errno::EISDIR)),
+                Some(Entry::File(content)) => Ok(Some(content.clone())),
+                Some(Entry::Directory) => Err(os::error(Errno::EISDIR)),
                 Some(_) => Err(os::error(Errno::EINVAL)),
             }
         })
@@ -434,11 +434,11 @@ impl ReadFiles for FakeFiles {
         })
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        self.look("list", folder, |state| {
-            match state.tree.find(folder, true)? {
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.look("list", directory, |state| {
+            match state.tree.find(directory, true)? {
                 None => Ok(Vec::new()),
-                Some((real, node)) if node.thing == Thing::Folder => Ok(state.tree.names(&real)),
+                Some((real, node)) if node.entry == Entry::Directory => Ok(state.tree.names(&real)),
                 Some(_) => Err(os::error(Errno::ENOTDIR)),
             }
         })
@@ -450,7 +450,7 @@ impl ReadFiles for FakeFiles {
         })
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
         self.look("read the free space of", path, |state| {
             for at in path.ancestors() {
                 if let Some((real, _)) = state.tree.find(at, true)? {
@@ -467,7 +467,7 @@ impl Files for FakeFiles {
         self.mutate("write", path, |state| {
             state.parent_writable(path)?;
             let (uid, gid) = state.owner(path)?;
-            let mut node = Node::new(Thing::File(content.to_vec()), mode);
+            let mut node = Node::new(Entry::File(content.to_vec()), mode);
             (node.uid, node.gid) = (uid, gid);
             state.place(path, node, false).map(drop)
         })
@@ -477,14 +477,14 @@ impl Files for FakeFiles {
         self.mutate("append to", path, |state| {
             state.parent_writable(path)?;
             let mut node = match state.tree.find(path, false)? {
-                None => Node::new(Thing::File(Vec::new()), mode),
+                None => Node::new(Entry::File(Vec::new()), mode),
                 Some((_, node)) => node.clone(),
             };
-            match &mut node.thing {
-                Thing::File(before) => before.extend_from_slice(content),
-                Thing::Link(_) => return Err(os::error(Errno::ELOOP)),
-                Thing::Folder => return Err(os::error(Errno::EISDIR)),
-                Thing::CharDevice(..) | Thing::Other => return Err(os::error(Errno::EINVAL)),
+            match &mut node.entry {
+                Entry::File(before) => before.extend_from_slice(content),
+                Entry::Link(_) => return Err(os::error(Errno::ELOOP)),
+                Entry::Directory => return Err(os::error(Errno::EISDIR)),
+                Entry::CharDevice(..) | Entry::Other => return Err(os::error(Errno::EINVAL)),
             }
             state.place(path, node, false).map(drop)
         })?;
@@ -496,11 +496,11 @@ impl Files for FakeFiles {
         self.mutate("link", path, |state| {
             state.parent_writable(path)?;
             if let Some((_, node)) = state.tree.find(path, false)?
-                && !matches!(node.thing, Thing::Link(_))
+                && !matches!(node.entry, Entry::Link(_))
             {
                 return Err(os::error(Errno::EEXIST));
             }
-            let node = Node::new(Thing::Link(target.to_owned()), 0o777);
+            let node = Node::new(Entry::Link(target.to_owned()), 0o777);
             state.place(path, node, false).map(drop)
         })
     }
@@ -516,7 +516,7 @@ impl Files for FakeFiles {
             let Some((real, node)) = state.tree.find(path, false)? else {
                 return Ok(());
             };
-            if node.thing == Thing::Folder {
+            if node.entry == Entry::Directory {
                 return Err(os::error(Errno::EISDIR));
             }
             state.tree.writable(&real)?;
@@ -525,12 +525,12 @@ impl Files for FakeFiles {
         })
     }
 
-    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+    fn remove_empty_directory(&self, path: &Utf8Path) -> Result<bool, FilesError> {
         self.mutate("remove the directory", path, |state| {
             let Some((real, node)) = state.tree.find(path, false)? else {
                 return Ok(true);
             };
-            if node.thing != Thing::Folder {
+            if node.entry != Entry::Directory {
                 return Err(os::error(Errno::ENOTDIR));
             }
             if !state.tree.names(&real).is_empty() {
@@ -542,9 +542,9 @@ impl Files for FakeFiles {
         })
     }
 
-    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+    fn create_directory(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
         self.mutate("create the directory", path, |state| {
-            state.tree.make_folders(path, mode).map(drop)
+            state.tree.make_directories(path, mode).map(drop)
         })
     }
 
@@ -564,7 +564,7 @@ impl Files for FakeFiles {
             if !state.locks.insert(path.to_owned()) {
                 return Ok(false);
             }
-            let holder = Thing::File(b"pid 1, `fake`, since 2026-01-01T00:00:00Z\n".to_vec());
+            let holder = Entry::File(b"pid 1, `fake`, since 2026-01-01T00:00:00Z\n".to_vec());
             state.place(path, Node::new(holder, 0o600), false)?;
             Ok(true)
         })

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::tree::{Node, Thing, Tree};
+use super::tree::{Node, Entry, Tree};
 
 /// Every path with kind, mode, owner and content, but without times.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,8 +84,8 @@ fn describe(node: &Node) -> String {
     } else {
         format!(" {}:{}", node.uid, node.gid)
     };
-    let what = match &node.thing {
-        Thing::File(content) => match std::str::from_utf8(content) {
+    let what = match &node.entry {
+        Entry::File(content) => match std::str::from_utf8(content) {
             Ok(text) if text.len() <= 200 => format!("file {text:?}"),
             _ => format!(
                 "file of {} bytes, SHA-256 {}",
@@ -93,10 +93,10 @@ fn describe(node: &Node) -> String {
                 crate::host::digest::sha256(content)
             ),
         },
-        Thing::Folder => "folder".to_owned(),
-        Thing::Link(target) => return format!("-> {target}{owner}"),
-        Thing::CharDevice(major, minor) => format!("device {major}:{minor}"),
-        Thing::Other => "other".to_owned(),
+        Entry::Directory => "folder".to_owned(),
+        Entry::Link(target) => return format!("-> {target}{owner}"),
+        Entry::CharDevice(major, minor) => format!("device {major}:{minor}"),
+        Entry::Other => "other".to_owned(),
     };
     format!("{:04o}{owner} {what}", node.mode)
 }

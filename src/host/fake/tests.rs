@@ -4,7 +4,7 @@ use camino::Utf8Path;
 use nix::errno::Errno;
 
 use super::{Damage, FakeFiles, diff};
-use crate::host::files::Room;
+use crate::host::files::FreeSpace;
 use crate::host::{FileKind, Files, FilesError, ReadFiles};
 
 fn errno<T: std::fmt::Debug>(result: Result<T, FilesError>) -> Errno {
@@ -73,7 +73,7 @@ fn writing_keeps_the_owner_and_sets_the_mode() {
 fn full_or_read_only_filesystem_rejects_writes() {
     let files = FakeFiles::new();
     files.put("/boot/old", "12345");
-    let small = Room {
+    let small = FreeSpace {
         total: 10,
         free: 4,
         read_only: false,
@@ -89,12 +89,12 @@ fn full_or_read_only_filesystem_rejects_writes() {
     files
         .write("/boot/old".into(), b"123456789", 0o644)
         .unwrap();
-    assert_eq!(files.room("/boot/none/at/all".into()).unwrap().free, 0);
+    assert_eq!(files.free_space("/boot/none/at/all".into()).unwrap().free, 0);
     files.remove("/boot/old".into()).unwrap();
-    assert_eq!(files.room("/boot".into()).unwrap().free, 9);
+    assert_eq!(files.free_space("/boot".into()).unwrap().free, 9);
     files.mount(
         "/boot",
-        Room {
+        FreeSpace {
             read_only: true,
             ..small
         },
@@ -195,11 +195,11 @@ fn lock_has_one_holder() {
 #[test]
 fn only_empty_directories_are_removed() {
     let files = FakeFiles::new();
-    files.create_folder("/etc/a/b".into(), 0o700).unwrap();
+    files.create_directory("/etc/a/b".into(), 0o700).unwrap();
     assert_eq!(files.stat("/etc/a/b".into()).unwrap().unwrap().mode, 0o700);
     assert_eq!(files.stat("/etc/a".into()).unwrap().unwrap().mode, 0o755);
-    assert!(!files.remove_empty_folder("/etc/a".into()).unwrap());
-    assert!(files.remove_empty_folder("/etc/a/b".into()).unwrap());
-    assert!(files.remove_empty_folder("/etc/a/b".into()).unwrap());
+    assert!(!files.remove_empty_directory("/etc/a".into()).unwrap());
+    assert!(files.remove_empty_directory("/etc/a/b".into()).unwrap());
+    assert!(files.remove_empty_directory("/etc/a/b".into()).unwrap());
     assert_eq!(errno(files.remove("/etc/a".into())), Errno::EISDIR);
 }

@@ -6,7 +6,7 @@ use std::io;
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 
-use crate::host::files::Room;
+use crate::host::files::FreeSpace;
 use crate::host::os;
 use crate::host::{FileKind, Stat};
 
@@ -15,9 +15,9 @@ const MAX_LINKS: usize = 40;
 
 /// The entry at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Thing {
+pub(super) enum Entry {
     File(Vec<u8>),
-    Folder,
+    Directory,
     Link(Utf8PathBuf),
     CharDevice(u32, u32),
     Other,
@@ -26,7 +26,7 @@ pub(super) enum Thing {
 /// An entry with its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
-    pub thing: Thing,
+    pub entry: Entry,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -39,15 +39,15 @@ pub(super) struct Tree {
     /// All nodes by their real path, without symlinks.
     pub nodes: BTreeMap<Utf8PathBuf, Node>,
     /// Free space by mount point. `/` always exists.
-    pub mounts: BTreeMap<Utf8PathBuf, Room>,
+    pub mounts: BTreeMap<Utf8PathBuf, FreeSpace>,
     /// Incremented with each change. Used as the modification time of the next change.
     pub tick: i64,
 }
 
 impl Node {
-    pub fn new(thing: Thing, mode: u32) -> Self {
+    pub fn new(entry: Entry, mode: u32) -> Self {
         Self {
-            thing,
+            entry,
             mode,
             uid: 0,
             gid: 0,
@@ -57,21 +57,21 @@ impl Node {
     }
 
     pub fn size(&self) -> u64 {
-        match &self.thing {
-            Thing::File(content) => content.len() as u64,
-            Thing::Link(target) => target.as_str().len() as u64,
-            Thing::Folder | Thing::CharDevice(..) | Thing::Other => 0,
+        match &self.entry {
+            Entry::File(content) => content.len() as u64,
+            Entry::Link(target) => target.as_str().len() as u64,
+            Entry::Directory | Entry::CharDevice(..) | Entry::Other => 0,
         }
     }
 
     pub fn stat(&self) -> Stat {
         Stat {
-            kind: match &self.thing {
-                Thing::File(_) => FileKind::File,
-                Thing::Folder => FileKind::Folder,
-                Thing::Link(target) => FileKind::Link(target.clone()),
-                Thing::CharDevice(major, minor) => FileKind::CharDevice(*major, *minor),
-                Thing::Other => FileKind::Other,
+            kind: match &self.entry {
+                Entry::File(_) => FileKind::File,
+                Entry::Directory => FileKind::Directory,
+                Entry::Link(target) => FileKind::Link(target.clone()),
+                Entry::CharDevice(major, minor) => FileKind::CharDevice(*major, *minor),
+                Entry::Other => FileKind::Other,
             },
             mode: self.mode,
             uid: self.uid,
@@ -85,15 +85,15 @@ impl Node {
 
 impl Tree {
     pub fn new() -> Self {
-        let room = Room {
+        let free_space = FreeSpace {
             total: 100 << 30,
             free: 80 << 30,
             read_only: false,
             inodes: None,
         };
         Self {
-            nodes: BTreeMap::from([("/".into(), Node::new(Thing::Folder, 0o755))]),
-            mounts: BTreeMap::from([("/".into(), room)]),
+            nodes: BTreeMap::from([("/".into(), Node::new(Entry::Directory, 0o755))]),
+            mounts: BTreeMap::from([("/".into(), free_space)]),
             tick: 0,
         }
     }
@@ -123,7 +123,7 @@ impl Tree {
                 }
                 Utf8Component::Normal(name) => match self.nodes.get(&at) {
                     None => return Err(os::error(Errno::ENOENT)),
-                    Some(node) if node.thing != Thing::Folder => {
+                    Some(node) if node.entry != Entry::Directory => {
                         return Err(os::error(Errno::ENOTDIR));
                     }
                     Some(_) => at.push(name),
@@ -134,7 +134,7 @@ impl Tree {
                 break;
             }
             if let Some(Node {
-                thing: Thing::Link(target),
+                entry: Entry::Link(target),
                 ..
             }) = self.nodes.get(&at)
             {
@@ -160,27 +160,27 @@ impl Tree {
     }
 
     /// Returns the names in a directory.
-    pub fn names(&self, folder: &Utf8Path) -> Vec<String> {
+    pub fn names(&self, directory: &Utf8Path) -> Vec<String> {
         self.nodes
-            .range(folder.to_owned()..)
-            .take_while(|(path, _)| path.starts_with(folder))
-            .filter(|(path, _)| path.parent() == Some(folder))
+            .range(directory.to_owned()..)
+            .take_while(|(path, _)| path.starts_with(directory))
+            .filter(|(path, _)| path.parent() == Some(directory))
             .filter_map(|(path, _)| path.file_name().map(str::to_owned))
             .collect()
     }
 
     /// Returns the mount point of a real path, and its free space.
-    pub fn mount(&self, real: &Utf8Path) -> (Utf8PathBuf, Room) {
+    pub fn mount(&self, real: &Utf8Path) -> (Utf8PathBuf, FreeSpace) {
         real.ancestors()
-            .find_map(|at| self.mounts.get(at).map(|room| (at.to_owned(), *room)))
+            .find_map(|at| self.mounts.get(at).map(|free_space| (at.to_owned(), *free_space)))
             .unwrap_or_else(|| {
-                let room = Room {
+                let free_space = FreeSpace {
                     total: 0,
                     free: 0,
                     read_only: true,
                     inodes: None,
                 };
-                ("/".into(), room)
+                ("/".into(), free_space)
             })
     }
 
@@ -195,14 +195,14 @@ impl Tree {
 
     /// Puts a node at a real path, and subtracts its size from the free space.
     pub fn put(&mut self, real: Utf8PathBuf, mut node: Node) -> io::Result<()> {
-        let (mount, room) = self.mount(&real);
+        let (mount, free_space) = self.mount(&real);
         let there = self.nodes.get(&real);
         let before = there.map_or(0, Node::size);
         let inode = there.map(|node| node.inode);
-        let Some(free) = (room.free + before).checked_sub(node.size()) else {
+        let Some(free) = (free_space.free + before).checked_sub(node.size()) else {
             return Err(os::error(Errno::ENOSPC));
         };
-        self.mounts.insert(mount, Room { free, ..room });
+        self.mounts.insert(mount, FreeSpace { free, ..free_space });
         self.tick += 1;
         node.mtime = self.tick;
         // All ticks are different, so all inode numbers are different.
@@ -214,17 +214,17 @@ impl Tree {
     /// Removes the node at a real path, and adds its size to the free space.
     pub fn take(&mut self, real: &Utf8Path) {
         if let Some(node) = self.nodes.remove(real) {
-            let (mount, room) = self.mount(real);
-            let free = room.free + node.size();
-            self.mounts.insert(mount, Room { free, ..room });
+            let (mount, free_space) = self.mount(real);
+            let free = free_space.free + node.size();
+            self.mounts.insert(mount, FreeSpace { free, ..free_space });
             self.tick += 1;
         }
     }
 
     /// Creates a directory and its missing parents. Returns its real path.
-    pub fn make_folders(&mut self, path: &Utf8Path, mode: u32) -> io::Result<Utf8PathBuf> {
+    pub fn make_directories(&mut self, path: &Utf8Path, mode: u32) -> io::Result<Utf8PathBuf> {
         if let Some((real, node)) = self.find(path, true)? {
-            return if node.thing == Thing::Folder {
+            return if node.entry == Entry::Directory {
                 Ok(real)
             } else {
                 Err(os::error(Errno::ENOTDIR))
@@ -233,13 +233,13 @@ impl Tree {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(os::error(Errno::ENOENT));
         };
-        let real = self.make_folders(parent, 0o755)?.join(name);
+        let real = self.make_directories(parent, 0o755)?.join(name);
         if self.nodes.contains_key(&real) {
             // A dangling symlink.
             return Err(os::error(Errno::EEXIST));
         }
         self.writable(&real)?;
-        self.put(real.clone(), Node::new(Thing::Folder, mode))?;
+        self.put(real.clone(), Node::new(Entry::Directory, mode))?;
         Ok(real)
     }
 }

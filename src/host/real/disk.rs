@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 
 use super::RealFiles;
 use crate::host::FilesError;
-use crate::host::files::{FullFilesystem, Limit, Room};
+use crate::host::files::{FullFilesystem, Limit, FreeSpace};
 use crate::host::{os, view};
 
 /// Adds the operation and path to an error, and the filesystem if it is the cause.
@@ -38,15 +38,15 @@ pub(super) fn failed(
 fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>> {
     // Most errors are about the path. Do not access the filesystem then, because it may be a hung
     // mount.
-    if Limit::of(error, &Room::default()).is_none() {
+    if Limit::of(error, &FreeSpace::default()).is_none() {
         return Ok(None);
     }
     let mut there = path
         .ancestors()
         .find_map(|at| at.canonicalize_utf8().ok())
         .ok_or_else(|| os::error(Errno::ENOENT))?;
-    let room = room(&there)?;
-    let Some(mut limit) = Limit::of(error, &room) else {
+    let free_space = free_space(&there)?;
+    let Some(mut limit) = Limit::of(error, &free_space) else {
         return Ok(None);
     };
     if limit == Limit::ReadOnly && view::is_read_only_here(&RealFiles, &there).unwrap_or(false) {
@@ -60,15 +60,15 @@ fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>
     }
     Ok(Some(FullFilesystem {
         mount: there,
-        room,
+        free_space,
         limit,
     }))
 }
 
-pub(super) fn room(path: &Utf8Path) -> io::Result<Room> {
+pub(super) fn free_space(path: &Utf8Path) -> io::Result<FreeSpace> {
     for at in path.ancestors() {
         match statvfs(at.as_std_path()) {
-            Ok(about) => return Ok(os::room(&about)),
+            Ok(about) => return Ok(os::free_space(&about)),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
             Err(errno) => return Err(os::error(errno)),
         }

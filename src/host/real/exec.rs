@@ -162,7 +162,7 @@ fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
         });
     }
     PATH.split(':')
-        .map(|folder| Path::new(folder).join(path))
+        .map(|directory| Path::new(directory).join(path))
         .find(|candidate| {
             candidate
                 .metadata()
@@ -558,8 +558,8 @@ mod tests {
 
     #[tokio::test]
     async fn dropped_command_is_killed() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("pid");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pid");
         let cmd = sh(&format!("echo $$ > {}; sleep 34", file.display()));
         let given_up = tokio::time::timeout(Duration::from_millis(500), run(&cmd)).await;
         assert!(given_up.is_err());

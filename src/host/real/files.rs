@@ -16,11 +16,11 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::{
-    disk::{failed, room},
+    disk::{failed, free_space},
     lock::Lock,
     sync,
 };
-use crate::host::files::{Room, unfinished};
+use crate::host::files::{FreeSpace, unfinished};
 use crate::host::os::{self, present};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -46,10 +46,10 @@ impl ReadFiles for RealFiles {
         present(stat(path)).map_err(failed("stat", path))
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        match list(folder) {
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        match list(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            names => names.map_err(failed("list", folder)),
+            names => names.map_err(failed("list", directory)),
         }
     }
 
@@ -57,50 +57,50 @@ impl ReadFiles for RealFiles {
         present(path.canonicalize_utf8()).map_err(failed("resolve", path))
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        room(path).map_err(failed("read the free space of", path))
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        free_space(path).map_err(failed("read the free space of", path))
     }
 }
 
 impl Files for RealFiles {
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
-        let (folder, name) = Folder::of(path, true).map_err(failed("write", path))?;
-        folder
+        let (directory, name) = Directory::of(path, true).map_err(failed("write", path))?;
+        directory
             .replace(name, content, mode)
             .map_err(failed("write", path))
     }
 
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
-        let (folder, name) = Folder::of(path, true).map_err(failed("append to", path))?;
-        folder
+        let (directory, name) = Directory::of(path, true).map_err(failed("append to", path))?;
+        directory
             .append(name, content, mode)
             .map_err(failed("append to", path))
     }
 
     fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError> {
-        let (folder, name) = Folder::of(path, true).map_err(failed("link", path))?;
-        folder.link(name, target).map_err(failed("link", path))
+        let (directory, name) = Directory::of(path, true).map_err(failed("link", path))?;
+        directory.link(name, target).map_err(failed("link", path))
     }
 
     fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError> {
-        Folder::of(path, false)
-            .and_then(|(folder, name)| folder.chown(name, uid, gid))
+        Directory::of(path, false)
+            .and_then(|(directory, name)| directory.chown(name, uid, gid))
             .map_err(failed("change the owner of", path))
     }
 
     fn remove(&self, path: &Utf8Path) -> Result<(), FilesError> {
-        present(Folder::of(path, false).and_then(|(folder, name)| {
-            unlinkat(&folder.0, name, UnlinkatFlags::NoRemoveDir)?;
-            folder.sync()
+        present(Directory::of(path, false).and_then(|(directory, name)| {
+            unlinkat(&directory.0, name, UnlinkatFlags::NoRemoveDir)?;
+            directory.sync()
         }))
         .map(drop)
         .map_err(failed("remove", path))
     }
 
-    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
-        let gone = Folder::of(path, false).and_then(|(folder, name)| {
-            unlinkat(&folder.0, name, UnlinkatFlags::RemoveDir)?;
-            folder.sync()
+    fn remove_empty_directory(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        let gone = Directory::of(path, false).and_then(|(directory, name)| {
+            unlinkat(&directory.0, name, UnlinkatFlags::RemoveDir)?;
+            directory.sync()
         });
         match gone {
             Ok(()) => Ok(true),
@@ -111,8 +111,8 @@ impl Files for RealFiles {
         }
     }
 
-    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
-        create_folders(path, mode).map_err(failed("create the directory", path))
+    fn create_directory(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+        create_directories(path, mode).map_err(failed("create the directory", path))
     }
 
     fn sync_system(&self) -> Result<(), FilesError> {
@@ -120,8 +120,8 @@ impl Files for RealFiles {
     }
 
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
-        let taken = Folder::of(path, true)
-            .and_then(|(folder, name)| Lock::take(folder.open(name, LOCK_FLAGS)?))
+        let taken = Directory::of(path, true)
+            .and_then(|(directory, name)| Lock::take(directory.open(name, LOCK_FLAGS)?))
             .map_err(failed("lock", path))?;
         Ok(taken.map(|lock| -> Box<dyn Send + Sync> { Box::new(lock) }))
     }
@@ -140,8 +140,8 @@ fn stat(path: &Utf8Path) -> io::Result<Stat> {
     os::stat(&fs::symlink_metadata(path)?, || path.read_link_utf8())
 }
 
-fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
-    let mut names = fs::read_dir(folder)?
+fn list(directory: &Utf8Path) -> io::Result<Vec<String>> {
+    let mut names = fs::read_dir(directory)?
         // A name with invalid UTF-8 is listed with replacement characters, so it cannot be opened
         // by mistake.
         .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
@@ -151,14 +151,14 @@ fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
 }
 
 /// Creates a directory and its missing parents. Each one is synced into its parent.
-fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
+fn create_directories(path: &Utf8Path, mode: u32) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => return Ok(()),
         Ok(_) => return Err(os::error(Errno::ENOTDIR)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let (above, name) = Folder::of(path, true)?;
+    let (above, name) = Directory::of(path, true)?;
     match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
         // Another process created it first. If it is not a directory, the next step fails.
         Err(Errno::EEXIST) => return Ok(()),
@@ -175,9 +175,9 @@ fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
 }
 
 /// An open directory. All operations are relative to it.
-struct Folder(File);
+struct Directory(File);
 
-impl Folder {
+impl Directory {
     /// Returns the parent directory and the last component of a path.
     fn of(path: &Utf8Path, create: bool) -> io::Result<(Self, &str)> {
         // A path that is `/` or ends in `..` cannot be written.
@@ -190,11 +190,11 @@ impl Folder {
             _ => parent,
         };
         if create {
-            create_folders(parent, 0o755)?;
+            create_directories(parent, 0o755)?;
         }
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let folder = openat(AT_FDCWD, parent.as_std_path(), flags, Mode::empty())?;
-        Ok((Self(folder.into()), name))
+        let directory = openat(AT_FDCWD, parent.as_std_path(), flags, Mode::empty())?;
+        Ok((Self(directory.into()), name))
     }
 
     fn open(&self, name: &str, flags: OFlag) -> io::Result<File> {
@@ -289,10 +289,10 @@ impl Folder {
         if new {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        let folder = new.then_some(self);
+        let directory = new.then_some(self);
         whole_or_nothing(&mut file, about.len(), content, |file| {
             file.sync_all()?;
-            folder.map_or(Ok(()), Self::sync)
+            directory.map_or(Ok(()), Self::sync)
         })
     }
 
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
     use crate::host::FileKind;
 
-    fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+    fn directory() -> (tempfile::TempDir, Utf8PathBuf) {
         let temporary = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(temporary.path().canonicalize().unwrap()).unwrap();
         (temporary, path)
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn write_is_complete_with_exact_mode_and_no_leftovers() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let path = root.join("a/b/daemon.json");
         RealFiles.write(&path, b"one", 0o666).unwrap();
         RealFiles.write(&path, b"two", 0o640).unwrap();
@@ -377,7 +377,7 @@ mod tests {
             (FileKind::File, 0o640, 3)
         );
         let parent = RealFiles.stat(&root.join("a/b")).unwrap().unwrap();
-        assert_eq!((parent.kind, parent.mode), (FileKind::Folder, 0o755));
+        assert_eq!((parent.kind, parent.mode), (FileKind::Directory, 0o755));
         assert_eq!(RealFiles.list(&root.join("a/b")).unwrap(), ["daemon.json"]);
         RealFiles.write(&path, b"", 0o4666).unwrap();
         assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o4666);
@@ -385,8 +385,8 @@ mod tests {
 
     #[test]
     fn failed_write_keeps_the_old_content() {
-        let (_keep, root) = folder();
-        RealFiles.create_folder(&root.join("x/y"), 0o700).unwrap();
+        let (_keep, root) = directory();
+        RealFiles.create_directory(&root.join("x/y"), 0o700).unwrap();
         assert!(RealFiles.write(&root.join("x"), b"", 0o644).is_err());
         assert_eq!(RealFiles.list(&root).unwrap(), ["x"]);
         RealFiles.write(&root.join("file"), b"1", 0o644).unwrap();
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn write_replaces_a_symlink_and_not_its_target() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         RealFiles.write(&root.join("target"), b"t", 0o644).unwrap();
         RealFiles.link(&root.join("l"), "target".into()).unwrap();
         assert_eq!(
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn append_does_not_follow_symlinks() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let path = root.join("journal");
         RealFiles.append(&path, b"1\n", 0o600).unwrap();
         RealFiles.append(&path, b"2\n", 0o644).unwrap();
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn unsynced_data_is_truncated() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let path = root.join("journal");
         RealFiles.append(&path, b"1\n", 0o600).unwrap();
         let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn symlink_replaces_only_symlinks() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let link = root.join("l");
         RealFiles.link(&link, "/nowhere".into()).unwrap();
         RealFiles.link(&link, "/elsewhere".into()).unwrap();
@@ -459,15 +459,15 @@ mod tests {
 
     #[test]
     fn remove_accepts_missing_paths() {
-        let (_keep, root) = folder();
-        let folder = root.join("d");
+        let (_keep, root) = directory();
+        let directory = root.join("d");
         RealFiles.remove(&root.join("none/at/all")).unwrap();
-        RealFiles.write(&folder.join("f"), b"", 0o644).unwrap();
-        assert!(!RealFiles.remove_empty_folder(&folder).unwrap());
-        assert!(RealFiles.remove(&folder).is_err());
-        RealFiles.remove(&folder.join("f")).unwrap();
-        assert!(RealFiles.remove_empty_folder(&folder).unwrap());
-        assert!(RealFiles.remove_empty_folder(&folder).unwrap());
+        RealFiles.write(&directory.join("f"), b"", 0o644).unwrap();
+        assert!(!RealFiles.remove_empty_directory(&directory).unwrap());
+        assert!(RealFiles.remove(&directory).is_err());
+        RealFiles.remove(&directory.join("f")).unwrap();
+        assert!(RealFiles.remove_empty_directory(&directory).unwrap());
+        assert!(RealFiles.remove_empty_directory(&directory).unwrap());
         assert_eq!(RealFiles.list(&root).unwrap(), Vec::<String>::new());
     }
 
@@ -490,21 +490,21 @@ mod tests {
 
     #[test]
     fn free_space_of_the_nearest_parent_is_returned() {
-        let (_keep, root) = folder();
-        let here = RealFiles.room(&root).unwrap();
-        let below = RealFiles.room(&root.join("not/there")).unwrap();
+        let (_keep, root) = directory();
+        let here = RealFiles.free_space(&root).unwrap();
+        let below = RealFiles.free_space(&root.join("not/there")).unwrap();
         assert!(here.total > 0 && !here.read_only);
         assert_eq!(here.total, below.total);
     }
 
     #[test]
     fn full_filesystem_is_in_the_error() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let full = failed("write", &root.join("not/there"))(os::error(Errno::ENOSPC));
         let disk = full.disk().unwrap();
         assert!(root.starts_with(&disk.mount), "{disk:?}");
         assert!(full.hint().unwrap().contains(disk.mount.as_str()));
-        assert_eq!(disk.room.total, RealFiles.room(&root).unwrap().total);
+        assert_eq!(disk.free_space.total, RealFiles.free_space(&root).unwrap().total);
         assert_eq!(full.reason(), Some("no-disk-space"));
         let other = failed("write", &root)(os::error(Errno::EACCES));
         assert_eq!((other.disk(), other.hint()), (None, None));
@@ -513,15 +513,15 @@ mod tests {
     #[test]
     fn name_without_directory_is_in_the_working_directory() {
         for path in ["recording", "./recording"] {
-            let (folder, name) = Folder::of(Utf8Path::new(path), false).unwrap();
-            assert!(folder.0.metadata().unwrap().is_dir());
+            let (directory, name) = Directory::of(Utf8Path::new(path), false).unwrap();
+            assert!(directory.0.metadata().unwrap().is_dir());
             assert_eq!(name, "recording");
         }
     }
 
     #[test]
     fn owner_is_changed_if_permitted() {
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         let path = root.join("f");
         RealFiles.write(&path, b"", 0o600).unwrap();
         let stat = RealFiles.stat(&path).unwrap().unwrap();

@@ -181,7 +181,7 @@ impl RealHttp {
 
     /// Waits for the next attempt, or returns the error if a retry is not possible.
     async fn again(&self, error: HttpError, pause: Option<Duration>) -> Result<(), HttpError> {
-        let Some(pause) = pause.filter(|_| error.passes()) else {
+        let Some(pause) = pause.filter(|_| error.is_retryable()) else {
             return Err(error);
         };
         tracing::warn!(%error, ?pause, "retrying");
@@ -360,7 +360,7 @@ mod tests {
         (RealHttp::new(Arc::new(clock.clone()), None), clock)
     }
 
-    fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+    fn directory() -> (tempfile::TempDir, Utf8PathBuf) {
         let temporary = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(temporary.path().to_owned()).unwrap();
         (temporary, path)
@@ -414,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn directory_can_be_a_mirror() {
         let (http, _) = http();
-        let (_keep, root) = folder();
+        let (_keep, root) = directory();
         std::fs::write(root.join("a b"), b"key").unwrap();
         let url = format!("file://{root}/a%20b");
         assert_eq!(http.get(&url, 3).await.unwrap(), b"key");

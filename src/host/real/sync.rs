@@ -44,13 +44,13 @@ pub(super) fn system() -> Result<(), FilesError> {
         if path != "/" && is_remote(&mounts, path) {
             continue;
         }
-        let folder = match File::open(path) {
+        let directory = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            folder => folder.map_err(failed("sync", path))?,
+            directory => directory.map_err(failed("sync", path))?,
         };
-        let about = folder.metadata().map_err(failed("sync", path))?;
+        let about = directory.metadata().map_err(failed("sync", path))?;
         if synced.insert(about.dev()) {
-            syncfs(&folder)
+            syncfs(&directory)
                 .map_err(io::Error::from)
                 .map_err(failed("sync", path))?;
         }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use recorder::{Recording, record};
 
-use super::files::Room;
+use super::files::FreeSpace;
 use super::{Cmd, CudaView, ExecError, FilesError, Nvml, Output, Stat};
 
 /// The format version. It only increases.
@@ -34,8 +34,8 @@ const FILES: &str = "files";
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The directory is not empty.
-    #[error("record to `{folder}`: the directory is not empty")]
-    NotEmpty { folder: Utf8PathBuf },
+    #[error("record to `{directory}`: the directory is not empty")]
+    NotEmpty { directory: Utf8PathBuf },
     /// The directory is not readable or not writable.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -58,7 +58,7 @@ struct RecordManifest {
     stats: BTreeMap<Utf8PathBuf, RecordedAnswer<Option<Stat>>>,
     lists: BTreeMap<Utf8PathBuf, RecordedAnswer<Vec<String>>>,
     resolved: BTreeMap<Utf8PathBuf, RecordedAnswer<Option<Utf8PathBuf>>>,
-    rooms: BTreeMap<Utf8PathBuf, RecordedAnswer<Room>>,
+    free_spaces: BTreeMap<Utf8PathBuf, RecordedAnswer<FreeSpace>>,
     commands: Vec<RecordedCommand>,
     nvml: Option<Nvml>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,7 +138,7 @@ impl RecordedError {
                 why: source.to_string(),
             },
             error @ (FilesError::NotText { .. }
-            | FilesError::NotTold { .. }
+            | FilesError::NotReported { .. }
             | FilesError::Foreign { .. }) => Self {
                 errno: None,
                 why: error.to_string(),
@@ -148,8 +148,8 @@ impl RecordedError {
 }
 
 /// Maps a path into a directory: `/etc/x` in `files` becomes `files/etc/x`.
-fn below(folder: &Utf8Path, path: &Utf8Path) -> Utf8PathBuf {
-    folder.join(path.strip_prefix("/").unwrap_or(path))
+fn below(directory: &Utf8Path, path: &Utf8Path) -> Utf8PathBuf {
+    directory.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 impl RecordedEnd {
@@ -170,7 +170,7 @@ impl RecordedEnd {
             },
             Err(
                 ExecError::Spawn { why, .. }
-                | ExecError::NotAsked { why, .. }
+                | ExecError::NotQueried { why, .. }
                 | ExecError::Unexpected { why, .. },
             ) => Self::NotRun { why: why.clone() },
             Err(error @ ExecError::Failed { .. }) => Self::NotRun {

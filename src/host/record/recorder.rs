@@ -18,7 +18,7 @@ use super::{
     RecordedEnd, SCHEMA,
 };
 use crate::host::exec::OnLine;
-use crate::host::files::Room;
+use crate::host::files::FreeSpace;
 use crate::host::os::failed;
 use crate::host::real::RealFiles;
 use crate::host::system::{MemoryError, ProcFiles, Process, System};
@@ -38,7 +38,7 @@ const SECRET: &str = "contains a secret from the configuration";
 /// The recorded data so far. [`Recording::finish`] writes it.
 #[derive(Clone)]
 pub struct Recording {
-    folder: Utf8PathBuf,
+    directory: Utf8PathBuf,
     secrets: Secrets,
     state: Arc<Mutex<RecorderState>>,
 }
@@ -48,7 +48,7 @@ struct RecorderState {
     manifest: RecordManifest,
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
-    folders: BTreeSet<Utf8PathBuf>,
+    directories: BTreeSet<Utf8PathBuf>,
     /// Files that were seen. Files that were not read, such as libraries, are empty in the tree for
     /// `--root`.
     files: BTreeSet<Utf8PathBuf>,
@@ -66,12 +66,12 @@ struct RecorderState {
 /// If the directory is not empty or cannot be created.
 pub fn record(
     host: &Host,
-    folder: &Utf8Path,
+    directory: &Utf8Path,
     secrets: &Secrets,
     programs: &'static [&'static str],
 ) -> Result<(Host, Recording), RecordError> {
-    let folder = &from_the_root(folder)?;
-    prepare(&RealFiles, folder, geteuid().is_root())?;
+    let directory = &from_the_root(directory)?;
+    prepare(&RealFiles, directory, geteuid().is_root())?;
     let manifest = RecordManifest {
         schema: SCHEMA,
         tool: concat!("gpu-bootstrap ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -79,7 +79,7 @@ pub fn record(
         ..RecordManifest::default()
     };
     let recording = Recording {
-        folder: folder.to_owned(),
+        directory: directory.to_owned(),
         secrets: secrets.clone(),
         state: Arc::new(Mutex::new(RecorderState {
             manifest,
@@ -113,25 +113,25 @@ pub fn record(
 }
 
 /// Returns the absolute path of the directory.
-fn from_the_root(folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
-    camino::absolute_utf8(folder).map_err(failed("resolve the directory", folder))
+fn from_the_root(directory: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
+    camino::absolute_utf8(directory).map_err(failed("resolve the directory", directory))
 }
 
 /// Creates the directory with access only for its owner, or uses an empty one. Root rejects a
 /// directory that is writable by non-root users, because they could place symlinks in it to
 /// redirect the writes of root.
-fn prepare(files: &dyn Files, folder: &Utf8Path, by_root: bool) -> Result<(), RecordError> {
+fn prepare(files: &dyn Files, directory: &Utf8Path, by_root: bool) -> Result<(), RecordError> {
     if by_root {
-        refuse_foreign(files, folder)?;
+        refuse_foreign(files, directory)?;
     }
-    files.create_folder(folder, 0o700)?;
+    files.create_directory(directory, 0o700)?;
     // Another user may have created it in the meantime.
     if by_root {
-        refuse_foreign(files, folder)?;
+        refuse_foreign(files, directory)?;
     }
-    if !files.list(folder)?.is_empty() {
+    if !files.list(directory)?.is_empty() {
         return Err(RecordError::NotEmpty {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
         });
     }
     Ok(())
@@ -146,14 +146,14 @@ impl Recording {
     pub fn finish(&self) -> Result<(), RecordError> {
         let mut state = self.state();
         self.leave_out_secrets(&mut state);
-        let files = self.folder.join(FILES);
+        let files = self.directory.join(FILES);
         // An existing directory may be readable by other users.
-        fs::set_permissions(&self.folder, Permissions::from_mode(0o700))
-            .map_err(failed("set the mode of", &self.folder))?;
+        fs::set_permissions(&self.directory, Permissions::from_mode(0o700))
+            .map_err(failed("set the mode of", &self.directory))?;
         entries(&state)
             .write(&files)
             .map_err(|(path, error)| failed("write", &path)(error))?;
-        let path = self.folder.join(MANIFEST);
+        let path = self.directory.join(MANIFEST);
         let text = serde_json::to_string_pretty(&state.manifest).map_err(|source| {
             RecordError::Manifest {
                 path: path.clone(),
@@ -203,7 +203,7 @@ fn entries(state: &RecorderState) -> Entries<'_> {
     for path in unread {
         entries.add(path, Entry::File(b""));
     }
-    for path in &state.folders {
+    for path in &state.directories {
         entries.add(path, Entry::Directory);
     }
     for (path, target) in &state.links {
@@ -310,8 +310,8 @@ impl Recorder<dyn Files> {
         let kind = self.inner.stat(&real).ok().flatten().map(|stat| stat.kind);
         let mut state = self.recording.state();
         match kind {
-            Some(FileKind::Folder) => {
-                state.folders.insert(real);
+            Some(FileKind::Directory) => {
+                state.directories.insert(real);
             }
             Some(FileKind::File) if sensitive::path(&real).is_none() && is_name(&real) => {
                 state.files.insert(real);
@@ -395,11 +395,11 @@ impl ReadFiles for Recorder<dyn Files> {
         result
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        let result = self.inner.list(folder);
-        first(&mut self.recording.state().manifest.lists, folder, &result);
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        let result = self.inner.list(directory);
+        first(&mut self.recording.state().manifest.lists, directory, &result);
         if result.is_ok() {
-            self.keep_seen(folder);
+            self.keep_seen(directory);
         }
         result
     }
@@ -413,9 +413,9 @@ impl ReadFiles for Recorder<dyn Files> {
         result
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        let result = self.inner.room(path);
-        first(&mut self.recording.state().manifest.rooms, path, &result);
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        let result = self.inner.free_space(path);
+        first(&mut self.recording.state().manifest.free_spaces, path, &result);
         result
     }
 }
@@ -442,12 +442,12 @@ impl Files for Recorder<dyn Files> {
         self.inner.remove(path)
     }
 
-    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
-        self.inner.remove_empty_folder(path)
+    fn remove_empty_directory(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        self.inner.remove_empty_directory(path)
     }
 
-    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
-        self.inner.create_folder(path, mode)
+    fn create_directory(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+        self.inner.create_directory(path, mode)
     }
 
     fn sync_system(&self) -> Result<(), FilesError> {
@@ -521,19 +521,19 @@ mod tests {
     fn root_rejects_a_directory_writable_by_other_users() {
         let foreign: [fn(&FakeFiles); 3] = [
             |files| {
-                files.put_folder("/tmp/rec", 0o755);
+                files.put_directory("/tmp/rec", 0o755);
                 files.own("/tmp/rec", 1000, 1000);
             },
             |files| {
-                files.put_folder("/home/ada", 0o755);
+                files.put_directory("/home/ada", 0o755);
                 files.own("/home/ada", 1000, 1000);
                 files.put_link("/tmp/rec", "/home/ada");
             },
-            |files| files.put_folder("/tmp/rec", 0o777),
+            |files| files.put_directory("/tmp/rec", 0o777),
         ];
         for arrange in foreign {
             let files = FakeFiles::new();
-            files.put_folder("/tmp", 0o1777);
+            files.put_directory("/tmp", 0o1777);
             arrange(&files);
             let refused = prepare(&files, "/tmp/rec".into(), true);
             assert!(
@@ -542,7 +542,7 @@ mod tests {
             );
         }
         let files = FakeFiles::new();
-        files.put_folder("/tmp", 0o1777);
+        files.put_directory("/tmp", 0o1777);
         prepare(&files, "/tmp/rec".into(), true).expect("a new directory");
         prepare(&files, "/tmp/rec".into(), true).expect("an empty directory owned by root");
         files.put("/tmp/rec/x", "");

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::host::exec::OnLine;
 use crate::host::fake::FakeClock;
-use crate::host::files::Room;
+use crate::host::files::FreeSpace;
 use crate::host::read_only::{ReadOnly, Refusing};
 use crate::host::real::RealFiles;
 use crate::host::system::ProcFiles;
@@ -31,15 +31,15 @@ const UNKNOWN: &str = "not in the recording";
 ///
 /// # Panics
 /// If the directory does not contain a recording, or a later version wrote it.
-pub fn replay(folder: &Utf8Path) -> Host {
-    let text = RealFiles.read(&folder.join(MANIFEST)).unwrap().unwrap();
+pub fn replay(directory: &Utf8Path) -> Host {
+    let text = RealFiles.read(&directory.join(MANIFEST)).unwrap().unwrap();
     let manifest: RecordManifest = serde_json::from_slice(&text).unwrap();
     assert_eq!(manifest.schema, SCHEMA);
     let clock = FakeClock::default();
     clock.set(manifest.recorded_at);
     let replay = Replay(Arc::new(Recorded {
         manifest,
-        files: folder.join(FILES),
+        files: directory.join(FILES),
     }));
     let files = Arc::new(ReadOnly::new(replay.clone(), WHY));
     Host {
@@ -191,9 +191,9 @@ impl ReadFiles for Replay {
         self.0.answer(answer, "stat", path, || Some(None))
     }
 
-    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        let answer = self.0.manifest.lists.get(folder);
-        self.0.answer(answer, "list", folder, || Some(Vec::new()))
+    fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        let answer = self.0.manifest.lists.get(directory);
+        self.0.answer(answer, "list", directory, || Some(Vec::new()))
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
@@ -201,8 +201,8 @@ impl ReadFiles for Replay {
         self.0.answer(answer, "resolve", path, || Some(None))
     }
 
-    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
-        let answer = self.0.manifest.rooms.get(path);
+    fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
+        let answer = self.0.manifest.free_spaces.get(path);
         self.0
             .answer(answer, "read the free space of", path, || None)
     }
@@ -236,7 +236,7 @@ impl Gpu for Replay {
     async fn compute(&self, _: &[String], _: std::time::Duration) -> CudaView {
         let known = self.0.manifest.cuda.clone();
         known.unwrap_or_else(|| {
-            CudaView::without(CudaFault::NotAsked {
+            CudaView::without(CudaFault::NotQueried {
                 why: UNKNOWN.to_owned(),
             })
         })

@@ -56,10 +56,10 @@ async fn look(host: &Host) -> Vec<String> {
     for path in ["/dev/nvidia0", DRIVER, LIBRARY] {
         seen.push(format!("{:?}", files.stat(path.into())));
     }
-    for folder in ["/sys/bus/pci/devices", "/none", "/etc/os-release"] {
-        seen.push(format!("{:?}", files.list(folder.into())));
+    for directory in ["/sys/bus/pci/devices", "/none", "/etc/os-release"] {
+        seen.push(format!("{:?}", files.list(directory.into())));
     }
-    seen.push(format!("{:?}", files.room("/var/lib".into())));
+    seen.push(format!("{:?}", files.free_space("/var/lib".into())));
     for (program, args) in [
         ("uname", vec!["-r"]),
         ("docker", vec!["info"]),
@@ -81,7 +81,7 @@ async fn look(host: &Host) -> Vec<String> {
     seen
 }
 
-fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+fn directory() -> (tempfile::TempDir, Utf8PathBuf) {
     let temporary = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(temporary.path().join("recording")).unwrap();
     (temporary, path)
@@ -89,19 +89,19 @@ fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
 
 #[tokio::test]
 async fn replay_returns_the_recorded_results() {
-    let (_keep, folder) = folder();
+    let (_keep, directory) = directory();
     let (host, fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = look(&recorded).await;
     assert_eq!(seen, look(&host).await);
     // Later changes of the machine do not change the recording.
     fakes.files.put("/usr/lib/os-release", "ID=ubuntu\n");
     assert!(recorded.files.read("/etc/os-release".into()).is_ok());
     recording.finish().unwrap();
-    let replayed = replay(&folder);
+    let replayed = replay(&directory);
     assert_eq!(look(&replayed).await, seen);
     // The recording also works as a tree for `--root`.
-    let tree = rooted::host(&folder.join("files")).unwrap();
+    let tree = rooted::host(&directory.join("files")).unwrap();
     let text = tree.files.read_text("/etc/os-release".into()).unwrap();
     assert_eq!(text.unwrap(), "ID=debian\n");
     assert_eq!(
@@ -120,9 +120,9 @@ async fn replay_returns_the_recorded_results() {
 
 #[tokio::test]
 async fn secrets_stay_on_the_machine() {
-    let (_keep, folder) = folder();
+    let (_keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let shadow = Utf8Path::new("/etc/shadow");
     let join = Utf8Path::new("/etc/join.toml");
     let tokens = Cmd::new("kubectl", ["get", "token"]);
@@ -133,15 +133,15 @@ async fn secrets_stay_on_the_machine() {
     assert!(recorded.exec.run(&login, &mut |_, _| {}).await.is_ok());
     recording.finish().unwrap();
 
-    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    let manifest = std::fs::read_to_string(directory.join("manifest.json")).unwrap();
     assert!(!manifest.contains("hush") && !manifest.contains("abc"));
     assert_eq!(
         crate::host::real::RealFiles
-            .list(&folder.join("files"))
+            .list(&directory.join("files"))
             .unwrap(),
         Vec::<String>::new()
     );
-    let replayed = replay(&folder);
+    let replayed = replay(&directory);
     for path in [shadow, join] {
         let error = one_line(&replayed.files.read(path).unwrap_err());
         assert!(error.contains("left out of the recording"), "{error}");
@@ -156,14 +156,14 @@ async fn secrets_stay_on_the_machine() {
 
 #[tokio::test]
 async fn unrecorded_query_is_an_error_unless_implied() {
-    let (_keep, folder) = folder();
+    let (_keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     recorded.files.list("/etc".into()).unwrap();
     recorded.files.stat("/opt".into()).unwrap();
     recording.finish().unwrap();
 
-    let replayed = replay(&folder);
+    let replayed = replay(&directory);
     let error = one_line(&replayed.files.read("/etc/os-release".into()).unwrap_err());
     assert_eq!(error, "read `/etc/os-release`: not in the recording");
     assert!(replayed.files.read("/var/x".into()).is_err());
@@ -183,25 +183,25 @@ async fn unrecorded_query_is_an_error_unless_implied() {
 
 #[test]
 fn recording_overwrites_nothing() {
-    let (_keep, folder) = folder();
+    let (_keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (_, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (_, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     recording.finish().unwrap();
     assert!(matches!(
-        record(&host, &folder, &Secrets::default(), &["kubelet"]),
+        record(&host, &directory, &Secrets::default(), &["kubelet"]),
         Err(RecordError::NotEmpty { .. })
     ));
 }
 
 #[test]
 fn recording_does_not_follow_symlinks() {
-    let (keep, folder) = folder();
+    let (keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     assert!(recorded.files.read("/etc/os-release".into()).is_ok());
     let elsewhere = keep.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, folder.join("files")).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, directory.join("files")).unwrap();
     recording.finish().unwrap_err();
     assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
 }
@@ -209,13 +209,13 @@ fn recording_does_not_follow_symlinks() {
 #[tokio::test]
 async fn secret_learned_after_reading_is_omitted() {
     const TOKEN: &str = "abcdef-0123456789";
-    let (_keep, folder) = folder();
+    let (_keep, directory) = directory();
     let (host, fakes) = machine();
     let said = format!("joined with {TOKEN}");
     fakes.files.put("/etc/said", said.clone());
     fakes.exec.on("uname", move |_, _| ok(&said));
     let secrets = Secrets::default();
-    let (recorded, recording) = record(&host, &folder, &secrets, &["kubelet"]).unwrap();
+    let (recorded, recording) = record(&host, &directory, &secrets, &["kubelet"]).unwrap();
     let path = Utf8Path::new("/etc/said");
     assert!(recorded.files.read(path).unwrap().is_some());
     let uname = Cmd::new("uname", ["-r", TOKEN]);
@@ -223,9 +223,9 @@ async fn secret_learned_after_reading_is_omitted() {
     secrets.learn(&Secret::new(TOKEN));
     recording.finish().unwrap();
 
-    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    let manifest = std::fs::read_to_string(directory.join("manifest.json")).unwrap();
     assert!(manifest.contains("joined with ***") && !manifest.contains(TOKEN));
-    let error = one_line(&replay(&folder).files.read(path).unwrap_err());
+    let error = one_line(&replay(&directory).files.read(path).unwrap_err());
     assert!(error.contains("a secret from the configuration"), "{error}");
 }
 
@@ -242,8 +242,8 @@ fn command_lines_of_other_programs_are_not_stored() {
         fakes.files.put(&format!("/proc/{pid}/cmdline"), line);
         fakes.files.put(&format!("/proc/{pid}/comm"), "x\n");
     }
-    let (_keep, folder) = folder();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let (_keep, directory) = directory();
+    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = recorded.system.processes().unwrap();
     let known: BTreeSet<u32> = (seen.iter())
         .filter(|process| process.command.is_some())
@@ -251,12 +251,12 @@ fn command_lines_of_other_programs_are_not_stored() {
         .collect();
     assert_eq!(known, BTreeSet::from([7, 10]));
     recording.finish().unwrap();
-    assert!(folder.join("files/proc/7/cmdline").exists());
+    assert!(directory.join("files/proc/7/cmdline").exists());
     for pid in [8, 9, 10] {
-        assert!(!folder.join(format!("files/proc/{pid}/cmdline")).exists());
+        assert!(!directory.join(format!("files/proc/{pid}/cmdline")).exists());
     }
-    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    let manifest = std::fs::read_to_string(directory.join("manifest.json")).unwrap();
     assert!(!manifest.contains("hunter2"), "{manifest}");
-    let replayed = replay(&folder);
+    let replayed = replay(&directory);
     assert_eq!(replayed.system.processes().unwrap().len(), seen.len());
 }

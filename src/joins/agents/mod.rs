@@ -23,7 +23,7 @@ use crate::{
         kubernetes::{kubeconfig, membership::Membership},
         systemctl,
     },
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 /// The settings of both agents.
@@ -138,7 +138,7 @@ impl Way for ByAgent<'_> {
         labels: &Labels,
         taints: &[Taint],
     ) -> Option<(&'static str, String)> {
-        let token = self.token_source.lasting_file();
+        let token = self.token_source.persistent_file();
         let token = token.unwrap_or_else(|| Utf8Path::new(self.agent.token));
         let content = configuration(self.server, token, node, labels, taints);
         Some((self.agent.config, content))
@@ -166,11 +166,11 @@ impl Way for ByAgent<'_> {
         Some(self.agent)
     }
 
-    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, Problem> {
+    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, ChangeError> {
         Ok(self.leave.clone())
     }
 
-    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
         (hands.join_by_agent(self.agent, self.token_source, join, sink)).await
     }
 }
@@ -181,19 +181,19 @@ pub(super) struct StopAgent(pub &'static Agent);
 #[async_trait]
 impl Leaving for StopAgent {
     /// The unit starts at the next boot and joins with our configuration.
-    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+    fn has_begun(&self, hands: &Hands) -> Result<bool, ChangeError> {
         Ok(hands.host.files.exists(Utf8Path::new(self.0.config))?)
     }
 
     /// An agent that has joined reads its own token at each start.
-    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), ChangeError> {
         match hands.joined_cluster()? {
             Some(_) => Ok(()),
             None => hands.hold_agent_back(self.0, sink).await,
         }
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         hands.leave_by_agent(self.0, sink).await
     }
 }
@@ -205,8 +205,8 @@ impl Hands {
         token_source: &TokenSource,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
-        if token_source.lasting_file().is_none() {
+    ) -> Result<(), ChangeError> {
+        if token_source.persistent_file().is_none() {
             let token = (self.usable_token(token_source, tool::wrong_token)).await?;
             let content = format!("{}\n", token.expose());
             let path = Utf8Path::new(agent.token);
@@ -227,7 +227,7 @@ impl Hands {
         agent: &Agent,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         // A running agent that has not joined has not read the configuration. It only counts as started when it has joined, for
         // which systemd sets no time limit.
@@ -259,7 +259,7 @@ impl Hands {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let unit = self.unit_state_if_any(agent.unit).await?;
         let runs = unit.is_some_and(|unit| !matches!(unit.active.as_str(), "inactive" | "failed"));
         let stopped = match runs {
@@ -280,7 +280,7 @@ impl Hands {
     }
 
     /// Removes our token file.
-    pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
+    pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), ChangeError> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
             self.host.files.remove(path)?;
@@ -292,7 +292,7 @@ impl Hands {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
             self.forget_token(agent)?;

@@ -26,7 +26,7 @@ use crate::{
             token::{NOT_BOOTSTRAP, is_bootstrap},
         },
     },
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 /// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
@@ -235,14 +235,14 @@ impl Way for ByKubeadm<'_> {
         ignores(self.ignored, check)
     }
 
-    fn leaving(&self, hands: &Hands, _: &Join) -> Result<Leave, Problem> {
+    fn leaving(&self, hands: &Hands, _: &Join) -> Result<Leave, ChangeError> {
         Ok(Leave::Kubeadm {
             socket: self.socket.to_owned(),
-            created_folders: hands.folders_of_kubeadm()?,
+            created_directories: hands.directories_of_kubeadm()?,
         })
     }
 
-    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
         let settings = (self.discovery, self.socket, self.ignored);
         hands.join_by_kubeadm(join, settings, sink).await
     }
@@ -251,17 +251,17 @@ impl Way for ByKubeadm<'_> {
 /// Leaves with `kubeadm reset`.
 pub(super) struct Reset<'a> {
     pub socket: &'a str,
-    pub folders: &'a [Utf8PathBuf],
+    pub directories: &'a [Utf8PathBuf],
 }
 
 #[async_trait]
 impl Leaving for Reset<'_> {
-    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+    fn has_begun(&self, hands: &Hands) -> Result<bool, ChangeError> {
         hands.has_begun()
     }
 
     /// Removes the token file and, if the machine has joined, the marker file.
-    async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), Problem> {
+    async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), ChangeError> {
         let files = &hands.host.files;
         let configuration = Utf8Path::new(paths::RUN).join(CONFIGURATION);
         if files.exists(&configuration)? {
@@ -274,18 +274,18 @@ impl Leaving for Reset<'_> {
         Ok(())
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
-        (hands.leave_by_kubeadm((self.socket, self.folders), sink)).await
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        (hands.leave_by_kubeadm((self.socket, self.directories), sink)).await
     }
 }
 
 impl Hands {
     /// Returns the kubeadm directories that do not exist yet.
-    pub(crate) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
+    pub(crate) fn directories_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         let mut missing = Vec::new();
-        for folder in FOLDERS {
-            if !self.exists(folder)? {
-                missing.push(folder.into());
+        for directory in FOLDERS {
+            if !self.exists(directory)? {
+                missing.push(directory.into());
             }
         }
         Ok(missing)
@@ -296,7 +296,7 @@ impl Hands {
         join: &Join,
         (discovery, socket, ignored): (&Discovery, &str, &[String]),
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
         // An interrupted attempt has left files that kubeadm rejects (its step has checked that the machine is not a node).
@@ -356,10 +356,10 @@ impl Hands {
             self.host.files.remove(&mark)?;
         }
         let what = format!("join the cluster: {}", fault.what);
-        Err(Problem {
+        Err(ChangeError {
             hint: fault.hint.clone(),
-            passes: fault.passes,
-            ..Problem::new(&fault.reason, what)
+            retryable: fault.retryable,
+            ..ChangeError::new(&fault.reason, what)
                 .telling(last_words)
                 .caused_by(source)
         })
@@ -369,7 +369,7 @@ impl Hands {
         &self,
         discovery: &Discovery,
         registration: &Registration<'_>,
-    ) -> Result<Secret, Problem> {
+    ) -> Result<Secret, ChangeError> {
         match discovery {
             Discovery::Token {
                 server,
@@ -399,13 +399,13 @@ impl Hands {
         }
     }
 
-    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         self.usable_token(source, wrong_token).await
     }
 
     /// The files that kubeadm creates and whose existence it rejects, except for ignored checks. Source: kubernetes/kubernetes
     /// 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
-    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
+    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, ChangeError> {
         let mut found = Vec::new();
         for path in [tool::KUBELET_CONF, tool::BOOTSTRAP_CONF, tool::CA] {
             let check = format!("fileavailable-{}", path.replace('/', "-"));
@@ -419,12 +419,12 @@ impl Hands {
     }
 
     /// Returns `true` if kubeadm has started to join and may be incomplete.
-    pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
+    pub(crate) fn has_begun(&self) -> Result<bool, ChangeError> {
         Ok(self.exists(tool::BOOTSTRAP_CONF)? || self.exists(tool::KUBELET_CONF)?)
     }
 
     /// Rejects a machine that has or had a control plane, because `kubeadm reset` would delete its data.
-    fn is_worker(&self) -> Result<(), Problem> {
+    fn is_worker(&self) -> Result<(), ChangeError> {
         for mark in tool::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
                 Some("manifests") => (self.host.files.list(mark)?)
@@ -434,7 +434,7 @@ impl Hands {
                 _ => (self.host.files.exists(mark)?).then(|| mark.to_owned()),
             };
             if let Some(found) = found {
-                return Err(Problem::new(
+                return Err(ChangeError::new(
                     "control-plane",
                     format!("join the cluster: `{found}` exists, which is part of a control plane"),
                 )
@@ -447,38 +447,38 @@ impl Hands {
         Ok(())
     }
 
-    fn exists(&self, path: &str) -> Result<bool, Problem> {
+    fn exists(&self, path: &str) -> Result<bool, ChangeError> {
         Ok(self.host.files.exists(Utf8Path::new(path))?)
     }
 
-    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let what = "leave the cluster with `kubeadm reset`";
         self.tool(what, &tool::reset(socket), sink).await.map(drop)
     }
 
     pub(crate) async fn leave_by_kubeadm(
         &self,
-        (socket, folders): (&str, &[Utf8PathBuf]),
+        (socket, directories): (&str, &[Utf8PathBuf]),
         sink: &dyn Sink,
-    ) -> Result<Reverted, Problem> {
+    ) -> Result<Reverted, ChangeError> {
         self.is_worker()?;
         if !self.has_begun()? {
             return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         self.reset(socket, sink).await?;
-        for folder in folders.iter().rev() {
-            self.host.files.remove_empty_folder(folder)?;
+        for directory in directories.iter().rev() {
+            self.host.files.remove_empty_directory(directory)?;
         }
         Ok(Reverted::done("the machine has left the cluster"))
     }
 }
 
 /// The error if another program has started to join, or if the kubelet has lost its certificate.
-fn begun(found: &[&str]) -> Problem {
+fn begun(found: &[&str]) -> ChangeError {
     let paths: Vec<String> = found.iter().map(|path| format!("`{path}`")).collect();
     let are = if paths.len() == 1 { "is" } else { "are" };
     let paths = paths.join(", ");
-    Problem::new(
+    ChangeError::new(
         "join-begun",
         format!("join the cluster: {paths} {are} left from an incomplete join"),
     )
@@ -496,14 +496,14 @@ fn last_of(words: &str) -> String {
     const LETTERS: usize = 240;
     // `Started kubelet.service - kubelet: …`, or without the unit name before systemd 250.
     let is_systemds = |line: &&str| {
-        let verbs = [
+        let change_applier = [
             "Starting ",
             "Started ",
             "Stopping ",
             "Stopped ",
             "Failed to start ",
         ];
-        let rest = verbs.iter().find_map(|verb| line.strip_prefix(verb));
+        let rest = change_applier.iter().find_map(|verb| line.strip_prefix(verb));
         line.starts_with("kubelet.service: ")
             || rest.is_some_and(|rest| rest.starts_with("kubelet"))
     };

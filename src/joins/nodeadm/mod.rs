@@ -22,7 +22,7 @@ use crate::{
         kubernetes::{kubeconfig, membership::Membership},
         systemctl,
     },
-    work::{Hands, Problem, Reverted, Sink},
+    work::{Hands, ChangeError, Reverted, Sink},
 };
 
 pub(super) const ROW: WayRow = WayRow {
@@ -79,7 +79,7 @@ impl Way for ByNodeadm {
     fn tool(&self) -> WayTool<'_> {
         WayTool {
             program: Some(PROGRAM),
-            folder: Some(DROP_INS),
+            directory: Some(DROP_INS),
             config: Some(CONFIG),
             ..WayTool::default()
         }
@@ -130,11 +130,11 @@ impl Way for ByNodeadm {
         true
     }
 
-    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, Problem> {
+    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, ChangeError> {
         Ok(Leave::Nodeadm)
     }
 
-    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
         hands.join_by_nodeadm(join, sink).await
     }
 }
@@ -144,24 +144,24 @@ pub(super) struct HoldBack;
 
 #[async_trait]
 impl Leaving for HoldBack {
-    fn has_begun(&self, _: &Hands) -> Result<bool, Problem> {
+    fn has_begun(&self, _: &Hands) -> Result<bool, ChangeError> {
         Ok(false)
     }
 
     /// `nodeadm` writes the kubeconfig at each boot, before it is allowed to join.
-    fn is_early(&self, hands: &Hands, _: Option<&Membership>) -> Result<bool, Problem> {
+    fn is_early(&self, hands: &Hands, _: Option<&Membership>) -> Result<bool, ChangeError> {
         Ok(!may_join(&*hands.host.files)?)
     }
 
     /// Otherwise it would join at the next boot without a validation.
-    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), ChangeError> {
         if may_join(&*hands.host.files)? && !hands.unit_state(kubelet::UNIT).await?.is_active() {
             hands.hold_nodeadm_back(sink).await?;
         }
         Ok(())
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         hands.leave_by_nodeadm(sink).await
     }
 }
@@ -175,7 +175,7 @@ impl Hands {
         &self,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ChangeError> {
         let files = &self.host.files;
         let instance = files.read_text(tool::INSTANCE_ID.into())?;
         let instance = instance.unwrap_or_default();
@@ -192,7 +192,7 @@ impl Hands {
     }
 
     /// Prevents `nodeadm` from joining, now and at the next boot, and stops its kubelet.
-    pub(crate) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(crate) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let files = &self.host.files;
         if files.exists(tool::MAY_JOIN.into())? {
             files.remove(tool::MAY_JOIN.into())?;
@@ -206,7 +206,7 @@ impl Hands {
     }
 
     /// Files of `nodeadm` are kept: it is part of the image, and user data writes them again at each boot.
-    pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::done(format!(
             "stopped `{}` and removed `{}`, so `nodeadm` no longer joins",
@@ -215,7 +215,7 @@ impl Hands {
         )))
     }
 
-    async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+    async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
         let not_joined = |words| join.timed_out(tool::RUN_UNIT, words);
         let cmd = systemctl::act("restart", tool::RUN_UNIT).deadline(join.timeout());
         let ran = self.exec(&cmd, sink).await;

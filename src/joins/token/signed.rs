@@ -7,7 +7,7 @@ use crate::{
     model::{
         clouds::{self, CloudRow, SecretRow},
         secret::Secret,
-        token::SecretPlace,
+        token::SecretLocation,
     },
     tools::sigv4::{self, Credentials, SignedEndpoint},
 };
@@ -17,7 +17,7 @@ impl Clouds<'_> {
         &self,
         cloud: &'static CloudRow,
         row: &'static SecretRow,
-        place: &SecretPlace,
+        place: &SecretLocation,
         request: &StoreRequest,
     ) -> Result<Vec<(&'static str, Secret)>, TokenFailure> {
         let credentials = self.role(cloud, row).await?;

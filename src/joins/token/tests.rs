@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     error::Report,
-    facts::standin::{Reply, SeenRequest, aws as imds, no, ok, serve},
+    facts::fake::{Reply, SeenRequest, aws as imds, no, ok, serve},
     host::{
         fake::{self, Fakes},
         real::{HttpProxy, RealHttp},
@@ -132,7 +132,7 @@ impl Cloud {
         }
     }
 
-    async fn token(&self, source: &str, metadata: &str, services: &str) -> Result<Secret, Problem> {
+    async fn token(&self, source: &str, metadata: &str, services: &str) -> Result<Secret, ChangeError> {
         let service = Service {
             address: metadata,
             ..Service::of(&self.host, IDENTITY, SILENCES)
@@ -195,7 +195,7 @@ async fn instance_without_identity_makes_no_further_requests() {
         let cloud = Cloud::new(None);
         let error = (cloud.token(source, &serve(nobody), &further).await).expect_err(source);
         assert_eq!(error.reason(), "join-token-no-identity", "{error}");
-        assert!(!error.passes() && error.hint().is_some());
+        assert!(!error.is_retryable() && error.hint().is_some());
         assert!(error.to_string().contains(source), "{error}");
     }
 }
@@ -252,7 +252,7 @@ async fn cloud_errors_are_classified() {
         let services = serve(move |_| Some((status, body.clone())));
         let error = (cloud.token(source, &serve(metadata), &services).await).expect_err(&case);
         assert_eq!(error.reason(), reason(fault), "{case}: {error}");
-        assert_eq!(error.passes(), fault == Unreachable, "{case}");
+        assert_eq!(error.is_retryable(), fault == Unreachable, "{case}");
         let text = error.to_string();
         assert!(!text.contains("hush"), "{text}");
         for secret in OTHERS {
@@ -303,5 +303,5 @@ async fn unavailable_service_is_retried_within_a_limit() {
     // Azure's service returns this while it is updated.
     let cloud = Cloud::new(None);
     let updated = cloud.token(AZURE, &serve(|_| no(410)), &nobody).await;
-    assert!(updated.is_err_and(|error| error.passes()));
+    assert!(updated.is_err_and(|error| error.is_retryable()));
 }

@@ -8,7 +8,7 @@ use crate::{
         findings::{Kind, Remedy},
         id::Id,
     },
-    tools::kubernetes::condition::Said,
+    tools::kubernetes::condition::ConditionStatus,
 };
 
 /// Maximum message length in characters, because `kubectl describe node` shows the message on one line.
@@ -29,18 +29,18 @@ pub fn condition(
     meaning: ConditionMeaning,
     fail_on: &[FailOn],
     gpus: usize,
-) -> Said {
+) -> ConditionStatus {
     let own: Vec<&Finding> = (report.findings.iter())
         .filter(|finding| !of_cluster(&finding.id))
         .collect();
-    let is_problem = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
-    let problems: Vec<&&Finding> = (own.iter()).filter(|finding| is_problem(finding)).collect();
+    let is_change_error = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
+    let problems: Vec<&&Finding> = (own.iter()).filter(|finding| is_change_error(finding)).collect();
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());
     // The GPUs are usable if only cluster findings failed and no other finding is unknown.
     let of_cluster_alone = (report.findings.iter())
-        .any(|finding| of_cluster(&finding.id) && is_problem(finding))
+        .any(|finding| of_cluster(&finding.id) && is_change_error(finding))
         && !own.iter().any(|finding| finding.status == Verdict::Unknown);
     let all_seen = report.exit == Exit::Ok || of_cluster_alone;
     let (ready, reason, message) = match root {
@@ -72,7 +72,7 @@ pub fn condition(
             (None, "CheckIncomplete", why)
         }
     };
-    Said {
+    ConditionStatus {
         status: match ready {
             None => "Unknown",
             Some(ready) if ready == (meaning == ConditionMeaning::Ready) => "True",
@@ -144,10 +144,10 @@ mod tests {
         let warned = report(Exit::Drift, &[pass, ("mem.remap.pending", Warn)]);
         let strict = condition(&warned, ConditionMeaning::Ready, &[FailOn::Warn], 8);
         assert_eq!(strict.status, "False");
-        let theirs = condition(&warned, ConditionMeaning::Problem, &[FailOn::Warn], 8);
+        let theirs = condition(&warned, ConditionMeaning::ChangeError, &[FailOn::Warn], 8);
         assert_eq!((theirs.status, theirs.reason), ("True", strict.reason));
         let fine = report(Exit::Ok, &[pass]);
-        let fine = condition(&fine, ConditionMeaning::Problem, &[FailOn::Fail], 1);
+        let fine = condition(&fine, ConditionMeaning::ChangeError, &[FailOn::Fail], 1);
         assert_eq!(fine.status, "False");
         assert_eq!(fine.message, "1 GPU; no fault in driver and runtimes");
     }

@@ -14,7 +14,7 @@ use crate::{
         Style,
         document::Verdicts,
         style::{Ink, of_verdict, word},
-        words::things,
+        messages::things,
     },
 };
 

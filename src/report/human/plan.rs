@@ -4,13 +4,13 @@ use std::io::{self, Write};
 
 use super::{footer, next_step, notes, outcomes};
 use crate::{
-    config::desired::DriverWish,
+    config::desired::DriverSpec,
     engine::{ChangeReport, RunReport, StepReport},
     event::Outcome,
     report::{
         Style,
         style::{Ink, of_outcome},
-        words::things,
+        messages::things,
     },
 };
 
@@ -24,7 +24,7 @@ const LINES: usize = 12;
 pub fn plan(
     to: &mut dyn Write,
     report: &RunReport,
-    (driver, reasons): (Option<&DriverWish>, &[String]),
+    (driver, reasons): (Option<&DriverSpec>, &[String]),
     command: &str,
     style: Style,
 ) -> io::Result<()> {
@@ -32,7 +32,7 @@ pub fn plan(
     if let Some(driver) = driver {
         let text = format!(
             "driver branch {}, {} modules, from {}",
-            driver.branch, driver.flavour, driver.source
+            driver.branch, driver.flavor, driver.source
         );
         writeln!(to, "\n{}", style.hanging("", &text))?;
         for reason in &driver.reasons {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::{
-    report::{Style, style::Ink, words::duration},
+    report::{Style, style::Ink, messages::duration},
     tools::probe::{LayerStatus, ProbeDocument, label},
 };
 

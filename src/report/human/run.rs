@@ -11,7 +11,7 @@ use crate::{
         Style,
         error::block,
         style::{Ink, of_outcome},
-        words::{duration, things},
+        messages::{duration, things},
     },
 };
 
@@ -87,7 +87,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             .find(|step| step.outcome == Outcome::Failed)
         {
             Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
-            None if went_back(report) => (
+            None if rollback_finished(report) => (
                 Ink::Bad,
                 "rolled back: the requested driver failed, the previous driver works".to_owned(),
             ),
@@ -104,7 +104,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
 }
 
 /// Whether the run rolled the driver back: every step succeeded, but the exit status reports a failure.
-fn went_back(report: &RunReport) -> bool {
+fn rollback_finished(report: &RunReport) -> bool {
     let is_done = |step: &StepReport| {
         matches!(
             step.outcome,

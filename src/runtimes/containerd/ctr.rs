@@ -121,10 +121,10 @@ pub fn remove_container(namespace: &str, container: &str) -> Cmd {
 /// Pulls an image. With `hosts`, it uses the registry settings in [`HOSTS`].
 #[must_use]
 pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
-    let (namespace, folder) = (in_namespace(namespace), format!("--hosts-dir={HOSTS}"));
+    let (namespace, directory) = (in_namespace(namespace), format!("--hosts-dir={HOSTS}"));
     let mut args = vec![namespace.as_str(), "images", "pull"];
     if hosts {
-        args.push(folder.as_str());
+        args.push(directory.as_str());
     }
     args.extend(["--", image]);
     Cmd::new("ctr", args)

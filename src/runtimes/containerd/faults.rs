@@ -163,7 +163,7 @@ pub fn faults(
         if let Some(name) = name {
             let pattern = stray.path.parent().map_or_else(
                 || stray.path.to_string(),
-                |folder| folder.join("*.toml").into_string(),
+                |directory| directory.join("*.toml").into_string(),
             );
             found.push(ConfigFault {
                 path: stray.path.clone(),

@@ -48,11 +48,11 @@ pub(super) fn read(
             }
             // Relative imports are relative to the importing file.
             let import = path.parent().unwrap_or(Utf8Path::new("/")).join(import);
-            let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
+            let (Some(directory), Some(names)) = (import.parent(), import.file_name()) else {
                 continue;
             };
-            for name in files.list(folder)? {
-                let path = folder.join(&name);
+            for name in files.list(directory)? {
+                let path = directory.join(&name);
                 // Read a file that is imported twice only once.
                 if pattern::matches(names, &name) && read.insert(place(&path)?) {
                     let text = files.read_text(&path)?;
@@ -105,16 +105,16 @@ pub(super) fn strays(
     read: &[ConfigFile],
 ) -> Result<Vec<ConfigFile>, FilesError> {
     let mut found = Vec::new();
-    for folder in files.list(Utf8Path::new(FOLDER))? {
-        let folder = Utf8Path::new(FOLDER).join(folder);
+    for directory in files.list(Utf8Path::new(FOLDER))? {
+        let directory = Utf8Path::new(FOLDER).join(directory);
         if files
-            .stat(&folder)?
-            .is_none_or(|stat| stat.kind != FileKind::Folder)
+            .stat(&directory)?
+            .is_none_or(|stat| stat.kind != FileKind::Directory)
         {
             continue;
         }
-        for name in files.list(&folder)? {
-            let path = folder.join(&name);
+        for name in files.list(&directory)? {
+            let path = directory.join(&name);
             if name.ends_with(".toml") && read.iter().all(|file| file.path != path) {
                 found.push(ConfigFile {
                     text: files.read_text(&path)?,

@@ -16,7 +16,7 @@ use crate::{
     runtimes::{
         Answer, BUILT_IN, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm,
         LackError, NVIDIA, OneContainer, Place, ReadError, Report, Rewritten, Runtime,
-        RuntimeFacts, RuntimeView, Said, Surroundings, VARIABLES, Validated, Version, crictl,
+        RuntimeFacts, RuntimeView, LiveConfig, Surroundings, VARIABLES, Validated, Version, crictl,
         mounts,
         program::Named,
         quiet,
@@ -38,7 +38,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     packages: &["containerd.io", "containerd", "moby-containerd"],
     binaries: &["/usr/bin/containerd", "/usr/local/bin/containerd"],
     unit: Some("containerd.service"),
-    folder: files::FOLDER,
+    directory: files::FOLDER,
     versioned: Some(CONFIG),
     data: Some("/var/lib/containerd"),
     scheme: "containerd",
@@ -78,24 +78,24 @@ impl From<CriConfig> for Config {
 }
 
 /// Parses the output of [`super::config_dump`].
-fn of_dump(output: &Output) -> Said {
+fn of_dump(output: &Output) -> LiveConfig {
     match super::parse_config(&output.stdout) {
-        Ok(config) if output.ok() => Said::Known(config.into()),
-        _ => Said::Silent(last_words(output)),
+        Ok(config) if output.ok() => LiveConfig::Known(config.into()),
+        _ => LiveConfig::Silent(last_words(output)),
     }
 }
 
 /// Returns the reason if CRI, the interface for the kubelet, is not ready. The evidence is the plugin list, and CRI itself if
 /// `crictl` is installed.
 async fn cri_answers(host: Reader<'_>) -> Result<Answer, ExecError> {
-    let flaw = |why: String| Answer {
-        flaw: Some(why),
+    let issue = |why: String| Answer {
+        issue: Some(why),
         notes: Vec::new(),
     };
     let plugins = ask(host, &ctr::plugins()).await?;
     let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
     if let Some(status) = status.filter(|status| *status != "ok") {
-        return Ok(flaw(format!("the status of its CRI plugin is `{status}`")));
+        return Ok(issue(format!("the status of its CRI plugin is `{status}`")));
     }
     let Some(said) = ask(host, &crictl::info(SOCKET)).await? else {
         return Ok(Answer::default());
@@ -104,14 +104,14 @@ async fn cri_answers(host: Reader<'_>) -> Result<Answer, ExecError> {
         let is_of_another_version = status.is_some() && crictl::knows_no_service(&said.stderr);
         return Ok(match is_of_another_version {
             true => Answer::default(),
-            false => flaw(last_lines(&said)),
+            false => issue(last_lines(&said)),
         });
     }
     let conditions = match crictl::parse_info(&said.stdout) {
         Ok(conditions) => conditions,
-        Err(why) => return Ok(flaw(why)),
+        Err(why) => return Ok(issue(why)),
     };
-    let of = |name| conditions.iter().find(|one| one.name == name)?.flaw();
+    let of = |name| conditions.iter().find(|one| one.name == name)?.issue();
     let runtime = of("RuntimeReady");
     // A new node has no pod network before it joins.
     let notes = match (&runtime, of("NetworkReady")) {
@@ -119,7 +119,7 @@ async fn cri_answers(host: Reader<'_>) -> Result<Answer, ExecError> {
         _ => Vec::new(),
     };
     Ok(Answer {
-        flaw: runtime,
+        issue: runtime,
         notes,
     })
 }
@@ -221,7 +221,7 @@ impl Configured for Containerd {
         goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError> {
         let kept = match &view.said {
-            Said::Known(config) => match config.programs.get(NVIDIA) {
+            LiveConfig::Known(config) => match config.programs.get(NVIDIA) {
                 Some(program) => files.exists(Utf8Path::new(program))?,
                 None => false,
             },
@@ -259,7 +259,7 @@ impl Configured for Containerd {
     ) -> Result<Validated, ReadError> {
         // `containerd config dump` of 1.6 fails without a file, although the daemon starts.
         if !host.files().exists(CONFIG.into())? {
-            return Ok(Validated::Untold);
+            return Ok(Validated::NotReported);
         }
         let Some(said) = ask(host, &super::config_dump()).await? else {
             return Ok(Validated::Refused("containerd is not installed".to_owned()));
@@ -285,7 +285,7 @@ impl Configured for Containerd {
         Some(&REWRITTEN)
     }
 
-    async fn put_back(&self, host: &Host, goal: &Goal<'_>) -> Result<(), String> {
+    async fn restore_saved(&self, host: &Host, goal: &Goal<'_>) -> Result<(), String> {
         let path = Utf8Path::new(CONFIG);
         let text = host
             .files
@@ -323,7 +323,7 @@ impl Configured for Containerd {
         (host.files.write(path, document.text().as_bytes(), mode)).map_err(|error| one_line(&error))
     }
 
-    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+    async fn said(&self, host: Reader<'_>) -> Result<LiveConfig, ExecError> {
         said(host, &super::config_dump(), of_dump).await
     }
 
@@ -332,7 +332,7 @@ impl Configured for Containerd {
             None => Ok(Answer::default()),
             Some(said) if said.ok() && for_kubelet => cri_answers(host).await,
             Some(said) => Ok(Answer {
-                flaw: (!said.ok()).then(|| last_lines(&said)),
+                issue: (!said.ok()).then(|| last_lines(&said)),
                 notes: Vec::new(),
             }),
         }
@@ -444,16 +444,16 @@ mod tests {
             cdi: true,
             for_kubelet: false,
         };
-        Containerd.put_back(&host, &goal).await.expect("put back");
+        Containerd.restore_saved(&host, &goal).await.expect("put back");
         let text = fakes.files.text(CONFIG);
         let read = super::super::parse_config(&text).expect("TOML");
         assert_eq!(read.programs["nvidia"], toolkit::RUNTIME, "{text}");
         assert!(read.systemd_cgroup["nvidia"], "{text}");
         assert!(text.contains("/home/kubernetes/bin"), "{text}");
         let before = fakes.files.mutations();
-        Containerd.put_back(&host, &goal).await.expect("put back");
+        Containerd.restore_saved(&host, &goal).await.expect("put back");
         assert_eq!(fakes.files.mutations(), before);
         fakes.files.put(CONFIG, "version = ");
-        assert!(Containerd.put_back(&host, &goal).await.is_err());
+        assert!(Containerd.restore_saved(&host, &goal).await.is_err());
     }
 }

@@ -110,15 +110,15 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
 /// Whether CRI-O reads the hooks in [`HOOKS`]. The last file that lists directories is used.
 #[must_use]
 pub fn reads_hooks(files: &[ConfigFile]) -> bool {
-    let folders = files.iter().rev().find_map(|file| {
+    let directories = files.iter().rev().find_map(|file| {
         let document = Document::parse(Format::Toml, file.text()).ok()?;
         document.get(&key(&["crio", "runtime", "hooks_dir"]))
     });
-    let is_it = |folder: &Value| {
-        let folder = folder.as_str().unwrap_or_default();
-        folder.trim_end_matches('/') == HOOKS
+    let is_it = |directory: &Value| {
+        let directory = directory.as_str().unwrap_or_default();
+        directory.trim_end_matches('/') == HOOKS
     };
-    folders.is_some_and(|folders| folders.as_array().is_some_and(|all| all.iter().any(is_it)))
+    directories.is_some_and(|directories| directories.as_array().is_some_and(|all| all.iter().any(is_it)))
 }
 
 /// Returns errors for runtimes that exist only in files that CRI-O does not read.

@@ -10,7 +10,7 @@ use crate::{
     model::document::FileSettings,
     runtimes::{
         Answer, Broken, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, NVIDIA,
-        Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Said, Surroundings,
+        Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, LiveConfig, Surroundings,
         Validated, cdi, crictl,
         program::{Named, is_missing},
         view::{ask, last_lines, last_words, said},
@@ -28,7 +28,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     packages: &["cri-o"],
     binaries: &["/usr/bin/crio", "/usr/local/bin/crio"],
     unit: Some("crio.service"),
-    folder: "/etc/crio",
+    directory: "/etc/crio",
     versioned: None,
     data: None,
     scheme: "cri-o",
@@ -55,20 +55,20 @@ impl From<CrioConfig> for Config {
 }
 
 /// Parses the output of [`super::status`].
-fn of_status(output: &Output) -> Said {
+fn of_status(output: &Output) -> LiveConfig {
     match super::parse(&output.stdout) {
-        Ok(config) if output.ok() => Said::Known(config.into()),
-        _ => Said::Silent(last_words(output)),
+        Ok(config) if output.ok() => LiveConfig::Known(config.into()),
+        _ => LiveConfig::Silent(last_words(output)),
     }
 }
 
 /// Returns the files in reading order.
 fn read(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
-    let folder = Utf8Path::new(super::DROP_INS);
-    let mut names = files.list(folder)?;
+    let directory = Utf8Path::new(super::DROP_INS);
+    let mut names = files.list(directory)?;
     names.sort_unstable();
     let paths = std::iter::once(Utf8PathBuf::from(super::CONFIG))
-        .chain(names.iter().map(|name| folder.join(name)));
+        .chain(names.iter().map(|name| directory.join(name)));
     let mut found = Vec::new();
     for path in paths {
         if let Some(text) = files.read_text(&path)? {
@@ -81,10 +81,10 @@ fn read(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
 
 /// Returns the files in [`super::UNREAD`].
 fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
-    let folder = Utf8Path::new(super::UNREAD);
+    let directory = Utf8Path::new(super::UNREAD);
     let mut found = Vec::new();
-    for name in files.list(folder)? {
-        let path = folder.join(name);
+    for name in files.list(directory)? {
+        let path = directory.join(name);
         let is_file = files
             .stat(&path)?
             .is_some_and(|stat| stat.kind == FileKind::File);
@@ -116,14 +116,14 @@ fn unread_hook(
     };
     Ok(Some(CrioFault {
         why: format!(
-            "CRI-O does not run the hook `{folder}/{name}`, which gives containers access to GPUs: `hooks_dir` does not \
+            "CRI-O does not run the hook `{directory}/{name}`, which gives containers access to GPUs: `hooks_dir` does not \
             contain its directory",
-            folder = super::HOOKS
+            directory = super::HOOKS
         ),
         remedy: format!(
-            "set `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` in `[crio.runtime]` in a file in \
+            "set `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{directory}\"]` in `[crio.runtime]` in a file in \
              `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
-            folder = super::HOOKS,
+            directory = super::HOOKS,
             drop_ins = super::DROP_INS
         ),
     }))
@@ -137,15 +137,15 @@ impl Runtime for Crio {
 
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
         let found = read(place.host.files())?;
-        let mut said = Said::from(self.said(place.host).await);
+        let mut said = LiveConfig::from(self.said(place.host).await);
         // Its program prints the configuration of the files, including built-in values.
         let output = match &said {
-            Said::Unknown(_) => Ok(None),
+            LiveConfig::Unknown(_) => Ok(None),
             _ => ask(place.host, &super::config()).await,
         };
         let (printed, broken) = match output {
             Err(error) => {
-                said = Said::from(Err(error));
+                said = LiveConfig::from(Err(error));
                 (None, None)
             }
             Ok(None) => (None, None),
@@ -266,7 +266,7 @@ impl Configured for Crio {
         })
     }
 
-    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+    async fn said(&self, host: Reader<'_>) -> Result<LiveConfig, ExecError> {
         said(host, &super::status(), of_status).await
     }
 
@@ -274,7 +274,7 @@ impl Configured for Crio {
         Ok(match ask(host, &super::status()).await? {
             None => Answer::default(),
             Some(said) => Answer {
-                flaw: (!said.ok()).then(|| last_lines(&said)),
+                issue: (!said.ok()).then(|| last_lines(&said)),
                 notes: Vec::new(),
             },
         })

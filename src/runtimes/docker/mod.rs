@@ -38,7 +38,7 @@ pub struct Info {
     pub live_restore_enabled: bool,
     /// The directories of CDI specifications. `None` if the daemon does not use CDI.
     #[serde(default, rename = "CDISpecDirs")]
-    pub cdi_folders: Option<Vec<String>>,
+    pub cdi_directories: Option<Vec<String>>,
     /// Errors if the daemon could not be queried. The client prints a document even in this case.
     #[serde(default)]
     pub server_errors: Vec<String>,
@@ -471,7 +471,7 @@ pub fn parse_info(text: &str) -> Result<Info, String> {
 
 /// An error in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flaw {
+pub struct Issue {
     /// The parse error with its position.
     pub why: String,
     /// Whether Docker accepts the file since [`LENIENT`]. `nvidia-ctk` does not.
@@ -490,9 +490,9 @@ const BYTE_ORDER_MARK: char = '\u{feff}';
 ///
 /// # Errors
 /// If the text is not a JSON object. The error contains the position.
-pub fn check_config(text: &str) -> Result<(), Flaw> {
+pub fn check_config(text: &str) -> Result<(), Issue> {
     let unmarked = text.strip_prefix(BYTE_ORDER_MARK);
-    let forgiven = |why: &str| Flaw {
+    let forgiven = |why: &str| Issue {
         why: why.to_owned(),
         forgiven: true,
     };
@@ -501,7 +501,7 @@ pub fn check_config(text: &str) -> Result<(), Flaw> {
         return Err(forgiven("the file is empty"));
     }
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(rest).map_err(|error| {
-        Flaw {
+        Issue {
             why: error.to_string(),
             forgiven: false,
         }
@@ -513,7 +513,7 @@ pub fn check_config(text: &str) -> Result<(), Flaw> {
 }
 
 impl Info {
-    /// Whether the daemon accepts a file whose [`Flaw`] is `forgiven`.
+    /// Whether the daemon accepts a file whose [`Issue`] is `forgiven`.
     #[must_use]
     pub fn is_lenient(&self) -> bool {
         self.numbers().is_some_and(|(major, _)| major >= LENIENT)
@@ -666,9 +666,9 @@ mod tests {
             ("\u{feff}", "empty", true),
             ("\u{feff}{\"mtu\": 1400}", "byte order mark", true),
         ] {
-            let flaw = check_config(text).expect_err("broken");
-            assert!(flaw.why.contains(place), "{flaw:?}");
-            assert_eq!(flaw.forgiven, forgiven, "{text}");
+            let issue = check_config(text).expect_err("broken");
+            assert!(issue.why.contains(place), "{issue:?}");
+            assert_eq!(issue.forgiven, forgiven, "{text}");
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     runtimes::{
         Answer, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm, LackError,
         OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError, ReloadWords, Report,
-        Runtime, RuntimeFacts, RuntimeView, Said, Surroundings, VARIABLES, Validated, cdi, mounts,
+        Runtime, RuntimeFacts, RuntimeView, LiveConfig, Surroundings, VARIABLES, Validated, cdi, mounts,
         program::Named,
         quiet,
         view::{ask, last_lines, last_words, said},
@@ -36,7 +36,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
         "/usr/local/bin/dockerd",
     ],
     unit: Some(super::UNIT),
-    folder: "/etc/docker",
+    directory: "/etc/docker",
     versioned: None,
     data: Some("/var/lib/docker"),
     scheme: "docker",
@@ -51,23 +51,23 @@ static FACTS: RuntimeFacts = RuntimeFacts {
 };
 
 /// Parses the output of [`super::info`].
-fn of_info(output: &Output) -> Said {
+fn of_info(output: &Output) -> LiveConfig {
     match super::parse_info(&output.stdout) {
-        Ok(info) if output.ok() && info.server_errors.is_empty() => Said::Known(config_of(info)),
+        Ok(info) if output.ok() && info.server_errors.is_empty() => LiveConfig::Known(config_of(info)),
         Ok(info) => {
             let said = info.server_errors.first().cloned();
-            Said::Silent(said.unwrap_or_else(|| last_words(output)))
+            LiveConfig::Silent(said.unwrap_or_else(|| last_words(output)))
         }
-        Err(_) if !output.stderr.trim().is_empty() => Said::Silent(last_words(output)),
+        Err(_) if !output.stderr.trim().is_empty() => LiveConfig::Silent(last_words(output)),
         Err(_) if output.stdout.trim().is_empty() => {
-            Said::Silent("`docker info` printed no output".to_owned())
+            LiveConfig::Silent("`docker info` printed no output".to_owned())
         }
-        Err(why) => Said::Silent(format!("the output of `docker info` is invalid: {why}")),
+        Err(why) => LiveConfig::Silent(format!("the output of `docker info` is invalid: {why}")),
     }
 }
 
 fn config_of(info: Info) -> Config {
-    let uses_cdi = (info.cdi_folders.as_ref()).is_some_and(|folders| !folders.is_empty());
+    let uses_cdi = (info.cdi_directories.as_ref()).is_some_and(|directories| !directories.is_empty());
     Config {
         lenient: info.is_lenient(),
         without_cdi: info.needs_cdi() && !uses_cdi,
@@ -103,14 +103,14 @@ impl Read {
 
     /// Returns the first error that prevents Docker from starting, and its remedy. `lenient` ignores errors that newer versions
     /// accept.
-    fn flaw(&self, lenient: bool) -> Option<(String, Option<String>, bool)> {
+    fn issue(&self, lenient: bool) -> Option<(String, Option<String>, bool)> {
         let text = self.text.as_deref()?;
-        if let Err(flaw) = super::check_config(text) {
-            return match flaw.forgiven {
-                false => Some((flaw.why, None, true)),
+        if let Err(issue) = super::check_config(text) {
+            return match issue.forgiven {
+                false => Some((issue.why, None, true)),
                 true if lenient => None,
                 true => Some((
-                    format!("{}, which Docker before 23 does not accept", flaw.why),
+                    format!("{}, which Docker before 23 does not accept", issue.why),
                     None,
                     false,
                 )),
@@ -218,12 +218,12 @@ impl Runtime for Docker {
         let files = place.host.files();
         let path = Utf8PathBuf::from(DAEMON_JSON);
         let text = files.read_text(&path)?;
-        let flaw = (text.as_deref()).and_then(|text| super::check_config(text).err());
+        let issue = (text.as_deref()).and_then(|text| super::check_config(text).err());
         Ok(RuntimeView {
-            broken: flaw.map(|flaw| Broken {
+            broken: issue.map(|issue| Broken {
                 path: path.clone(),
-                why: flaw.why,
-                forgiven: flaw.forgiven,
+                why: issue.why,
+                forgiven: issue.forgiven,
             }),
             elsewhere: super::other_config(files, super::UNIT, DAEMON_JSON)?,
             files: vec![ConfigFile { path, text }],
@@ -246,7 +246,7 @@ impl Runtime for Docker {
             return Ok(Some(Report::Faulty(vec![Fault {
                 why: format!(
                     "Docker is a snap (`{}`): it reads `{}`{beside}",
-                    form.folder,
+                    form.directory,
                     super::SNAP_CONFIG
                 ),
                 remedy: form.remedy.to_owned(),
@@ -270,8 +270,8 @@ impl Runtime for Docker {
             })));
         }
         let lenient = view.config().is_some_and(|config| config.lenient);
-        if let Some(flaw) = read.flaw(lenient) {
-            return one(read.broken(installed, flaw));
+        if let Some(issue) = read.issue(lenient) {
+            return one(read.broken(installed, issue));
         }
         let text = read.text.as_deref().unwrap_or_default();
         if lenient && super::check_config(text).is_err() && exists {
@@ -325,12 +325,12 @@ impl Runtime for Docker {
     }
 
     fn in_another_form(&self, files: &dyn ReadFiles) -> Result<Option<OtherForm>, FilesError> {
-        Ok(super::snap(files)?.map(|folder| OtherForm {
+        Ok(super::snap(files)?.map(|directory| OtherForm {
             why: format!(
-                "Docker is installed as a snap (`{folder}`), which does not read `{DAEMON_JSON}`; a second Docker in addition \
+                "Docker is installed as a snap (`{directory}`), which does not read `{DAEMON_JSON}`; a second Docker in addition \
                  to it would have other containers"
             ),
-            folder,
+            directory,
             remedy: super::SNAP_REMEDY,
         }))
     }
@@ -356,7 +356,7 @@ impl Configured for Docker {
         };
         // A runtime that Docker already has may come from its command line. Docker would not start if it were configured twice.
         let (knows, by_default) = match &view.said {
-            Said::Known(config) => (
+            LiveConfig::Known(config) => (
                 config.runtimes.contains(goal.name),
                 config.default.as_deref() == Some(goal.name),
             ),
@@ -394,7 +394,7 @@ impl Configured for Docker {
         let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
         goal.cdi
             && decided != Some(false.into())
-            && matches!(&view.said, Said::Known(config) if config.without_cdi)
+            && matches!(&view.said, LiveConfig::Known(config) if config.without_cdi)
     }
 
     async fn validate(
@@ -404,12 +404,12 @@ impl Configured for Docker {
         paths: &[&Utf8Path],
     ) -> Result<Validated, ReadError> {
         if paths.is_empty() {
-            return Ok(Validated::Untold);
+            return Ok(Validated::NotReported);
         }
         let version = ask(host, &super::daemon_version()).await?;
         let can = (version.as_ref()).is_some_and(|output| super::can_validate(&output.stdout));
         if !can {
-            return Ok(Validated::Untold);
+            return Ok(Validated::NotReported);
         }
         // A key that is also on the unit's command line prevents the daemon from starting.
         let said = ask(host, &systemctl::command(unit)).await?;
@@ -446,12 +446,12 @@ impl Configured for Docker {
         })
     }
 
-    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+    async fn said(&self, host: Reader<'_>) -> Result<LiveConfig, ExecError> {
         said(host, &super::info(), of_info).await
     }
 
     async fn answers(&self, host: Reader<'_>, _: bool) -> Result<Answer, ExecError> {
-        let flaw = match ask(host, &super::info()).await? {
+        let issue = match ask(host, &super::info()).await? {
             None => None,
             Some(said) => match super::parse_info(&said.stdout) {
                 Ok(mut info) => info.server_errors.pop(),
@@ -459,7 +459,7 @@ impl Configured for Docker {
             },
         };
         Ok(Answer {
-            flaw,
+            issue,
             notes: Vec::new(),
         })
     }

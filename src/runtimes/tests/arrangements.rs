@@ -52,20 +52,20 @@ struct DaemonAnswer<T> {
     changed: Vec<String>,
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemons")
 }
 
 /// Returns the recorded results, by daemon version.
 fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<DaemonAnswer<T>>> {
-    let files = fs::read_dir(folder()).expect("a folder");
+    let files = fs::read_dir(directory()).expect("a folder");
     let names = files.map(|file| file.expect("a file").file_name().into_string());
     let mut found = BTreeMap::new();
     for name in names.map(|name| name.expect("a name")) {
         let version = (name.strip_prefix(daemon))
             .and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".jsonl"));
         if let Some(version) = version {
-            let text = fs::read_to_string(folder().join(&name)).expect("a file");
+            let text = fs::read_to_string(directory().join(&name)).expect("a file");
             let lines = text.lines().map(|line| {
                 serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}: {error}"))
             });
@@ -90,7 +90,7 @@ fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<DaemonAns
         let lines: Vec<String> = (ask(&program, version).iter())
             .map(|answer| serde_json::to_string(answer).expect("JSON") + "\n")
             .collect();
-        let file = folder().join(format!("{daemon}-{version}.jsonl"));
+        let file = directory().join(format!("{daemon}-{version}.jsonl"));
         fs::write(file, lines.concat()).expect("written");
     }
 }
@@ -339,7 +339,7 @@ mod of_containerd {
         let (name, files, runtime) = arrangement;
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
-            Err(ExecError::NotAsked {
+            Err(ExecError::NotQueried {
                 command: cmd.line(),
                 why: "a tree".to_owned(),
             })
@@ -395,8 +395,8 @@ mod of_containerd {
 
     /// Returns the complete configuration, as printed by the daemon.
     fn dump(program: &Path, files: &BTreeMap<String, String>) -> ProgramAnswer<toml::Table> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = folder.path().to_str().expect("text");
+        let directory = tempfile::tempdir().expect("a folder");
+        let place = directory.path().to_str().expect("text");
         for (path, text) in files {
             let path = format!("{place}{path}");
             fs::create_dir_all(Path::new(&path).parent().expect("a folder")).expect("made");
@@ -563,7 +563,7 @@ mod of_containerd {
         }
     }
 
-    fn judge(
+    fn evaluate(
         arrangement: &Arrangement,
         version: Version,
         answer: &DaemonAnswer<Value>,
@@ -676,9 +676,9 @@ mod of_containerd {
                 "containerd {name} reads too few arrangements"
             );
             for ((arrangement, ours), answer) in found.iter().zip(answers) {
-                let judged = judge(arrangement, version, answer, ours);
+                let evaluated = evaluate(arrangement, version, answer, ours);
                 wrong.extend(
-                    judged
+                    evaluated
                         .into_iter()
                         .map(|line| format!("{name}, {}: {line}", arrangement.0)),
                 );
@@ -758,8 +758,8 @@ mod of_docker {
     }
 
     fn validated(program: &Path, text: &str, flags: &[&str]) -> ProgramAnswer<()> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("daemon.json");
+        let directory = tempfile::tempdir().expect("a folder");
+        let path = directory.path().join("daemon.json");
         fs::write(&path, text).expect("written");
         let place = path.to_str().expect("text");
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
@@ -807,8 +807,8 @@ mod of_docker {
             validating += 1;
             for (answer, (name, text, _)) in answers.iter().zip(ARRANGEMENTS) {
                 let reads = answer.before == ProgramAnswer::Reads(());
-                if let Err(flaw) = docker::check_config(text) {
-                    assert_eq!(reads, flaw.forgiven, "{version}, {name}: {flaw:?}");
+                if let Err(issue) = docker::check_config(text) {
+                    assert_eq!(reads, issue.forgiven, "{version}, {name}: {issue:?}");
                 }
                 if reads {
                     assert_eq!(answer.after, ProgramAnswer::Reads(()), "{version}, {name}");

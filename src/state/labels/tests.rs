@@ -25,8 +25,8 @@ fn labels(devices: Vec<NvmlDevice>) -> BTreeMap<String, String> {
 
 #[test]
 fn labels_match_gpu_feature_discovery() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/labels");
-    let mut names: Vec<String> = fs::read_dir(folder)
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/labels");
+    let mut names: Vec<String> = fs::read_dir(directory)
         .expect("the directory of recordings")
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned()))
@@ -35,7 +35,7 @@ fn labels_match_gpu_feature_discovery() {
     assert!(names.len() >= 13, "{names:?}");
     for name in names {
         let file = |kind: &str| {
-            let path = format!("{folder}/{name}.{kind}");
+            let path = format!("{directory}/{name}.{kind}");
             fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
         };
         let inventory = file("toml");
@@ -181,7 +181,7 @@ fn labels_are_absent_if_nvml_does_not_respond() {
         share: None,
     }];
     let answer = of(&ready(vec![split]));
-    let Err(error @ NoLabels::NotTold { .. }) = answer else {
+    let Err(error @ NoLabels::NotReported { .. }) = answer else {
         panic!("{answer:?}");
     };
     let said = "NVML does not report the profile of MIG device 0 of GPU 0, so the GPU labels are \

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{no_cluster, wish};
+use super::{no_cluster, spec};
 use crate::{
     change::Change,
     config::desired::Desired,
@@ -93,14 +93,14 @@ fn sysctl_file() -> String {
 }
 
 fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
-    let Some(wish) = wish(desired) else {
+    let Some(spec) = spec(desired) else {
         return no_cluster();
     };
-    let method = wish.method.way();
+    let method = spec.method.method();
     if !method.starts_kubelet() {
         return Assessment::not_applicable(format!(
             "only kubeadm requires kernel settings, but the join method is {}",
-            wish.method.name()
+            spec.method.name()
         ));
     }
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
@@ -204,7 +204,7 @@ impl Step for ClusterKernel {
         // Read nothing without a kubeadm-managed kubelet, because the filesystem table may not be readable by all
         // users.
         let starts_kubelet =
-            wish(cx.desired).is_some_and(|wish| wish.method.way().starts_kubelet());
+            spec(cx.desired).is_some_and(|spec| spec.method.method().starts_kubelet());
         let state = match starts_kubelet {
             true => detect(cx)?,
             false => ClusterKernelState::default(),

@@ -9,12 +9,12 @@ use camino::Utf8Path;
 
 use super::{
     joined, name, no_cluster,
-    outdated::{self, Outdated},
-    place, skew, wanted, wish,
+    restart_agent::{self, Outdated},
+    place, skew, wanted, spec,
 };
 use crate::{
     change::{Change, Join},
-    config::desired::{ClusterWish, Desired},
+    config::desired::{ClusterSpec, Desired},
     host::{ReadFiles, trusted::unusable_secret},
     joins::{Found, Lack},
     model::{
@@ -74,14 +74,14 @@ impl JoinState {
     }
 }
 
-async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError> {
+async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<JoinState, StepError> {
     let files = cx.host.files();
     let mut state = JoinState {
-        membership: joined(cx, wish).await?,
-        node: name(cx, wish)?,
+        membership: joined(cx, spec).await?,
+        node: name(cx, spec)?,
         ..JoinState::default()
     };
-    let method = wish.method.way();
+    let method = spec.method.method();
     if let Some(joined_file) = method.joined_file() {
         state.has_joined_file = files.exists(joined_file)?;
     }
@@ -90,7 +90,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     }
     // It may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and writes it
     // again before the next one.
-    if let Some(access) = &wish.access
+    if let Some(access) = &spec.access
         && state.is_node()
         && files.exists(access)?
     {
@@ -106,7 +106,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if let Some(unit) = tool.unit {
         state.unit = match cx.state.unit(unit).await {
             Ok(unit) => unit,
-            Err(error) if error.not_asked().is_some() => {
+            Err(error) if error.not_queried().is_some() => {
                 state.is_unit_unknown = true;
                 None
             }
@@ -123,24 +123,24 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             })?;
             state.wanted = Some(parsed);
         }
-        state.outdated = outdated::detect(cx, wish).await?;
+        state.outdated = restart_agent::detect(cx, spec).await?;
         return Ok(state);
     }
-    let wanted = wanted(cx, wish).await;
+    let wanted = wanted(cx, spec).await;
     state.labels = place(&cx.facts.cloud);
     state.labels.extend(wanted.labels);
     state.unknown = wanted.unknown;
-    let secrets = wish.method.secret_files();
+    let secrets = spec.method.secret_files();
     for path in secrets
         .into_iter()
         .map(|(path, _)| path)
-        .chain(&wish.access)
+        .chain(&spec.access)
     {
         state.unusable.extend(unusable(files, path)?);
     }
     // An incomplete template is found before the first change, not at the end.
     if let (Some(TokenSource::File(path)), true) =
-        (wish.method.token_source(), state.unusable.is_empty())
+        (spec.method.token_source(), state.unusable.is_empty())
         && let Some(text) = files.read_text(path)?
         && let Some(why) = method.wrong_token(text.trim())
     {
@@ -148,19 +148,19 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             .unusable
             .push(format!("`{path}` cannot be used: {why}"));
     }
-    if let Some(TokenSource::Credential(name)) = wish.method.token_source() {
+    if let Some(TokenSource::Credential(name)) = spec.method.token_source() {
         state.unusable.push(format!(
             "systemd credential `{name}` does not exist, neither for gpu-bootstrap nor for the machine"
         ));
     }
     state.has_program = true;
-    for path in [tool.program, tool.folder].into_iter().flatten() {
+    for path in [tool.program, tool.directory].into_iter().flatten() {
         state.has_program &= files.exists(Utf8Path::new(path))?;
     }
     if let (Some(unit), Some(other)) = (tool.unit, tool.conflict) {
         state.is_kept_back = is_kept_back(cx, unit, other).await?;
     }
-    state.versions = skew::detect(cx, wish).await?;
+    state.versions = skew::detect(cx, spec).await?;
     Ok(state)
 }
 
@@ -175,11 +175,11 @@ fn unusable_files(state: &JoinState) -> Assessment {
 /// Returns whether a unit does not start while another unit is enabled, and it is enabled.
 async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
-    for folder in systemctl::FOLDERS {
+    for directory in systemctl::FOLDERS {
         let text = cx
             .host
             .files()
-            .read_text(&Utf8Path::new(folder).join(unit))?;
+            .read_text(&Utf8Path::new(directory).join(unit))?;
         names_it |= text.is_some_and(|text| text.contains(other));
     }
     if !names_it {
@@ -187,7 +187,7 @@ async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, Step
     }
     match cx.state.unit(other).await {
         Ok(unit) => Ok(unit.is_some_and(|unit| unit.is_enabled())),
-        Err(error) if error.not_asked().is_some() => Ok(false),
+        Err(error) if error.not_queried().is_some() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -199,7 +199,7 @@ fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, St
 }
 
 fn decide(state: &JoinState, desired: &Desired) -> Assessment {
-    let Some(wish) = wish(desired) else {
+    let Some(spec) = spec(desired) else {
         return no_cluster();
     };
     if desired.image {
@@ -209,17 +209,17 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return unusable_files(state);
     }
     if let Some(membership) = &state.membership {
-        return of_member(state, membership, wish);
+        return of_member(state, membership, spec);
     }
     if state.has_joined_file {
         return Assessment::satisfied("`cluster.joined-file` exists");
     }
-    if wish.method.way().is_joined_by_provider() {
+    if spec.method.method().is_joined_by_provider() {
         return Assessment::BlockedNow {
             why: "`cluster.join` is \"managed\", but the kubelet has no kubeconfig"
                 .to_owned(),
             hint: "check if the agent of the provider has failed, or set `cluster.join` to a join method".to_owned(),
-            passes: Some(std::time::Duration::from_secs(wish.timeout_seconds)),
+            retryable: Some(std::time::Duration::from_secs(spec.timeout_seconds)),
         };
     }
     if !state.unusable.is_empty() {
@@ -236,13 +236,13 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         has_program: state.has_program,
         conflicts: state.is_kept_back,
     };
-    if let Some(Lack { why, hint }) = wish.method.way().missing(&found) {
+    if let Some(Lack { why, hint }) = spec.method.method().missing(&found) {
         return Assessment::blocked(why, hint);
     }
-    if let Some(refused) = skew::refused(wish, &state.versions) {
+    if let Some(refused) = skew::refused(spec, &state.versions) {
         return refused;
     }
-    let changes = changes(state, wish, node);
+    let changes = changes(state, spec, node);
     match &state.unknown {
         None => Assessment::needs("the machine has not joined a cluster", changes),
         Some(unknown) => Assessment::After {
@@ -254,12 +254,12 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
 }
 
 /// Assesses a machine that is already a node.
-fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> Assessment {
+fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> Assessment {
     let Membership {
         kubeconfig, server, ..
     } = membership;
     let is = format!("the machine is a node of the cluster at {server} (by `{kubeconfig}`)");
-    let method = wish.method.way();
+    let method = spec.method.method();
     let other = method.another(membership, state.config.as_deref(), state.wanted.as_ref());
     if let Some(other) = other {
         return Assessment::blocked(
@@ -290,12 +290,12 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     }
 }
 
-fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change> {
-    let method = wish.method.way();
+fn changes(state: &JoinState, spec: &ClusterSpec, node: &NodeName) -> Vec<Change> {
+    let method = spec.method.method();
     let taints: Vec<_> = match method.registers_taints() {
         false => Vec::new(),
-        true => (wish.node.taints.iter())
-            .chain(&wish.node.startup_taints)
+        true => (spec.node.taints.iter())
+            .chain(&spec.node.startup_taints)
             .cloned()
             .collect(),
     };
@@ -313,12 +313,12 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
     }
     changes.push(Change::JoinCluster {
         join: Join {
-            method: wish.method.clone(),
+            method: spec.method.clone(),
             node: node.clone(),
             labels: state.labels.clone(),
             taints,
-            access: wish.access.clone(),
-            timeout_seconds: wish.timeout_seconds,
+            access: spec.access.clone(),
+            timeout_seconds: spec.timeout_seconds,
         },
     });
     // Enabled only after the machine has joined. Otherwise an unvalidated machine would join at the next boot.
@@ -359,19 +359,19 @@ impl Step for JoinCluster {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(wish) = wish(cx.desired) else {
+        let Some(spec) = spec(cx.desired) else {
             return Ok(no_cluster());
         };
-        Ok(decide(&detect(cx, wish).await?, cx.desired))
+        Ok(decide(&detect(cx, spec).await?, cx.desired))
     }
 }
 
 #[cfg(test)]
 pub(in crate::steps) mod fixtures {
     use crate::{
-        config::desired::{ClusterWish, Desired, Discovery, JoinMethod, NodeWish},
+        config::desired::{ClusterSpec, Desired, Discovery, JoinMethod, NodeSpec},
         model::token::TokenSource,
-        steps::{fixtures::desired, wishes::fixtures::wishes},
+        steps::{fixtures::desired, specs::fixtures::specs},
     };
 
     /// A CA digest.
@@ -392,20 +392,20 @@ pub(in crate::steps) mod fixtures {
 
     pub(in crate::steps) fn with(method: JoinMethod) -> Desired {
         Desired {
-            cluster: Some(ClusterWish {
+            cluster: Some(ClusterSpec {
                 packages: match method {
-                    JoinMethod::Kubeadm { .. } => wishes(&["kubelet=1.34.*", "kubeadm=1.34.*"]),
+                    JoinMethod::Kubeadm { .. } => specs(&["kubelet=1.34.*", "kubeadm=1.34.*"]),
                     _ => vec![],
                 },
                 method,
-                node: NodeWish {
+                node: NodeSpec {
                     taints: vec![
                         "nvidia.com/gpu=present:NoSchedule"
                             .parse()
                             .expect("a taint"),
                     ],
                     startup_taints: vec!["starting:NoSchedule".parse().expect("a taint")],
-                    ..NodeWish::default()
+                    ..NodeSpec::default()
                 },
                 access: None,
                 timeout_seconds: 300,

@@ -6,12 +6,12 @@
 pub(super) mod host;
 pub(super) mod join;
 pub(super) mod node;
-mod outdated;
+mod restart_agent;
 pub(super) mod packages;
 pub(super) mod skew;
 
 use crate::{
-    config::desired::{ClusterWish, Desired},
+    config::desired::{ClusterSpec, Desired},
     facts::Cloud,
     model::{
         clouds,
@@ -26,22 +26,22 @@ fn no_cluster() -> Assessment {
     Assessment::not_applicable("no cluster is configured")
 }
 
-fn wish(desired: &Desired) -> Option<&ClusterWish> {
+fn spec(desired: &Desired) -> Option<&ClusterSpec> {
     desired.cluster.as_ref()
 }
 
 /// Returns the node name: the configured one, or the one that the machine has or would have.
-fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> {
-    match &wish.node.name {
+fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> {
+    match &spec.node.name {
         Some(name) => Ok(Some(name.clone())),
         None => Ok(cx.state.host_name()?),
     }
 }
 
 /// Returns the cluster that the machine has joined.
-async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
+async fn joined(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    let method = wish.method.way();
+    let method = spec.method.method();
     let kubelets = (found.as_ref()).map_or(&[][..], |found| method.kubelets_of(&found.kubeconfig));
     if !kubelets.is_empty() {
         let mut runs = false;
@@ -64,10 +64,10 @@ struct WantedLabels {
     unknown: Option<String>,
 }
 
-async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> WantedLabels {
+async fn wanted(cx: &Cx<'_>, spec: &ClusterSpec) -> WantedLabels {
     let mut wanted = WantedLabels::default();
-    if wish.node.gpu_labels {
-        let strategy = wish.node.mig_strategy;
+    if spec.node.gpu_labels {
+        let strategy = spec.node.mig_strategy;
         match labels::of(cx.facts, cx.state.nvml().await, strategy) {
             Ok(found) => wanted.labels = found.labels,
             Err(why) => wanted.unknown = Some(why.to_string()),
@@ -75,7 +75,7 @@ async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> WantedLabels {
         (wanted.labels).extend(labels::operator(cx.desired.toolkit.is_some()));
         wanted.features = Some(labels::features_file(&wanted.labels));
     }
-    wanted.labels.extend(wish.node.labels.clone());
+    wanted.labels.extend(spec.node.labels.clone());
     wanted
 }
 
@@ -143,12 +143,12 @@ mod tests {
             let (facts, want) = (facts(), with(method));
             let state = state(&host, facts.clone());
             let cx = cx(&host, &facts, &state, &want);
-            let wish = want.cluster.as_ref().expect("a cluster");
-            let found = joined(&cx, wish).await.expect("readable");
+            let spec = want.cluster.as_ref().expect("a cluster");
+            let found = joined(&cx, spec).await.expect("readable");
             assert_eq!(
                 found.is_some(),
                 is_member,
-                "{kubeconfig} {active}: {wish:?}"
+                "{kubeconfig} {active}: {spec:?}"
             );
         }
     }

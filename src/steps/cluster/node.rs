@@ -2,10 +2,10 @@
 
 use async_trait::async_trait;
 
-use super::{WantedLabels, joined, name, no_cluster, wanted, wish};
+use super::{WantedLabels, joined, name, no_cluster, wanted, spec};
 use crate::{
     change::{Admission, Change},
-    config::desired::{ClusterWish, Desired, JoinMethod},
+    config::desired::{ClusterSpec, Desired, JoinMethod},
     model::{
         id::StepId,
         kubernetes::{Labels, NodeName, Taint},
@@ -38,16 +38,16 @@ enum NodeState {
     },
 }
 
-async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError> {
-    let Some(membership) = joined(cx, wish).await? else {
-        return Ok(match &wish.method {
+async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<NodeState, StepError> {
+    let Some(membership) = joined(cx, spec).await? else {
+        return Ok(match &spec.method {
             JoinMethod::Command { joined_file, .. } if cx.host.files().exists(joined_file)? => {
                 NodeState::OutOfSight
             }
             _ => NodeState::NotJoined,
         });
     };
-    let Some(name) = name(cx, wish)? else {
+    let Some(name) = name(cx, spec)? else {
         return Ok(NodeState::NotJoined);
     };
     if cx.state.kubectl()?.is_none() {
@@ -56,14 +56,14 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError>
     Ok(NodeState::Joined {
         says: cx.state.registered(&membership, &name).await?,
         renamed: cx.state.renamed()?,
-        wanted: wanted(cx, wish).await,
+        wanted: wanted(cx, spec).await,
         features: cx.host.files().read_text(FEATURES_FILE.into())?,
         name,
     })
 }
 
 fn decide(state: &NodeState, desired: &Desired) -> Assessment {
-    let Some(wish) = wish(desired) else {
+    let Some(spec) = spec(desired) else {
         return no_cluster();
     };
     if desired.image {
@@ -81,7 +81,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             return Assessment::not_applicable("no kubelet kubeconfig in a known path");
         }
         // The EKS image does not contain kubectl.
-        NodeState::NoKubectl if wish.node.startup_taints.is_empty() => {
+        NodeState::NoKubectl if spec.node.startup_taints.is_empty() => {
             return Assessment::not_applicable(
                 "cannot query the cluster: kubectl is not installed",
             );
@@ -114,7 +114,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     let file = (wanted.features.as_ref())
         .filter(|text| Some(*text) != features.as_ref())
         .map(|text| Change::write(FEATURES_FILE, text.clone()));
-    let all_taints = &wish.node.startup_taints;
+    let all_taints = &spec.node.startup_taints;
     let admit = |why: String, missing: Labels, startup_taints: Vec<Taint>| {
         let mut changes: Vec<Change> = file.iter().cloned().collect();
         changes.push(Change::AdmitNode {
@@ -122,8 +122,8 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
                 node: name.clone(),
                 labels: missing,
                 startup_taints,
-                access: wish.access.clone(),
-                timeout_seconds: wish.timeout_seconds,
+                access: spec.access.clone(),
+                timeout_seconds: spec.timeout_seconds,
             },
         });
         Assessment::needs(why, changes)
@@ -186,13 +186,13 @@ impl Step for AdmittedNode {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(wish) = wish(cx.desired) else {
+        let Some(spec) = spec(cx.desired) else {
             return Ok(no_cluster());
         };
         if cx.desired.image {
             return Ok(decide(&NodeState::NotJoined, cx.desired));
         }
-        Ok(decide(&detect(cx, wish).await?, cx.desired))
+        Ok(decide(&detect(cx, spec).await?, cx.desired))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{no_cluster, wish};
+use super::{no_cluster, spec};
 use crate::{
     change::Lock,
     config::desired::Desired,
@@ -11,7 +11,7 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     steps::{
         CLUSTER_PACKAGES, REPOSITORIES, packages,
-        wishes::{InstalledPackages, outdated, package_step},
+        specs::{InstalledPackages, outdated, package_step},
     },
 };
 
@@ -19,18 +19,18 @@ use crate::{
 pub struct ClusterPackages;
 
 fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
-    let Some(wish) = wish(desired) else {
+    let Some(spec) = spec(desired) else {
         return no_cluster();
     };
-    if wish.packages.is_empty() {
+    if spec.packages.is_empty() {
         return Assessment::not_applicable(format!(
             "{} needs no Kubernetes packages",
-            wish.method.name()
+            spec.method.name()
         ));
     }
     let manager = desired.packages.manager;
-    let replaced = outdated(manager, &wish.packages, installed, ours);
-    package_step(manager, &wish.packages, installed, replaced)
+    let replaced = outdated(manager, &spec.packages, installed, ours);
+    package_step(manager, &spec.packages, installed, replaced)
 }
 
 #[async_trait]
@@ -48,7 +48,7 @@ impl Step for ClusterPackages {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let needs_packages = wish(cx.desired).is_some_and(|wish| !wish.packages.is_empty());
+        let needs_packages = spec(cx.desired).is_some_and(|spec| !spec.packages.is_empty());
         let installed = match needs_packages {
             true => packages::held_by_others(cx).await?,
             false => InstalledPackages::default(),

@@ -3,7 +3,7 @@
 //! "Creating a cluster with kubeadm", version skew), and `check` compares both later.
 
 use crate::{
-    config::desired::{ClusterWish, RuntimeKind},
+    config::desired::{ClusterSpec, RuntimeKind},
     step::{Assessment, Cx, StepError},
     tools::kubernetes::skew,
 };
@@ -20,14 +20,14 @@ pub(super) struct Versions {
     pub(super) has_cgroup_v1: bool,
 }
 
-pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Versions, StepError> {
-    if kubelet(wish).is_none() {
+pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Versions, StepError> {
+    if kubelet(spec).is_none() {
         return Ok(Versions::default());
     }
     let mut runtimes = Vec::new();
-    for wish in &cx.desired.runtimes {
-        let version = cx.state.runtime_version(wish.kind).await;
-        runtimes.extend(version.map(|version| (wish.kind, version.to_string())));
+    for spec in &cx.desired.runtimes {
+        let version = cx.state.runtime_version(spec.kind).await;
+        runtimes.extend(version.map(|version| (spec.kind, version.to_string())));
     }
     Ok(Versions {
         runtimes,
@@ -36,14 +36,14 @@ pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Versions, 
 }
 
 /// Returns the version of the kubelet to install.
-fn kubelet(wish: &ClusterWish) -> Option<&str> {
-    let package = wish.packages.iter().find(|one| one.name == "kubelet")?;
+fn kubelet(spec: &ClusterSpec) -> Option<&str> {
+    let package = spec.packages.iter().find(|one| one.name == "kubelet")?;
     package.version.as_deref()
 }
 
 /// Returns the reason that the machine cannot join with these versions.
-pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessment> {
-    let kubelet = kubelet(wish)?;
+pub(super) fn refused(spec: &ClusterSpec, versions: &Versions) -> Option<Assessment> {
+    let kubelet = kubelet(spec)?;
     let refuses =
         |(kind, version): &(RuntimeKind, String)| kind.runtime().refuses_kubelet(kubelet, version);
     let refusal = (versions.runtimes.iter()).find_map(|found| Some((found.0, refuses(found)?)));
@@ -59,7 +59,7 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
         ));
     }
     // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
-    let ignores = wish.method.way().ignores("SystemVerification");
+    let ignores = spec.method.method().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))
         .flatten()?;
@@ -75,13 +75,13 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
 mod tests {
     use super::{CGROUP_V2, Versions, detect, refused};
     use crate::{
-        config::desired::{ClusterWish, Desired, JoinMethod, RuntimeKind},
+        config::desired::{ClusterSpec, Desired, JoinMethod, RuntimeKind},
         host::fake,
         step::Assessment,
         steps::{
             cluster::join::fixtures::{with, with_kubeadm},
             fixtures::{cx, facts, state},
-            wishes::fixtures::wishes,
+            specs::fixtures::specs,
         },
     };
 
@@ -96,8 +96,8 @@ mod tests {
         let found = async |want: &Desired| {
             let state = state(&host, facts.clone());
             let cx = cx(&host, &facts, &state, want);
-            let wish = want.cluster.as_ref().expect("a cluster");
-            detect(&cx, wish).await.expect("readable")
+            let spec = want.cluster.as_ref().expect("a cluster");
+            detect(&cx, spec).await.expect("readable")
         };
         let kind = |kind| {
             let mut want = with_kubeadm(&[]);
@@ -121,24 +121,24 @@ mod tests {
 
     #[test]
     fn incompatible_kubelet_does_not_join() {
-        let wish = |kubelet: &str, ignored: &[&str]| ClusterWish {
-            packages: wishes(&[kubelet]),
+        let spec = |kubelet: &str, ignored: &[&str]| ClusterSpec {
+            packages: specs(&[kubelet]),
             ..with_kubeadm(ignored).cluster.expect("a cluster")
         };
         let machine = |containerd: &str, has_cgroup_v1| Versions {
             runtimes: vec![(RuntimeKind::Containerd, containerd.to_owned())],
             has_cgroup_v1,
         };
-        for (wish, machine, part) in rows! {
-            wish("kubelet=1.34.*", &[]), machine("1.6.20~ds1", true), None;
-            wish("kubelet=1.35.*", &[]), machine("1.7.28", false), None;
-            wish("kubelet=1.35.*", &[]), machine("1.7.28", true), Some("cgroup v1");
-            wish("kubelet=1.35.*", &["SystemVerification"]), machine("1.7.28", true), None;
-            wish("kubelet=1.37.*", &[]), machine("1.7.28", false), None;
-            wish("kubelet=1.38.*", &[]), machine("1.7.28", false), Some("at least 2.0");
-            wish("kubelet=1.38.*", &[]), Versions::default(), None;
+        for (spec, machine, part) in rows! {
+            spec("kubelet=1.34.*", &[]), machine("1.6.20~ds1", true), None;
+            spec("kubelet=1.35.*", &[]), machine("1.7.28", false), None;
+            spec("kubelet=1.35.*", &[]), machine("1.7.28", true), Some("cgroup v1");
+            spec("kubelet=1.35.*", &["SystemVerification"]), machine("1.7.28", true), None;
+            spec("kubelet=1.37.*", &[]), machine("1.7.28", false), None;
+            spec("kubelet=1.38.*", &[]), machine("1.7.28", false), Some("at least 2.0");
+            spec("kubelet=1.38.*", &[]), Versions::default(), None;
         } {
-            match (refused(&wish, &machine), part) {
+            match (refused(&spec, &machine), part) {
                 (None, None) => {}
                 (Some(Assessment::Blocked { why, .. }), Some(part)) => {
                     assert!(why.contains(part), "{why}");

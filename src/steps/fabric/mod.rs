@@ -14,13 +14,13 @@ use super::{
     DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
     driver_packages::adopts,
     packages,
-    wishes::{Comparison, compare},
-    words,
+    specs::{Comparison, compare},
+    messages,
 };
 use crate::{
     change::{Change, Lock},
     compat::matrix::Fabric,
-    config::desired::{Desired, DriverWish, FabricService},
+    config::desired::{Desired, DriverSpec, FabricService},
     fabric,
     host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
     model::{id::StepId, version::DriverVersion},
@@ -118,7 +118,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             Nvml::NotLoadable { .. }
             | Nvml::DriverNotLoaded
             | Nvml::VersionMismatch
-            | Nvml::NotAsked { .. } => {}
+            | Nvml::NotQueried { .. } => {}
         }
     }
     state.loaded = loaded;
@@ -131,7 +131,7 @@ fn silent(devices: &[NvmlDevice]) -> Option<String> {
         .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())
         .map(|gpu| gpu.index)
         .collect();
-    (!silent.is_empty()).then(|| format!("{} did not respond to NVML", words::indices(&silent)))
+    (!silent.is_empty()).then(|| format!("{} did not respond to NVML", messages::indices(&silent)))
 }
 
 async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
@@ -179,7 +179,7 @@ fn files(service: &FabricService) -> Vec<Change> {
 
 fn decide(state: &FabricState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return words::no_driver();
+        return messages::no_driver();
     };
     if driver.fabric == Fabric::None {
         return Assessment::not_applicable(
@@ -197,7 +197,7 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
 }
 
 /// Assesses a fabric manager that gpu-bootstrap does not set up: it is satisfied or blocks the run.
-fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
+fn found(state: &FabricState, driver: &DriverSpec) -> Assessment {
     let runs = state.unit.as_ref().is_some_and(UnitState::is_active);
     let wanted = |version: &DriverVersion| match &state.loaded {
         Some(loaded) => version == loaded,
@@ -263,7 +263,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
                 "run `gpu-bootstrap install`, which installs {} at version {loaded}",
                 service.exact.join(" and ")
             ),
-            passes: None,
+            retryable: None,
         };
     }
     let Some(unit) = &service.unit else {
@@ -305,7 +305,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
             "the fabric manager {loaded} is running{}",
             match state.gpus.len() {
                 0 => String::new(),
-                count => format!(", and {} joined the fabric", words::has(count)),
+                count => format!(", and {} joined the fabric", messages::has(count)),
             }
         ))
     })
@@ -340,7 +340,7 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
         return Some(Assessment::blocked(
             format!(
                 "{} failed to join the fabric (NVML code {code}): programs cannot use them together",
-                words::indices(&failed)
+                messages::indices(&failed)
             ),
             format!(
                 "run `journalctl --unit {}` to find the cause, then reboot",
@@ -353,7 +353,7 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
         return state.silent.as_ref().map(|silent| Assessment::BlockedNow {
             why: format!("{silent}: it is unknown if all GPUs have joined the fabric"),
             hint: "run `gpu-bootstrap check` to diagnose the GPUs".into(),
-            passes: Some(JOINING),
+            retryable: Some(JOINING),
         });
     }
     Some(Assessment::BlockedNow {
@@ -361,12 +361,12 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
             "the fabric manager is running, but {} not joined the fabric yet: programs cannot use them \
              (CUDA error 802)",
             match waiting.len() {
-                1 => format!("{} has", words::indices(&waiting)),
-                _ => format!("{} have", words::indices(&waiting)),
+                1 => format!("{} has", messages::indices(&waiting)),
+                _ => format!("{} have", messages::indices(&waiting)),
             }
         ),
         hint: format!("run `journalctl --unit {}` to find the cause", fabric::UNIT),
-        passes: Some(JOINING),
+        retryable: Some(JOINING),
     })
 }
 

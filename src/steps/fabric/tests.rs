@@ -6,7 +6,7 @@ use crate::{
     host::{FabricProgress, GpuFabric, NvmlDevice, fake},
     steps::{
         fixtures::{self, desired, in_fabric, nvml_device, unit},
-        wishes::{compare, fixtures::packages},
+        specs::{compare, fixtures::packages},
     },
 };
 
@@ -102,8 +102,8 @@ fn fabric_manager_without_modules_is_restarted() {
 #[test]
 fn mismatched_fabric_manager_blocks() {
     // The driver transaction installs the matching one.
-    let (why, hint, passes) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
-    assert_eq!(passes, None);
+    let (why, hint, retryable) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
+    assert_eq!(retryable, None);
     assert!(
         why.contains(
             "nvidia-fabricmanager 535.247.01-1 is installed, but 535.261.03-* is required"
@@ -122,8 +122,8 @@ fn joining_gpus_are_awaited_and_failed_ones_reported() {
     let mut joining = state("535.261.03-1");
     joining.gpus[2].1 = in_fabric(FabricProgress::InProgress, 0);
     joining.gpus[5].1 = in_fabric(FabricProgress::NotStarted, 0);
-    let (why, _, passes) = decide(&joining, &wanted()).expect_blocked_now();
-    assert!(passes.is_some_and(|bound| !bound.is_zero()));
+    let (why, _, retryable) = decide(&joining, &wanted()).expect_blocked_now();
+    assert!(retryable.is_some_and(|bound| !bound.is_zero()));
     assert!(why.contains("GPUs 2, 5 have not joined the fabric yet"));
     joining.gpus[2].1 = in_fabric(FabricProgress::Completed, 999);
     let (why, _) = decide(&joining, &wanted()).expect_blocked();
@@ -155,8 +155,8 @@ fn gpus_without_reported_fabric_have_not_joined() {
     }
     let mut lost = state("535.261.03-1");
     lost.silent = Some("GPU 1 did not respond to NVML".to_owned());
-    let (why, _, passes) = decide(&lost, &wanted()).expect_blocked_now();
-    assert!(passes.is_some() && why.contains("it is unknown"), "{why}");
+    let (why, _, retryable) = decide(&lost, &wanted()).expect_blocked_now();
+    assert!(retryable.is_some() && why.contains("it is unknown"), "{why}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 
 /// The content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said {
+pub struct ConditionStatus {
     /// `True`, `False` or `Unknown`.
     pub status: &'static str,
     /// A reason for programs: one word.
@@ -31,7 +31,7 @@ pub struct Said {
 pub fn updated(
     node: &str,
     kind: &str,
-    said: &Said,
+    said: &ConditionStatus,
     now: Timestamp,
 ) -> Result<Option<String>, String> {
     let mut node: Value = serde_json::from_str(node).map_err(|error| error.to_string())?;
@@ -76,8 +76,8 @@ mod tests {
 
     const KIND: &str = "nvidia.com/GPUReady";
 
-    fn said(status: &'static str, message: &str) -> Said {
-        Said {
+    fn said(status: &'static str, message: &str) -> ConditionStatus {
+        ConditionStatus {
             status,
             reason: "GPUsReady",
             message: message.to_owned(),

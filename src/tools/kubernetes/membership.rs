@@ -83,7 +83,7 @@ pub fn node_name<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<NodeName>, M
         (Some(certificate), _) => Some(certificate),
         (None, Some(file)) => match files.read(Utf8Path::new(&file)) {
             // The file also contains the private key, so it is not in recordings.
-            Err(FilesError::NotTold { .. }) => None,
+            Err(FilesError::NotReported { .. }) => None,
             read => read?,
         },
         (None, None) => None,

@@ -18,7 +18,7 @@ pub use tree::host;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Driver {
     /// Unknown: `lspci` was called without `-k` and `-v`.
-    NotTold,
+    NotReported,
     /// No driver is bound.
     None,
     Bound(String),

@@ -72,7 +72,7 @@ pub fn parse(text: &str) -> Result<Vec<Function>, LspciError> {
     if details {
         // `-k` and `-v` print the driver of every function that has one.
         for function in &mut found {
-            if function.driver == Driver::NotTold {
+            if function.driver == Driver::NotReported {
                 function.driver = Driver::None;
             }
         }
@@ -119,7 +119,7 @@ fn for_people(address: PciAddress, rest: &str) -> Option<Function> {
         name: name_of(id, name),
         subsystem: None,
         revision,
-        driver: Driver::NotTold,
+        driver: Driver::NotReported,
         numa_node: None,
     })
 }
@@ -187,7 +187,7 @@ fn machine_readable(address: PciAddress, rest: &str) -> Option<Function> {
             _ => None,
         },
         revision,
-        driver: Driver::NotTold,
+        driver: Driver::NotReported,
         numa_node: None,
     })
 }
@@ -252,16 +252,16 @@ mod tests {
                 Some("GH100 [H100 PCIe]"), Some("10de:1626"), Some(0xa1),
                 Driver::Bound("vfio-pci".into());
             "0000:41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331]",
-                Some("GH100 [H100 PCIe]"), None, None, Driver::NotTold;
+                Some("GH100 [H100 PCIe]"), None, None, Driver::NotReported;
             "41:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2331] (rev a1)", None,
-                None, Some(0xa1), Driver::NotTold;
-            "41:00.0 0302: 10de:2331 (rev a1)", None, None, Some(0xa1), Driver::NotTold;
-            "41:00.0 Class 0302: 10de:2331", None, None, None, Driver::NotTold;
+                None, Some(0xa1), Driver::NotReported;
+            "41:00.0 0302: 10de:2331 (rev a1)", None, None, Some(0xa1), Driver::NotReported;
+            "41:00.0 Class 0302: 10de:2331", None, None, None, Driver::NotReported;
             "0000:41:00.0 \"0302\" \"10de\" \"2331\" -ra1 -p00 \"10de\" \"1626\"", None,
-                Some("10de:1626"), Some(0xa1), Driver::NotTold;
+                Some("10de:1626"), Some(0xa1), Driver::NotReported;
             "41:00.0 \"3D controller [0302]\" \"NVIDIA Corporation [10de]\" \
              \"GH100 [H100 PCIe] [2331]\" -ra1 \"\" \"\"", Some("GH100 [H100 PCIe]"), None,
-                Some(0xa1), Driver::NotTold;
+                Some(0xa1), Driver::NotReported;
             "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n\
              \tSubsystem: NVIDIA Corporation Device [10de:1626]\n\
              \tControl: I/O- Mem+ BusMaster+ SpecCycle-\n\

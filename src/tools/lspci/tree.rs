@@ -19,7 +19,7 @@ const NO_BOARDS: &str = "the output of lspci has no subsystem (`lspci -nnk` prin
 #[must_use]
 pub fn host(functions: &[Function]) -> Host {
     let mut tree = Tree::new(NOTHING_ELSE);
-    tree.folder(DEVICES);
+    tree.directory(DEVICES);
     for function in functions {
         add(&mut tree, function);
     }
@@ -27,7 +27,7 @@ pub fn host(functions: &[Function]) -> Host {
     let [list, others @ ..] = NAME_LISTS;
     tree.file(list.to_owned(), names(functions));
     for path in others {
-        tree.folder(path);
+        tree.directory(path);
     }
     tree.host()
 }
@@ -44,8 +44,8 @@ fn add(tree: &mut Tree, function: &Function) {
             tree.file(path("subsystem_device"), number(id.device));
         }
         None => {
-            tree.not_told(path("subsystem_vendor"), NO_BOARDS);
-            tree.not_told(path("subsystem_device"), NO_BOARDS);
+            tree.not_reported(path("subsystem_vendor"), NO_BOARDS);
+            tree.not_reported(path("subsystem_device"), NO_BOARDS);
         }
     }
     if let Some(revision) = function.revision {
@@ -64,7 +64,7 @@ fn add(tree: &mut Tree, function: &Function) {
                 format!("../../../../bus/pci/drivers/{name}"),
             );
         }
-        Driver::NotTold => tree.not_told(path("driver"), NO_DRIVERS),
+        Driver::NotReported => tree.not_reported(path("driver"), NO_DRIVERS),
         Driver::None => {}
     }
 }

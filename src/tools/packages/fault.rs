@@ -106,7 +106,7 @@ impl Fault {
 
     /// Whether the failure is transient, but may last longer than the retries of one transaction.
     #[must_use]
-    pub fn passes(self) -> bool {
+    pub fn is_retryable(self) -> bool {
         // NTP sets the clock some time after the network is available.
         matches!(self, Self::Clock)
     }

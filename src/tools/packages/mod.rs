@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Contents, Estimate, Exclusion, Further, HalfDone, Impact,
-    LowerBounds, Mark, NoHolds, Package, PackageCondition, PackageOffer, Removals, Settings,
-    SourceEntry, SourceFailure, SourceFlaw, TransactionRequest, contradictions,
+    LowerBounds, Mark, NoHolds, Package, PackageCondition, AvailablePackage, Removals, Settings,
+    SourceEntry, SourceFailure, SourceIssue, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -118,7 +118,7 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn source_flaws(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+    fn source_issues(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         Ok(Vec::new())
     }
 
@@ -212,7 +212,7 @@ pub trait Backend: Debug + Send + Sync {
     async fn owned_below(
         &self,
         host: Reader<'_>,
-        folder: &Utf8Path,
+        directory: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError>;
 
     /// Returns the paths that are owned by these packages, given by [`Package::id`].
@@ -386,7 +386,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Parses the output of [`Backend::offers`].
-    fn parse_offers(&self, text: &str) -> Vec<PackageOffer>;
+    fn parse_offers(&self, text: &str) -> Vec<AvailablePackage>;
 
     /// Queries the files of every available version of these packages, or `None` if this manager's lists do not contain them.
     fn contents(&self, _names: &[&str]) -> Option<Query> {
@@ -527,7 +527,7 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn afterwards(&self, _files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+    fn follow_up(&self, _files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
         Ok(Vec::new())
     }
 
@@ -597,7 +597,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Returns the lines that explain why a transaction cannot be resolved.
-    fn obstacle(&self, _output: &str) -> Option<String> {
+    fn preflight_issue(&self, _output: &str) -> Option<String> {
         None
     }
 

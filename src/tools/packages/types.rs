@@ -93,7 +93,7 @@ impl Package {
 
 /// The available versions of one package.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PackageOffer {
+pub struct AvailablePackage {
     pub name: String,
     /// The version that the package manager would choose.
     pub candidate: Option<String>,
@@ -106,7 +106,7 @@ pub struct PackageOffer {
     pub only_installed: Option<String>,
 }
 
-impl PackageOffer {
+impl AvailablePackage {
     /// Whether a repository offers exactly this version.
     #[must_use]
     pub fn has(&self, version: &str) -> bool {
@@ -585,7 +585,7 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
 
 /// An error in the sources of a package manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceFlaw {
+pub struct SourceIssue {
     /// The error, with files and line numbers.
     pub why: String,
     /// The effect on the package manager.

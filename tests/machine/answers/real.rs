@@ -75,7 +75,7 @@ touch /srv/ready
 const SCRIPT: &str = "if [ -e /etc/demo-fails ]; then\n    echo 'Error! Bad return status for module \
                       build on kernel: 6.1.0 (x86_64)' >&2\n    exit 10\nfi\n";
 
-fn folder() -> Option<PathBuf> {
+fn directory() -> Option<PathBuf> {
     env::var_os("PACKAGES").map(PathBuf::from)
 }
 
@@ -97,9 +97,9 @@ fn write_packages(root: &Path) {
     write(root, "/build/specs/rpm.spec", BASE);
     for package in Archive::load("contract", "x86_64").packages {
         let Package { name, version, .. } = &package;
-        let wishes = |wishes: &[String], same: &str| -> String {
-            let one = |wish: &String| wish.replace(" = self", same);
-            wishes.iter().map(one).collect::<Vec<_>>().join(", ")
+        let specs = |specs: &[String], same: &str| -> String {
+            let one = |spec: &String| spec.replace(" = self", same);
+            specs.iter().map(one).collect::<Vec<_>>().join(", ")
         };
         let tree = format!("/build/debs/{name}_{}", version.replace(':', "."));
         let mut control = format!(
@@ -121,8 +121,8 @@ fn write_packages(root: &Path) {
             ("Conflicts", "Conflicts", &package.conflicts),
         ] {
             if !values.is_empty() {
-                control += &format!("{deb}: {}\n", wishes(values, &format!(" (= {version})")));
-                spec += &format!("{rpm}: {}\n", wishes(values, &format!(" = {version}")));
+                control += &format!("{deb}: {}\n", specs(values, &format!(" (= {version})")));
+                spec += &format!("{rpm}: {}\n", specs(values, &format!(" = {version}")));
             }
         }
         write(root, &format!("{tree}/DEBIAN/control"), &control);
@@ -204,8 +204,8 @@ struct Real {
 
 impl Real {
     fn new(suite: &Path, happens: &BTreeMap<String, String>) -> Self {
-        let folder = suite.with_file_name("machine");
-        let places = [("SUITE", suite), ("MACHINE", &folder)];
+        let directory = suite.with_file_name("machine");
+        let places = [("SUITE", suite), ("MACHINE", &directory)];
         let places = places.map(|(name, path)| (name, path.to_str().expect("text")));
         sh(
             r#"mkdir -p "$MACHINE"
@@ -217,7 +217,7 @@ impl Real {
             mount -t tmpfs tmpfs root/run"#,
             &places,
         );
-        let root = folder.join("root");
+        let root = directory.join("root");
         fs::create_dir_all(root.join("var/tmp/demo-kept/partial")).expect("a folder");
         let server = Command::new("chroot")
             .arg(&root)
@@ -279,12 +279,12 @@ impl Drop for Real {
     fn drop(&mut self) {
         let _ = self.server.kill();
         let _ = self.server.wait();
-        let folder = self.root.with_file_name("");
-        let folder = folder.to_str().expect("text");
+        let directory = self.root.with_file_name("");
+        let directory = directory.to_str().expect("text");
         // A process that holds a lock there exits with its namespace.
         sh(
             "umount --lazy --recursive \"$MACHINE\"",
-            &[("MACHINE", folder)],
+            &[("MACHINE", directory)],
         );
     }
 }
@@ -323,8 +323,8 @@ const TRANSACTION: &str = "/var/lib/dnf/rpmdb_lock.pid";
 /// The files that gpu-bootstrap reads, limited to packages with prefix [`OURS`].
 fn read(root: &Path) -> BTreeMap<String, Option<String>> {
     let text = |path: &str| fs::read_to_string(root.join(path.trim_start_matches('/'))).ok();
-    let names = |folder: &str| -> Vec<String> {
-        let entries = fs::read_dir(root.join(folder.trim_start_matches('/')));
+    let names = |directory: &str| -> Vec<String> {
+        let entries = fs::read_dir(root.join(directory.trim_start_matches('/')));
         let entries = entries
             .into_iter()
             .flatten()
@@ -359,12 +359,12 @@ fn read(root: &Path) -> BTreeMap<String, Option<String>> {
         found.insert(path.clone(), text(&path));
     }
     // Of lists and caches, only the file names matter.
-    for folder in ["/var/lib/apt/lists", "/var/cache/dnf"] {
-        for name in names(folder)
+    for directory in ["/var/lib/apt/lists", "/var/cache/dnf"] {
+        for name in names(directory)
             .iter()
             .filter(|name| name.contains('.') || name.contains('_'))
         {
-            found.insert(format!("{folder}/{name}"), Some(String::new()));
+            found.insert(format!("{directory}/{name}"), Some(String::new()));
         }
     }
     let list = "/etc/dnf/plugins/versionlock.list";
@@ -426,12 +426,12 @@ fn version(root: &Path, manager: Manager) -> String {
 
 /// Runs the real programs, if available, and records their output.
 pub fn record(runtime: &Runtime, manager: Manager) {
-    let Some(folder) = folder() else {
+    let Some(directory) = directory() else {
         return;
     };
     let scenarios = Scenarios::read();
     for suite in ["bookworm", "trixie"] {
-        let suite = folder.join(suite);
+        let suite = directory.join(suite);
         if !suite.join("srv/ready").exists() {
             fs::create_dir_all(suite.join("srv/www/demo")).expect("a folder");
             write_packages(&suite);
@@ -452,6 +452,6 @@ pub fn record(runtime: &Runtime, manager: Manager) {
             }
         }
         let name = format!("{}.jsonl", version(&suite, manager));
-        fs::write(contract::folder().join(name), lines.concat()).expect("written");
+        fs::write(contract::directory().join(name), lines.concat()).expect("written");
     }
 }

@@ -13,10 +13,10 @@ fn main() -> std::io::Result<()> {
     )?;
     // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains no other library.
     // This linker script replaces the shared library that unwinds the stack with static ones.
-    let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
+    let directory = env::var("OUT_DIR").map_err(std::io::Error::other)?;
     fs::write(
-        Path::new(&folder).join("libgcc_s.so"),
+        Path::new(&directory).join("libgcc_s.so"),
         "INPUT(-lgcc_eh -lgcc)\n",
     )?;
-    writeln!(cargo, "cargo:rustc-cdylib-link-arg=-L{folder}")
+    writeln!(cargo, "cargo:rustc-cdylib-link-arg=-L{directory}")
 }

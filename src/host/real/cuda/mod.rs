@@ -133,7 +133,7 @@ impl Asking<'_> {
         };
         let output = match ran {
             Ok(output) => output,
-            Err(ExecError::NotAsked { why, .. }) => return Err(CudaFault::NotAsked { why }),
+            Err(ExecError::NotQueried { why, .. }) => return Err(CudaFault::NotQueried { why }),
             Err(error) => return failed(format!("CUDA could not be queried: {error}")),
         };
         if !output.ok() {

@@ -227,7 +227,7 @@ fn agent_blocked_by_cloud_setup_is_reported_before() {
 async fn old_agent_unit_and_cloud_setup_are_detected() {
     const OLD: &str = "[Service]\nExecStartPre=/bin/sh -xc '! /usr/bin/systemctl is-enabled --quiet nm-cloud-setup.service'\n";
     const NEW: &str = "[Service]\nExecStartPre=-/sbin/modprobe br_netfilter\n";
-    for (folder, content, load, file, is_kept) in [
+    for (directory, content, load, file, is_kept) in [
         ("/etc/systemd/system", OLD, "loaded", "enabled", true),
         ("/usr/lib/systemd/system", OLD, "loaded", "enabled", true),
         ("/etc/systemd/system", OLD, "loaded", "disabled", false),
@@ -237,7 +237,7 @@ async fn old_agent_unit_and_cloud_setup_are_detected() {
         let (host, fakes) = fake::host();
         fakes
             .files
-            .put(&format!("{folder}/k3s-agent.service"), content);
+            .put(&format!("{directory}/k3s-agent.service"), content);
         fakes.exec.on("systemctl", move |cmd, _| {
             assert!(cmd.line().contains(agents::CLOUD_SETUP), "{}", cmd.line());
             fake::ok(format!(
@@ -248,6 +248,6 @@ async fn old_agent_unit_and_cloud_setup_are_detected() {
         let (state, want) = (machine::state(&host, facts.clone()), desired());
         let cx = machine::cx(&host, &facts, &state, &want);
         let found = is_kept_back(&cx, agents::K3S.unit, agents::CLOUD_SETUP).await;
-        assert_eq!(found.expect("readable"), is_kept, "{folder} {load} {file}");
+        assert_eq!(found.expect("readable"), is_kept, "{directory} {load} {file}");
     }
 }

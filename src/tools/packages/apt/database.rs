@@ -66,12 +66,12 @@ pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
     let mut packages: Vec<Package> = paragraphs(&status).collect();
     // Read the updates after the database: updates that are merged in between are then missing, but none is older than the
     // database.
-    let folder = Utf8Path::new(UPDATES);
-    let mut names: Vec<String> = files.list(folder)?;
+    let directory = Utf8Path::new(UPDATES);
+    let mut names: Vec<String> = files.list(directory)?;
     names.retain(|name| is_update(name));
     names.sort();
     for name in names {
-        for update in paragraphs(&text(&folder.join(name))?.unwrap_or_default()) {
+        for update in paragraphs(&text(&directory.join(name))?.unwrap_or_default()) {
             merge(&mut packages, update);
         }
     }
@@ -194,7 +194,7 @@ fn is_list(name: &str) -> bool {
 /// If an existing list cannot be read.
 pub fn owned_below(
     files: &dyn ReadFiles,
-    folder: &Utf8Path,
+    directory: &Utf8Path,
 ) -> Result<BTreeSet<Utf8PathBuf>, FilesError> {
     let info = Utf8Path::new(INFO);
     let mut owned = BTreeSet::new();
@@ -204,7 +204,7 @@ pub fn owned_below(
         owned.extend(
             text.lines()
                 .map(Utf8Path::new)
-                .filter(|path| path.starts_with(folder))
+                .filter(|path| path.starts_with(directory))
                 .map(Utf8Path::to_owned),
         );
     }

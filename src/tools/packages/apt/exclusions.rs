@@ -10,7 +10,7 @@ use super::{
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     model::{packages::Pin, pattern},
-    tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
+    tools::packages::{Exclusion, Impact, SourceIssue, types::lines_of_proxies},
 };
 
 const FILE: &str = "/etc/apt/preferences";
@@ -20,13 +20,13 @@ const SETTINGS: &str = "/etc/apt/apt.conf";
 
 /// Returns the lines of the apt configuration that set a proxy.
 pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
-    let folder = Utf8PathBuf::from(format!("{SETTINGS}.d"));
+    let directory = Utf8PathBuf::from(format!("{SETTINGS}.d"));
     let mut paths = vec![Utf8PathBuf::from(SETTINGS)];
-    let names = files.list(&folder)?.into_iter();
+    let names = files.list(&directory)?.into_iter();
     // apt.conf(5): no extension, or `conf`.
     paths.extend(
         names
-            .map(|name| folder.join(name))
+            .map(|name| directory.join(name))
             .filter(|path| path.extension().is_none_or(|end| end == "conf")),
     );
     lines_of_proxies(files, &paths, names_proxy)
@@ -127,17 +127,17 @@ fn allows(theirs: &str, ours: &str) -> bool {
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+pub(super) fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found = Vec::new();
     for path in paths(files)? {
         // A directory may have such a name, but apt ignores it.
-        let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
-        if files.stat(&path)?.as_ref().is_some_and(is_folder) {
+        let is_directory = |stat: &Stat| stat.kind == FileKind::Directory;
+        if files.stat(&path)?.as_ref().is_some_and(is_directory) {
             continue;
         }
         let text = files.read_lossy(&path)?.unwrap_or_default();
         if let Some((line, why)) = refused(&text) {
-            found.push(SourceFlaw {
+            found.push(SourceIssue {
                 impact: Impact::All,
                 why: format!("record in line {line} of `{path}` {why}"),
                 remedy: format!("correct or remove that record in `{path}`"),
@@ -291,17 +291,17 @@ mod tests {
             for ignored in ["80netdata.bak", "80netdata~", ".80netdata"] {
                 files.put(&format!("/etc/apt/preferences.d/{ignored}"), "Pin: x\n");
             }
-            let found = flaws(&files).unwrap();
+            let found = issues(&files).unwrap();
             assert_eq!(
                 found.len(),
                 usize::from(words.is_some()),
                 "{text}: {found:?}"
             );
-            for (flaw, (line, words)) in found.iter().zip(words) {
+            for (issue, (line, words)) in found.iter().zip(words) {
                 let place = format!("line {line} of `/etc/apt/preferences.d/80netdata`");
-                assert_eq!(flaw.impact, Impact::All);
-                assert!(flaw.why.contains(&place), "{text}: {}", flaw.why);
-                assert!(flaw.why.contains(words), "{text}: {}", flaw.why);
+                assert_eq!(issue.impact, Impact::All);
+                assert!(issue.why.contains(&place), "{text}: {}", issue.why);
+                assert!(issue.why.contains(words), "{text}: {}", issue.why);
             }
         }
     }

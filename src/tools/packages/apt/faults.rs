@@ -169,7 +169,7 @@ pub fn fault(text: &str) -> Fault {
 
 /// Returns the lines of the output that explain why apt cannot resolve a transaction.
 #[must_use]
-pub fn obstacle(text: &str) -> Option<String> {
+pub fn preflight_issue(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| {
         line.starts_with("The following held packages will be changed")
@@ -244,7 +244,7 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_sources, failures_by_source, fault, obstacle, remedy_for, telling_line};
+    use super::{failed_sources, failures_by_source, fault, preflight_issue, remedy_for, telling_line};
     use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 
@@ -301,10 +301,10 @@ mod tests {
                     The following held packages will be changed:\n  docker.io\n\
                     0 upgraded, 2 newly installed.\n";
         assert_eq!(
-            obstacle(text).as_deref(),
+            preflight_issue(text).as_deref(),
             Some("The following held packages will be changed:\n  docker.io")
         );
-        assert_eq!(obstacle("Reading package lists...\n"), None);
+        assert_eq!(preflight_issue("Reading package lists...\n"), None);
     }
 
     #[test]

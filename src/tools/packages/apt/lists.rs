@@ -22,21 +22,21 @@ const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 /// # Errors
 /// If a file cannot be read.
 pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    let folder = Utf8Path::new(FOLDER);
+    let directory = Utf8Path::new(FOLDER);
     let mut sizes = BTreeMap::new();
-    for name in files.list(folder)? {
+    for name in files.list(directory)? {
         let is_file = |stat: &Stat| stat.kind == FileKind::File && name != "lock";
-        if let Some(stat) = files.stat(&folder.join(&name))?.filter(is_file) {
+        if let Some(stat) = files.stat(&directory.join(&name))?.filter(is_file) {
             sizes.insert(name, stat.size);
         }
     }
     let mut texts = BTreeMap::new();
     for name in sizes.keys().filter(|name| is_signed(name)) {
-        let bytes = files.read(&folder.join(name))?.unwrap_or_default();
+        let bytes = files.read(&directory.join(name))?.unwrap_or_default();
         texts.insert(name.as_str(), String::from_utf8_lossy(&bytes).into_owned());
     }
     Ok((torn_of(&sizes, &texts).into_iter())
-        .map(|name| folder.join(name))
+        .map(|name| directory.join(name))
         .collect())
 }
 

@@ -26,8 +26,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
-    LowerBounds, Mark, Package, PackageOffer, Removals, Settings, SourceEntry, SourceFailure,
-    SourceFlaw, TransactionRequest, Updater,
+    LowerBounds, Mark, Package, AvailablePackage, Removals, Settings, SourceEntry, SourceFailure,
+    SourceIssue, TransactionRequest, Updater,
 };
 use crate::{
     host::{Cmd, FileKind, FilesError, Query, ReadFiles, Reader},
@@ -89,9 +89,9 @@ impl Backend for Apt {
     async fn owned_below(
         &self,
         host: Reader<'_>,
-        folder: &Utf8Path,
+        directory: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
-        Ok(database::owned_below(host.files(), folder)?)
+        Ok(database::owned_below(host.files(), directory)?)
     }
 
     async fn owned_by(
@@ -142,9 +142,9 @@ impl Backend for Apt {
         )
     }
 
-    fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
-        let mut found = sources::flaws(files)?;
-        found.extend(exclusions::flaws(files)?);
+    fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
+        let mut found = sources::issues(files)?;
+        found.extend(exclusions::issues(files)?);
         Ok(found)
     }
 
@@ -237,7 +237,7 @@ impl Backend for Apt {
         bounds::parse(text)
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
+    fn parse_offers(&self, text: &str) -> Vec<AvailablePackage> {
         offers::parse(text)
     }
 
@@ -267,13 +267,13 @@ impl Backend for Apt {
     }
 
     fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        let folder = Utf8Path::new("/etc/apt/preferences.d");
+        let directory = Utf8Path::new("/etc/apt/preferences.d");
         let parts = files
-            .list(folder)?
+            .list(directory)?
             .into_iter()
-            .map(|name| folder.join(name));
+            .map(|name| directory.join(name));
         for path in parts.chain(["/etc/apt/preferences".into()]) {
-            let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != FileKind::Folder);
+            let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != FileKind::Directory);
             if is_file
                 && (files.read(&path)?)
                     .is_some_and(|text| offers::forbids(&String::from_utf8_lossy(&text)))
@@ -349,8 +349,8 @@ impl Backend for Apt {
         (output.lines().find_map(|line| line.strip_prefix("E: "))).or_else(|| output.lines().last())
     }
 
-    fn obstacle(&self, output: &str) -> Option<String> {
-        faults::obstacle(output)
+    fn preflight_issue(&self, output: &str) -> Option<String> {
+        faults::preflight_issue(output)
     }
 
     fn failed_sources(&self, output: &str) -> Option<String> {

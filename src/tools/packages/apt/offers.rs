@@ -1,6 +1,6 @@
 //! `apt-cache policy`: the available versions in the package lists, without a lock.
 
-use crate::{host::Query, model::packages::Pin, tools::packages::PackageOffer};
+use crate::{host::Query, model::packages::Pin, tools::packages::AvailablePackage};
 
 /// Queries the candidates of packages.
 #[must_use]
@@ -19,16 +19,16 @@ pub fn names(prefix: &str) -> Query {
 
 /// Parses the output of [`candidates`]. A name that is not in the lists has no paragraph.
 #[must_use]
-pub fn parse(text: &str) -> Vec<PackageOffer> {
+pub fn parse(text: &str) -> Vec<AvailablePackage> {
     let some = |version: &str| (version != "(none)").then(|| version.to_owned());
-    let mut found: Vec<PackageOffer> = Vec::new();
+    let mut found: Vec<AvailablePackage> = Vec::new();
     let mut is_allowed = false;
     for line in text.lines() {
         if !line.starts_with(' ') {
             if let Some(name) = line.strip_suffix(':') {
-                found.push(PackageOffer {
+                found.push(AvailablePackage {
                     name: name.to_owned(),
-                    ..PackageOffer::default()
+                    ..AvailablePackage::default()
                 });
             }
             continue;

@@ -7,7 +7,7 @@ use super::records::records;
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     model::text::shell_word,
-    tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
+    tools::packages::{Impact, SourceEntry, SourceIssue, contradictions},
 };
 
 /// The old single file.
@@ -45,15 +45,15 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
 
 /// Returns the files that apt reads, with their texts.
 fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
-    let folder = Utf8Path::new(FOLDER);
+    let directory = Utf8Path::new(FOLDER);
     let mut paths = vec![Utf8PathBuf::from(LIST)];
-    let names = files.list(folder)?;
-    paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
+    let names = files.list(directory)?;
+    paths.extend((names.iter().filter(|name| is_read(name))).map(|name| directory.join(name)));
     let mut found = Vec::new();
     for path in paths {
         // A directory may have such a name, but apt ignores it.
-        let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
-        if files.stat(&path)?.as_ref().is_some_and(is_folder) {
+        let is_directory = |stat: &Stat| stat.kind == FileKind::Directory;
+        if files.stat(&path)?.as_ref().is_some_and(is_directory) {
             continue;
         }
         let text = files.read_lossy(&path)?.unwrap_or_default();
@@ -67,12 +67,12 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found = Vec::new();
     for (path, text) in texts(files)? {
         let Some(line) = unread(&path, &text) else {
             if let Some((line, why)) = incomplete(&path, &text) {
-                found.push(SourceFlaw {
+                found.push(SourceIssue {
                     impact: Impact::All,
                     why: format!("entry in line {line} of `{path}` {why}"),
                     remedy: format!("complete or remove that entry in `{path}`"),
@@ -84,7 +84,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         let is_page = first.starts_with("<!doctype")
             || first.starts_with("<html")
             || first.starts_with("<?xml");
-        found.push(SourceFlaw {
+        found.push(SourceIssue {
             impact: Impact::All,
             why: match is_page {
                 true => format!("`{path}` is a web page, not a list of sources (line {line})"),
@@ -127,7 +127,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         };
         let surplus = (places.iter().filter(is_surplus)).max_by_key(lacks_key);
         let names: Vec<String> = places.iter().map(|path| format!("`{path}`")).collect();
-        found.push(SourceFlaw {
+        found.push(SourceIssue {
             impact: Impact::All,
             why: format!(
                 "conflicting keys (`Signed-By`) of one repository in {}; {}",
@@ -153,23 +153,23 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
 }
 
 /// Returns an error for each keyring that is specified in an entry but has no key.
-fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
-    let mut found: Vec<SourceFlaw> = Vec::new();
+fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceIssue>, FilesError> {
+    let mut found: Vec<SourceIssue> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
         let keys = entry.signed_by.as_deref().unwrap_or_default();
         // `Signed-By` may also contain the key itself.
         if keys.contains("-----BEGIN") {
             continue;
         }
-        let mut flaws = Vec::new();
+        let mut issues = Vec::new();
         // Only paths are keyrings. The rest are fingerprints.
         let named = keys
             .split([',', ' ', '\n'])
             .filter(|key| key.starts_with('/'));
         for key in named {
-            flaws.push(flaw_of(files, key)?.map(|(impact, why)| {
+            issues.push(issue_of(files, key)?.map(|(impact, why)| {
                 let SourceEntry { file, written, .. } = entry;
-                SourceFlaw {
+                SourceIssue {
                     impact,
                     why: format!("keyring `{key}` of {written} (in `{file}`) {why}"),
                     remedy: match why {
@@ -183,10 +183,10 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
             }));
         }
         // One valid keyring of several is sufficient.
-        if flaws.iter().all(Option::is_some) {
-            for flaw in flaws.into_iter().flatten() {
-                if found.iter().all(|known| known.remedy != flaw.remedy) {
-                    found.push(flaw);
+        if issues.iter().all(Option::is_some) {
+            for issue in issues.into_iter().flatten() {
+                if found.iter().all(|known| known.remedy != issue.remedy) {
+                    found.push(issue);
                 }
             }
         }
@@ -198,12 +198,12 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
 const UNREADABLE: &str = "is readable only by root, but apt verifies signatures as the user `_apt`";
 
 /// Returns the reason a keyring has no key, or `None` if it may have one or is not readable.
-fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
+fn issue_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
         // If the complete directory is empty, the tree may not contain it.
-        let folder = path.parent().unwrap_or(path);
-        let is_told = !files.list(folder)?.is_empty();
+        let directory = path.parent().unwrap_or(path);
+        let is_told = !files.list(directory)?.is_empty();
         return Ok(is_told.then_some((Impact::Lacking, "does not exist")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (FileKind::File, 0, 0, 0) {
@@ -256,8 +256,8 @@ fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
             }
         }
         let any = !field("components").trim().is_empty();
-        let flaw = (field("suites").split_whitespace()).find_map(|suite| of_suite(suite, any));
-        if let Some(why) = flaw {
+        let issue = (field("suites").split_whitespace()).find_map(|suite| of_suite(suite, any));
+        if let Some(why) = issue {
             return Some((line, why));
         }
     }
@@ -527,11 +527,11 @@ mod tests {
         let files = FakeFiles::new();
         let line = |key: &str| format!("deb [signed-by=/usr/share/keyrings/{key}] https://a/ /\n");
         files.put("/etc/apt/sources.list.d/a.list", line("a.gpg"));
-        let found = || super::flaws(&files).unwrap();
+        let found = || super::issues(&files).unwrap();
         // An empty directory is not evidence.
         assert_eq!(found(), []);
         files.put("/usr/share/keyrings/other.gpg", "\u{1}");
-        let whys = |found: Vec<super::SourceFlaw>| {
+        let whys = |found: Vec<super::SourceIssue>| {
             let [one] = &found[..] else {
                 panic!("{found:?}");
             };
@@ -589,7 +589,7 @@ mod tests {
         for name in ["b.list", "b.list.save", "b c.list", "b"] {
             files.put(&format!("/etc/apt/sources.list.d/{name}"), line);
         }
-        files.put_folder("/etc/apt/sources.list.d/folder.list", 0o755);
+        files.put_directory("/etc/apt/sources.list.d/folder.list", 0o755);
         let found: Vec<String> = (read(&files).unwrap().into_iter())
             .map(|entry| entry.file.into_string())
             .collect();
@@ -652,10 +652,10 @@ mod tests {
     fn invalid_source_files_are_reported() {
         let (host, fakes) = crate::host::fake::host();
         let of = || -> Vec<String> {
-            let found = super::flaws(&*host.files).unwrap();
+            let found = super::issues(&*host.files).unwrap();
             found
                 .into_iter()
-                .map(|flaw| format!("{}: {}", flaw.why, flaw.remedy))
+                .map(|issue| format!("{}: {}", issue.why, issue.remedy))
                 .collect()
         };
         let put = |name: &str, text: &str| {

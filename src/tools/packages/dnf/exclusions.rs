@@ -21,10 +21,10 @@ const FOLDERS: [(&str, &str); 3] = [
 /// Returns the files that may contain these options.
 fn files_of(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(MAIN)];
-    for (folder, ending) in FOLDERS {
-        let names = files.list(Utf8Path::new(folder))?;
+    for (directory, ending) in FOLDERS {
+        let names = files.list(Utf8Path::new(directory))?;
         let named = names.into_iter().filter(|name| name.ends_with(ending));
-        paths.extend(named.map(|name| Utf8Path::new(folder).join(name)));
+        paths.extend(named.map(|name| Utf8Path::new(directory).join(name)));
     }
     Ok(paths)
 }

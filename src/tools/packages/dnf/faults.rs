@@ -124,7 +124,7 @@ pub fn first_reason(output: &str) -> Option<&str> {
 /// Returns the lines of the output that explain why dnf cannot resolve a transaction: `Error:` and the problems with their
 /// indented reasons, or the filtered packages.
 #[must_use]
-pub fn obstacle(text: &str) -> Option<String> {
+pub fn preflight_issue(text: &str) -> Option<String> {
     if let Some(line) = text.lines().find(|line| line.starts_with(NO_KEY)) {
         return Some(line.to_owned());
     }
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(fault(text), Fault::Sources);
         assert_eq!(telling_line(text), Some("Problem repository: [dead]"));
         assert_eq!(first_reason(text), telling_line(text));
-        assert_eq!(obstacle(text).as_deref(), telling_line(text));
+        assert_eq!(preflight_issue(text).as_deref(), telling_line(text));
         assert!(remedy_for(text).is_some_and(|remedy| remedy.contains("`gpgkey=`")));
         assert_eq!(remedy_for(DEAD), None);
     }
@@ -377,7 +377,7 @@ mod tests {
         let text = "(try to add '--allowerasing')\nError: \n Problem: problem with installed \
                     package gcc\n  - package a conflicts with gcc\n  - conflicting requests\nmore\n";
         assert_eq!(
-            obstacle(text).as_deref(),
+            preflight_issue(text).as_deref(),
             Some(
                 " Problem: problem with installed package gcc\n  - package a conflicts with \
                  gcc\n  - conflicting requests"
@@ -394,7 +394,7 @@ mod tests {
         "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*",
         |text| (
             fault(&text),
-            obstacle(&text),
+            preflight_issue(&text),
             first_reason(&text),
             failures_by_source(&text)
         )

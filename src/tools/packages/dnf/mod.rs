@@ -25,8 +25,8 @@ use rpm_version::rpm_evr_compare;
 
 use super::{
     Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
-    Further, HalfDone, HoldList, Mark, Package, PackageOffer, Removals, Settings, SourceEntry,
-    SourceFailure, SourceFlaw, Streams, TransactionRequest,
+    Further, HalfDone, HoldList, Mark, Package, AvailablePackage, Removals, Settings, SourceEntry,
+    SourceFailure, SourceIssue, Streams, TransactionRequest,
 };
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles, Reader},
@@ -50,8 +50,8 @@ impl Backend for Dnf {
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
-        for folder in DATABASES {
-            if files.exists(Utf8Path::new(folder))? {
+        for directory in DATABASES {
+            if files.exists(Utf8Path::new(directory))? {
                 return Ok(true);
             }
         }
@@ -129,12 +129,12 @@ impl Backend for Dnf {
     async fn owned_below(
         &self,
         host: Reader<'_>,
-        folder: &Utf8Path,
+        directory: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
         let query = database::owned();
         let output = host.query(&query).await?.success(query.cmd())?;
         Ok((output.stdout.lines().map(Utf8Path::new))
-            .filter(|path| path.starts_with(folder))
+            .filter(|path| path.starts_with(directory))
             .map(Utf8Path::to_owned)
             .collect())
     }
@@ -186,8 +186,8 @@ impl Backend for Dnf {
         &generation::LOCKS
     }
 
-    fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
-        sources::flaws(files)
+    fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
+        sources::issues(files)
     }
 
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
@@ -283,7 +283,7 @@ impl Backend for Dnf {
         offers::versions_of_all_streams(names)
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
+    fn parse_offers(&self, text: &str) -> Vec<AvailablePackage> {
         offers::parse(text)
     }
 
@@ -412,8 +412,8 @@ impl Backend for Dnf {
         faults::first_reason(output)
     }
 
-    fn obstacle(&self, output: &str) -> Option<String> {
-        faults::obstacle(output)
+    fn preflight_issue(&self, output: &str) -> Option<String> {
+        faults::preflight_issue(output)
     }
 
     fn failed_sources(&self, output: &str) -> Option<String> {
@@ -445,7 +445,7 @@ impl Backend for Dnf {
         Ok(names.iter().map(path).collect())
     }
 
-    fn afterwards(&self, files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+    fn follow_up(&self, files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
         agents::end(files)
     }
 

@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use super::commands;
 use crate::{
     host::Query,
-    tools::packages::{Contents, PackageOffer},
+    tools::packages::{Contents, AvailablePackage},
 };
 
 /// One line per version. dnf replaces `\t` and `\n` itself.
@@ -69,8 +69,8 @@ pub fn parse_contents(text: &str) -> Vec<Contents> {
 /// Parses the output of [`versions`]. The newest version is the candidate. Versions in a repository with a lower priority are
 /// included, although a transaction would not use them: the simulation has the final result.
 #[must_use]
-pub fn parse(text: &str) -> Vec<PackageOffer> {
-    let mut offers: Vec<PackageOffer> = Vec::new();
+pub fn parse(text: &str) -> Vec<AvailablePackage> {
+    let mut offers: Vec<AvailablePackage> = Vec::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [name, version, architecture] = fields[..] else {
@@ -83,9 +83,9 @@ pub fn parse(text: &str) -> Vec<PackageOffer> {
         let offer = match offers.iter_mut().find(|offer| offer.name == name) {
             Some(offer) => offer,
             None => {
-                offers.push(PackageOffer {
+                offers.push(AvailablePackage {
                     name: name.to_owned(),
-                    ..PackageOffer::default()
+                    ..AvailablePackage::default()
                 });
                 let Some(last) = offers.last_mut() else {
                     continue;

@@ -4,7 +4,7 @@ use camino::Utf8Path;
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{ArchiveError, Further, Impact, SourceEntry, SourceFlaw},
+    tools::packages::{ArchiveError, Further, Impact, SourceEntry, SourceIssue},
 };
 
 /// The directory of repository files. dnf reads `*.repo`.
@@ -70,7 +70,7 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found = Vec::new();
     for name in files.list(Utf8Path::new(FOLDER))? {
         let path = Utf8Path::new(FOLDER).join(&name);
@@ -79,7 +79,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         }
         let bytes = files.read(&path)?.unwrap_or_default();
         if let Some(line) = undecodable(&bytes) {
-            found.push(SourceFlaw {
+            found.push(SourceIssue {
                 // libdnf/conf.py exits with a `TypeError` without a file name (tested with dnf 4.14).
                 impact: Impact::All,
                 why: format!("line {line} of `{path}` is not UTF-8"),
@@ -100,7 +100,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         if let Some(at) = bad {
             let line = at + 1;
             let is_page = text.trim_start().starts_with('<');
-            found.push(SourceFlaw {
+            found.push(SourceIssue {
                 // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
                 impact: Impact::File,
                 why: match is_page {
@@ -310,8 +310,8 @@ gpgcheck = 0
     fn invalid_repository_files_are_reported() {
         let (host, fakes) = crate::host::fake::host();
         let of = || -> Vec<String> {
-            let found = super::flaws(&*host.files).unwrap();
-            found.into_iter().map(|flaw| flaw.why).collect()
+            let found = super::issues(&*host.files).unwrap();
+            found.into_iter().map(|issue| issue.why).collect()
         };
         let put =
             |name: &str, text: &str| fakes.files.put(&format!("/etc/yum.repos.d/{name}"), text);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-use standin_inventory::gpu::{Gpu, uuid_bytes};
-use standin_inventory::inventory::{Inventory, Unusable};
+use fake_inventory::gpu::{Gpu, uuid_bytes};
+use fake_inventory::inventory::{Inventory, Unusable};
 
 use crate::call::{Answer, Code};
 
@@ -55,7 +55,7 @@ pub fn with<T>(look: impl FnOnce(Answer<&mut Process>) -> T) -> T {
             Ok(loaded) => *process = Some(loaded),
             Err(why) => {
                 // If standard error is closed, the message is lost, but the caller gets a code.
-                let _closed = writeln!(std::io::stderr(), "standin-cuda: {why}");
+                let _closed = writeln!(std::io::stderr(), "fake-cuda: {why}");
                 return look(Err(Code::UNKNOWN));
             }
         }
@@ -219,7 +219,7 @@ fn visible(inventory: &Inventory, wanted: Option<&str>) -> Vec<Listed> {
 #[cfg(test)]
 mod tests {
     use super::{uuid_of, visible};
-    use standin_inventory::inventory::Inventory;
+    use fake_inventory::inventory::Inventory;
 
     const MIXED: &str = r#"
 driver-version = "535.261.03"

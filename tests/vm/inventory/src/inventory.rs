@@ -12,10 +12,10 @@ use crate::mig;
 use crate::model;
 
 /// The environment variable with the path of the file.
-pub const VARIABLE: &str = "GPU_STANDIN_NVML";
+pub const VARIABLE: &str = "GPU_FAKE_NVML";
 
 /// The file that is read if neither the variable nor a file next to the library exists.
-pub const DEFAULT_PATH: &str = "/etc/standin-nvml.toml";
+pub const DEFAULT_PATH: &str = "/etc/fake-nvml.toml";
 
 /// A machine as NVML reports it.
 #[derive(Debug, Clone, Deserialize)]
@@ -75,7 +75,7 @@ impl fmt::Display for Unusable {
 impl std::error::Error for Unusable {}
 
 /// The file name in the directory of a library, for a program that clears the environment of its children.
-pub const BESIDE: &str = "standin-nvml.toml";
+pub const BESIDE: &str = "fake-nvml.toml";
 
 /// The two parts of the line that separates a library from its appended inventory. They are split so that the program
 /// itself does not contain this line.

@@ -9,7 +9,7 @@ use crate::gpu::Gpu;
 use crate::inventory::Inventory;
 use crate::state::{self, Library, Settings};
 
-pub use standin_inventory::code::Code;
+pub use fake_inventory::code::Code;
 
 /// The result of a function.
 pub type Answer<T = ()> = Result<T, Code>;

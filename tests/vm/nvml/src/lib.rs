@@ -8,7 +8,7 @@ mod call;
 mod pointer;
 mod state;
 
-pub use standin_inventory::{faults, gpu, inventory, mig, model};
+pub use fake_inventory::{faults, gpu, inventory, mig, model};
 
 /// The names of all exported functions.
 pub fn symbols() -> impl Iterator<Item = &'static str> {

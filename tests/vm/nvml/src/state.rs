@@ -131,5 +131,5 @@ impl Library {
 /// Prints details that a return code cannot express to standard error.
 fn complain(why: &dyn std::fmt::Display) {
     // If standard error is closed, the message is lost, but the caller still gets the code.
-    let _closed = writeln!(std::io::stderr(), "standin-nvml: {why}");
+    let _closed = writeln!(std::io::stderr(), "fake-nvml: {why}");
 }

@@ -343,7 +343,7 @@ fn readme_examples_are_valid() {
         panic!("the README has two examples");
     };
     for text in [String::from(example), format!("{example}\n{faults}")] {
-        let inventory = standin_nvml::inventory::Inventory::parse(&text).expect("it is valid");
+        let inventory = fake_nvml::inventory::Inventory::parse(&text).expect("it is valid");
         assert_eq!(inventory.gpus.len(), 2);
     }
 }

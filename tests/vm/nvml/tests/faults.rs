@@ -175,7 +175,7 @@ fn invalid_inventory_fails_initialization() {
 fn every_function_is_exported() {
     // SAFETY: opening it only runs its initializers.
     let opened = unsafe { libloading::Library::new(library()) }.expect("it opens");
-    for symbol in standin_nvml::symbols() {
+    for symbol in fake_nvml::symbols() {
         // SAFETY: the symbol is looked up but never called.
         let found = unsafe { opened.get::<*const ()>(symbol.as_bytes()) };
         assert!(found.is_ok(), "{symbol}");

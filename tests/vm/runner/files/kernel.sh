@@ -44,7 +44,7 @@ stand_in() {
         {
             cat "$here/$2"
             printf '\n# inventory of the stand-in\n'
-            cat "$here/standin-nvml.toml"
+            cat "$here/fake-nvml.toml"
         } >"$now/library.$$"
         if ! cmp -s "$now/library.$$" "$library"; then
             # Replace it atomically, because a program may open the library at the same time.
@@ -75,7 +75,7 @@ nvml() {
         elif [ "$loaded" != "$version" ]; then
             printf '[faults]\nversion-mismatch = true\n'
         fi
-    } >"$here/standin-nvml.toml"
+    } >"$here/fake-nvml.toml"
     stand_in libnvidia-ml nvml.so
     stand_in libcuda cuda.so
 }

@@ -7,7 +7,7 @@ for link in /usr/lib/x86_64-linux-gnu /usr/lib64; do
         [ -e "$link/$name.so.1" ] || continue
         {
             printf '\n# inventory of the stand-in\n'
-            cat /usr/lib/testbed/standin-nvml.toml
+            cat /usr/lib/testbed/fake-nvml.toml
         } >>"$(readlink -f "$link/$name.so.1")"
     done
 done

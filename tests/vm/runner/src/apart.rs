@@ -162,12 +162,12 @@ pub fn clean(bed: &Bed) -> Result<()> {
     let groups = group::of_runs()?;
     let groups = groups.iter().map(|dir| unless_in_use(dir, group::destroy));
     let groups = all(groups.collect::<Vec<_>>());
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     for entry in fs::read_dir(bed.runs()).context("cannot read the cache")? {
-        let folder = entry.context("cannot read the cache")?.path();
-        folders.push(unless_in_use(&folder, remove_tree));
+        let directory = entry.context("cannot read the cache")?.path();
+        directories.push(unless_in_use(&directory, remove_tree));
     }
-    all([groups, all(folders)])
+    all([groups, all(directories)])
 }
 
 fn unless_in_use(dir: &Path, remove: fn(&Path) -> Result<()>) -> Result<()> {
@@ -202,16 +202,16 @@ mod tests {
     #[test]
     fn directory_in_use_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("1");
-        fs::create_dir_all(folder.join("a-case")).unwrap();
-        let lock = File::open(&folder).unwrap();
+        let directory = dir.path().join("1");
+        fs::create_dir_all(directory.join("a-case")).unwrap();
+        let lock = File::open(&directory).unwrap();
         lock.lock().unwrap();
-        unless_in_use(&folder, remove_tree).unwrap();
-        assert!(folder.exists());
+        unless_in_use(&directory, remove_tree).unwrap();
+        assert!(directory.exists());
         drop(lock);
-        unless_in_use(&folder, remove_tree).unwrap();
-        assert!(!folder.exists());
-        unless_in_use(&folder, remove_tree).unwrap();
+        unless_in_use(&directory, remove_tree).unwrap();
+        assert!(!directory.exists());
+        unless_in_use(&directory, remove_tree).unwrap();
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::repo::table::Packages;
 use crate::serve::PROGRAM;
 use crate::server::PROXY;
 use crate::sh::Cmd;
-use crate::simulation::StandIns;
+use crate::simulation::Fakes;
 use crate::tables::Machines;
 use crate::{
     agents, almalinux, crictl, disk_image, image, kubernetes, lock, modules, needs, pods, qemu,
@@ -28,8 +28,8 @@ use crate::{
 
 /// Programs that are compiled from the repository.
 const PRODUCT: &str = "gpu-bootstrap";
-const NVML: &str = "libstandin_nvml.so";
-const CUDA: &str = "libstandin_cuda.so";
+const NVML: &str = "libfake_nvml.so";
+const CUDA: &str = "libfake_cuda.so";
 
 /// Assets that the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +67,7 @@ pub struct Assets {
     pub product: PathBuf,
     /// SHA-256 of `product` as hexadecimal digits. `None` if it was not compiled.
     pub product_digest: Option<String>,
-    pub stand_ins: StandIns,
+    pub fakes: Fakes,
 }
 
 impl Assets {
@@ -186,8 +186,8 @@ pub fn prepare(
             for package in wanted.carried.get(name).into_iter().flatten() {
                 let (mirror, root) = (&mirror, root.clone());
                 carrying.push(scope.spawn(move || {
-                    let folder = modules::build(bed, name, spec, &root, package, mirror)?;
-                    anyhow::Ok(((name.clone(), package.clone()), folder))
+                    let directory = modules::build(bed, name, spec, &root, package, mirror)?;
+                    anyhow::Ok(((name.clone(), package.clone()), directory))
                 }));
             }
         }
@@ -246,8 +246,8 @@ pub fn prepare(
         }
         let mut carried = BTreeMap::new();
         for compiling in carrying {
-            let (key, folder) = compiling.join().map_err(joined)??;
-            carried.insert(key, folder);
+            let (key, directory) = compiling.join().map_err(joined)??;
+            carried.insert(key, directory);
         }
         let programs = compiled.join().map_err(joined)??;
         emulator.join().map_err(joined)??;
@@ -267,7 +267,7 @@ pub fn prepare(
                 .map(|()| digest(&bed.programs.join(PRODUCT)))
                 .transpose()?,
             product: bed.programs.join(PRODUCT),
-            stand_ins: StandIns {
+            fakes: Fakes {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),
             },
@@ -397,13 +397,13 @@ mod tests {
     #[test]
     fn target_directory_matches_cargo() {
         let repo = Path::new("/repo");
-        for (named, folder) in [
+        for (named, directory) in [
             (None, "/repo/target"),
             (Some(""), "/repo/target"),
             (Some("build"), "/repo/build"),
             (Some("/tmp/build"), "/tmp/build"),
         ] {
-            assert_eq!(target(repo, named.map(Into::into)), Path::new(folder));
+            assert_eq!(target(repo, named.map(Into::into)), Path::new(directory));
         }
     }
 }

@@ -79,7 +79,7 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     let kind = format!("image-made-{name}");
     let made = bed.cached(&kind, &recipe, None, |dir| {
         let file = format!("{name}.qcow2");
-        let folders = [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
+        let directories = [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
         let mut argv = [
             "unshare",
             "--mount",
@@ -93,7 +93,7 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
         ]
         .map(String::from)
         .to_vec();
-        argv.extend(folders);
+        argv.extend(directories);
         argv.push(file);
         Cmd::new(argv).ok().map(drop)
     })?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::simulation::{INSIDE, StandIns, devices, gpus, listing, program, write};
+use crate::simulation::{INSIDE, Fakes, devices, gpus, listing, program, write};
 use crate::tables::{MachineSpec, Machines};
 use crate::{pci, simulation};
 
@@ -22,7 +22,7 @@ pub fn prepare(
     kernel: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    stand_ins: &StandIns,
+    fakes: &Fakes,
 ) -> Result<()> {
     simulation::prepare(root, kernel, &spec.functions)?;
     let here = root.join(INSIDE.trim_start_matches('/'));
@@ -34,8 +34,8 @@ pub fn prepare(
         &here.join("nodes"),
         &devices(&here.join("proc"), &spec.functions)?,
     )?;
-    fs::copy(&stand_ins.nvml, here.join("nvml.so")).context("cannot copy the fake NVML")?;
-    fs::copy(&stand_ins.cuda, here.join("cuda.so")).context("cannot copy the fake CUDA")?;
+    fs::copy(&fakes.nvml, here.join("nvml.so")).context("cannot copy the fake NVML")?;
+    fs::copy(&fakes.cuda, here.join("cuda.so")).context("cannot copy the fake CUDA")?;
     let cuda: String = (machines.cuda_of_branch.iter())
         .map(|(branch, cuda)| format!("{branch} {cuda}\n"))
         .collect();

@@ -150,8 +150,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             modules::carry(&machine.root(), modules)?;
             if spec.kind == Kind::Vm {
                 let version = modules::version(modules)?;
-                let stand_ins = &stage.assets.stand_ins;
-                simulation::stand_in(&machine.root(), &version, stage.machines, spec, stand_ins)?;
+                let fakes = &stage.assets.fakes;
+                simulation::fake(&machine.root(), &version, stage.machines, spec, fakes)?;
             }
         }
     }
@@ -163,27 +163,27 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The fake's inventory is linked from the start, so that the link never counts as a change.
     std::os::unix::fs::symlink(
-        "/usr/lib/testbed/standin-nvml.toml",
-        machine.root().join("etc/standin-nvml.toml"),
+        "/usr/lib/testbed/fake-nvml.toml",
+        machine.root().join("etc/fake-nvml.toml"),
     )
     .context("cannot link the fake's inventory")?;
     if let Some(served) = stage.assets.served(&spec.root) {
         almalinux::configure(&machine.root(), served)?;
     }
     let repositories = (stage.assets).repositories(&spec.root, case.cluster.is_some());
-    let (root, stand_ins) = (machine.root(), &stage.assets.stand_ins);
+    let (root, fakes) = (machine.root(), &stage.assets.fakes);
     if let Some(kernel) = &spec.kernel {
         ubuntu::configure(&root, kernel, repositories)?;
     }
     if spec.kernel.is_some() || spec.loads_modules {
-        kernel::prepare(&root, machine.kernel(), stage.machines, spec, stand_ins)?;
+        kernel::prepare(&root, machine.kernel(), stage.machines, spec, fakes)?;
     }
-    for folder in &spec.image_files {
-        let from = stage.bed.here("image-files").join(folder);
+    for directory in &spec.image_files {
+        let from = stage.bed.here("image-files").join(directory);
         let (from, to) = (from.to_string_lossy(), root.to_string_lossy());
         Cmd::new(["cp", "-rPT", "--preserve=mode,links", &from, &to])
             .ok()
-            .with_context(|| format!("cannot copy the files of {folder}"))?;
+            .with_context(|| format!("cannot copy the files of {directory}"))?;
     }
     let server = Server::start(&machine, repositories, &stage.assets.product)?;
     if let Some(rate) = stage.link {
@@ -378,11 +378,11 @@ impl Running<'_> {
                     &kernel,
                     self.stage.machines,
                     spec,
-                    &self.stage.assets.stand_ins,
+                    &self.stage.assets.fakes,
                 )?;
                 format!(
                     "simulated: {} module {} loaded, fakes for NVML, CUDA, nvidia-smi and the persistence daemon",
-                    driver.flavour, driver.version
+                    driver.flavor, driver.version
                 )
             }
         };

@@ -138,7 +138,7 @@ fn proc_version(root: &Path, kernel: &str) -> Result<String> {
 
 /// The fake driver libraries.
 #[derive(Clone, Debug)]
-pub struct StandIns {
+pub struct Fakes {
     /// Replaces `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
     /// Replaces `libcuda.so.1`.
@@ -151,7 +151,7 @@ pub struct Driver {
     /// The version of the module that DKMS really built in this machine.
     pub version: String,
     /// `open` or `proprietary`, read from the license of the built module.
-    pub flavour: &'static str,
+    pub flavor: &'static str,
 }
 
 /// Simulates the driver installed in `root` as loaded for the next boot, in the version of the module that was built
@@ -162,7 +162,7 @@ pub fn load_driver(
     kernel: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    stand_ins: &StandIns,
+    fakes: &Fakes,
 ) -> Result<Driver> {
     let functions = &spec.functions;
     let module = find_module(&root.join("usr/lib/modules").join(kernel))?;
@@ -175,12 +175,12 @@ pub fn load_driver(
             .to_string())
     };
     let version = info("version")?;
-    let flavour = if info("license")?.contains("MIT") {
+    let flavor = if info("license")?.contains("MIT") {
         "open"
     } else {
         "proprietary"
     };
-    let driver = Driver { version, flavour };
+    let driver = Driver { version, flavor };
     let here = root.join(INSIDE.trim_start_matches('/'));
     crate::bed::remove_tree(&here.join("pci"))?;
     crate::bed::remove_tree(&here.join("driver"))?;
@@ -188,8 +188,8 @@ pub fn load_driver(
     kernel_side(&here.join("driver"), &driver, functions)?;
     let cuda = machines.cuda_of(&driver.version)?;
     let inventory = inventory(&driver.version, cuda, spec)?;
-    write(&here.join("standin-nvml.toml"), &inventory)?;
-    library_side(root, &here, &driver.version, stand_ins, &inventory)?;
+    write(&here.join("fake-nvml.toml"), &inventory)?;
+    library_side(root, &here, &driver.version, fakes, &inventory)?;
     write(&here.join("gpus"), &listing(functions))?;
     programs(root, &here)?;
     // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, the host kernel. The drop-in looks for
@@ -206,24 +206,24 @@ pub fn load_driver(
 
 /// Copies the fakes into the root of a machine before its first boot, to a directory that is not in a library search
 /// path. `version` is the driver version that the machine will get.
-pub fn stand_in(
+pub fn fake(
     root: &Path,
     version: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    stand_ins: &StandIns,
+    fakes: &Fakes,
 ) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     let cuda = machines.cuda_of(version)?;
     let inventory = inventory(version, cuda, spec)?;
-    write(&here.join("standin-nvml.toml"), &inventory)?;
-    let folder = here.join("libraries");
-    fs::create_dir_all(&folder).context("cannot create a directory")?;
+    write(&here.join("fake-nvml.toml"), &inventory)?;
+    let directory = here.join("libraries");
+    fs::create_dir_all(&directory).context("cannot create a directory")?;
     for (name, library) in [
-        ("libnvidia-ml.so.1", &stand_ins.nvml),
-        ("libcuda.so.1", &stand_ins.cuda),
+        ("libnvidia-ml.so.1", &fakes.nvml),
+        ("libcuda.so.1", &fakes.cuda),
     ] {
-        let place = folder.join(name);
+        let place = directory.join(name);
         fs::copy(library, &place).with_context(|| format!("cannot write {}", place.display()))?;
         append(&place, &inventory)?;
     }
@@ -251,7 +251,7 @@ pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
 fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()> {
     // Two lines, the second with the compiler: `nv_procfs_read_version`, kernel-open/nvidia/nv-procfs.c of
     // github:NVIDIA/open-gpu-kernel-modules. Text of the open flavor: github:nix-community/nixGL#186.
-    let kind = match driver.flavour {
+    let kind = match driver.flavor {
         "open" => "NVIDIA UNIX Open Kernel Module for x86_64",
         _ => "NVIDIA UNIX x86_64 Kernel Module",
     };
@@ -266,7 +266,7 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
     write(&dir.join("nodes"), &devices(&dir.join("proc"), functions)?)?;
     // O: built out of tree; E: not signed with a trusted key; P: license not compatible with the GPL (Linux,
     // Documentation/admin-guide/tainted-kernels.rst). The license of the open flavor is "Dual MIT/GPL".
-    let taint = match driver.flavour {
+    let taint = match driver.flavor {
         "open" => "OE",
         _ => "POE",
     };
@@ -340,7 +340,7 @@ fn library_side(
     root: &Path,
     here: &Path,
     version: &str,
-    stand_ins: &StandIns,
+    fakes: &Fakes,
     inventory: &str,
 ) -> Result<()> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -351,8 +351,8 @@ fn library_side(
         root.join("usr/lib64"),
     ];
     for (name, with) in [
-        ("libnvidia-ml.so", &stand_ins.nvml),
-        ("libcuda.so", &stand_ins.cuda),
+        ("libnvidia-ml.so", &fakes.nvml),
+        ("libcuda.so", &fakes.cuda),
     ] {
         let name = format!("{name}.{version}");
         let mut paths = places.iter().map(|dir| dir.join(&name));
@@ -514,10 +514,10 @@ mod tests {
     #[test]
     fn kernel_taint_depends_on_license() {
         let dir = tempfile::tempdir().unwrap();
-        for (flavour, taint) in [("open", "OE"), ("proprietary", "POE")] {
+        for (flavor, taint) in [("open", "OE"), ("proprietary", "POE")] {
             let driver = Driver {
                 version: "535.1.2".into(),
-                flavour,
+                flavor,
             };
             kernel_side(dir.path(), &driver, &[]).unwrap();
             let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();

@@ -247,11 +247,11 @@ mod tests {
         let machines = machines();
         for (name, machine) in &machines.machines {
             assert!(machines.has_root(machine), "{name}");
-            for folder in &machine.image_files {
-                let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            for directory in &machine.image_files {
+                let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
                     .join("../image-files")
-                    .join(folder);
-                assert!(folder.is_dir(), "{name}: {}", folder.display());
+                    .join(directory);
+                assert!(directory.is_dir(), "{name}: {}", directory.display());
             }
             if let Some(config) = &machine.config {
                 let file = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -33,7 +33,7 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
         fs::create_dir_all(&source).context("cannot create a directory")?;
         compile(spec, &source)?;
         pack(spec, &module, &source)?;
-        stand_ins(spec, &dir.join("work"))?;
+        fakes(spec, &dir.join("work"))?;
         let packages = dir.join("packages");
         fs::create_dir_all(&packages).context("cannot create a directory")?;
         for entry in fs::read_dir(dir.join("work")).context("cannot read the work directory")? {
@@ -123,9 +123,9 @@ dpkg-buildpackage -b -us -uc -d
     Ok(())
 }
 
-fn stand_ins(spec: &Toolkit, work: &Path) -> Result<()> {
+fn fakes(spec: &Toolkit, work: &Path) -> Result<()> {
     let version = format!("{}-{}", spec.version, spec.revision);
-    stand_in(work, "libnvidia-container1", &version, "")?;
+    fake(work, "libnvidia-container1", &version, "")?;
     let depends = format!("Depends: libnvidia-container1 (>= {version})\n");
     let dir = work.join("libnvidia-container-tools");
     let program = dir.join("usr/bin/nvidia-container-cli");
@@ -137,14 +137,14 @@ fn stand_ins(spec: &Toolkit, work: &Path) -> Result<()> {
     .context("cannot write a fake package")?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
         .context("cannot set a mode")?;
-    stand_in(work, "libnvidia-container-tools", &version, &depends)
+    fake(work, "libnvidia-container-tools", &version, &depends)
 }
 
-fn stand_in(work: &Path, name: &str, version: &str, depends: &str) -> Result<()> {
+fn fake(work: &Path, name: &str, version: &str, depends: &str) -> Result<()> {
     let dir = work.join(name);
     let doc = dir.join("usr/share/doc").join(name);
-    for folder in [&doc, &dir.join("DEBIAN")] {
-        fs::create_dir_all(folder).context("cannot create a directory")?;
+    for directory in [&doc, &dir.join("DEBIAN")] {
+        fs::create_dir_all(directory).context("cannot create a directory")?;
     }
     fs::write(
         doc.join("README.stand-in"),

@@ -42,7 +42,7 @@ struct Run {
 type Moment = (&'static str, fn(&Run) -> bool);
 
 const MOMENTS: [Moment; 6] = [
-    ("the run has a directory", |run| run.folder().exists()),
+    ("the run has a directory", |run| run.directory().exists()),
     ("its disk is being copied", |run| {
         run.inside(&run.disk()).join("root/usr").exists()
     }),
@@ -107,7 +107,7 @@ fn vm_clean_after_sigkill_leaves_nothing() {
     run.wait_for(ENTERED);
     run.send(Signal::SIGKILL);
     assert_eq!(run.wait(END).signal(), Some(9));
-    assert!(run.folder().exists(), "there is something to clean");
+    assert!(run.directory().exists(), "there is something to clean");
     clean();
     run.assert_gone("after SIGKILL and `vm clean`");
 }
@@ -172,12 +172,12 @@ impl Run {
         }
     }
 
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.cache.join("runs").join(self.child.id().to_string())
     }
 
     fn disk(&self) -> PathBuf {
-        self.folder().join(CASE)
+        self.directory().join(CASE)
     }
 
     /// The first process in the PID namespace of the run.
@@ -251,24 +251,24 @@ impl Run {
     }
 
     fn loop_devices_and_mounts(&self) -> Vec<String> {
-        let folder = self.folder().display().to_string();
+        let directory = self.directory().display().to_string();
         let mut left = vec![fs::read_to_string("/proc/self/mountinfo").unwrap()];
         for device in fs::read_dir("/sys/block").unwrap() {
             let file = device.unwrap().path().join("loop/backing_file");
             left.extend(fs::read_to_string(file));
         }
         let lines = left.iter().flat_map(|text| text.lines());
-        let ours = lines.filter(|line| line.contains(&folder));
+        let ours = lines.filter(|line| line.contains(&directory));
         ours.map(String::from).collect()
     }
 
     fn left(&self) -> Vec<String> {
         let small =
-            [RUN, "/run/systemd/nspawn/propagate"].map(|folder| Path::new(folder).join(CASE));
+            [RUN, "/run/systemd/nspawn/propagate"].map(|directory| Path::new(directory).join(CASE));
         let paths = self
             .groups()
             .into_iter()
-            .chain([self.folder()])
+            .chain([self.directory()])
             .chain(small);
         let paths = paths.filter(|path| path.exists());
         let mut left: Vec<String> = paths.map(|path| path.display().to_string()).collect();

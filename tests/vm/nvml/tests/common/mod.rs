@@ -10,7 +10,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 /// Environment variable with the name of the part that a child runs.
-const PART: &str = "GPU_STANDIN_NVML_PART";
+const PART: &str = "GPU_FAKE_NVML_PART";
 
 /// A file that a child creates after its part has finished.
 const DONE: &str = "done";
@@ -38,14 +38,14 @@ pub struct Ended {
 
 /// The library that was built with this test.
 pub fn library() -> PathBuf {
-    let mut folder = std::env::current_exe().expect("a test has a path");
-    while folder.pop() {
-        let library = folder.join("libstandin_nvml.so");
+    let mut directory = std::env::current_exe().expect("a test has a path");
+    while directory.pop() {
+        let library = directory.join("libfake_nvml.so");
         if library.exists() {
             return library;
         }
     }
-    panic!("libstandin_nvml.so is not next to the test: build the crate as a cdylib");
+    panic!("libfake_nvml.so is not next to the test: build the crate as a cdylib");
 }
 
 /// NVML through the wrapper that the product uses.
@@ -65,21 +65,21 @@ pub fn with(inventory: &str, name: &str, part: impl FnOnce()) {
 pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce()) -> Option<Ended> {
     if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
         part();
-        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent sets it");
+        let inventory = std::env::var_os("GPU_FAKE_NVML").expect("the parent sets it");
         std::fs::write(Path::new(&inventory).with_file_name(DONE), "")
             .expect("the marker is written");
         return None;
     }
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let file = folder.path().join("inventory.toml");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("inventory.toml");
     std::fs::write(
         &file,
-        inventory.replace("@folder@", &folder.path().display().to_string()),
+        inventory.replace("@folder@", &directory.path().display().to_string()),
     )
     .expect("the inventory is written");
     let mut child = Command::new(std::env::current_exe().expect("a test has a path"))
         .args([name, "--exact", "--nocapture"])
-        .env("GPU_STANDIN_NVML", &file)
+        .env("GPU_FAKE_NVML", &file)
         .env(PART, name)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

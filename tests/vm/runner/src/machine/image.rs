@@ -105,8 +105,8 @@ impl Image {
             DISK_SIZE,
         ]
         .map(String::from);
-        let folders = (frame.dir.as_path(), frame.run.as_path());
-        let argv = qemu::command(&self.qemu, &frame.group, &frame.net, folders, &argv);
+        let directories = (frame.dir.as_path(), frame.run.as_path());
+        let argv = qemu::command(&self.qemu, &frame.group, &frame.net, directories, &argv);
         Cmd::new(argv).ok().context("cannot make a disk")?;
         self.seal_payload(frame)?;
         let seed = frame.seed();

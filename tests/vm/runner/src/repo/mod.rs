@@ -2,7 +2,7 @@
 //! the container toolkit from its real source, and the fake packages of `packages.toml` and of the directory `rpms`.
 
 pub mod rpm;
-mod stand_in;
+mod fake;
 pub mod table;
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub const PORT: u16 = 8077;
 /// A part of the recipe, because a change of these files may change the result.
 const SOURCE: [&str; 3] = [
     include_str!("mod.rs"),
-    include_str!("stand_in.rs"),
+    include_str!("fake.rs"),
     include_str!("table.rs"),
 ];
 /// The Debian release whose binaries are packaged under Docker's names.
@@ -183,7 +183,7 @@ fn make(
         }
     }
     let values = addresses(table.repositories.iter());
-    let source = stand_in::Source {
+    let source = fake::Source {
         keys: &keys,
         debian: binaries,
         programs,
@@ -199,7 +199,7 @@ fn make(
         fs::create_dir_all(&pool).context("cannot create a directory")?;
         for version in &package.versions {
             fs::create_dir_all(&work).context("cannot create a directory")?;
-            stand_in::build(package, version, &source, &work, &pool)
+            fake::build(package, version, &source, &work, &pool)
                 .with_context(|| format!("cannot build {} {version}", package.name))?;
             crate::bed::remove_tree(&work)?;
         }

@@ -277,7 +277,7 @@ impl Kernel {
         let Some(of) = template.of.filter(|of| !self.without.contains(of)) else {
             return Ok(Vec::new());
         };
-        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavor")?;
+        let (abi, flavor) = (self.release.rsplit_once('-')).context("a kernel has a flavor")?;
         let drivers: Vec<_> = self.drivers.iter().map(Some).collect();
         let series: Vec<_> = self.newest_of.iter().map(Some).collect();
         let (drivers, series) = match of {
@@ -301,7 +301,7 @@ impl Kernel {
                 let values = &mut package.values;
                 values.insert("kernel", self.release.clone());
                 values.insert("abi", abi.into());
-                values.insert("flavour", flavour.into());
+                values.insert("flavor", flavor.into());
                 if let Some((driver, version)) = driver {
                     let branch = driver.split('-').next().unwrap_or_default();
                     values.insert("driver", (*driver).clone());

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use self::spec::Work;
 use self::table::{Rpms, Stream};
-use super::stand_in::Source;
+use super::fake::Source;
 use super::table::{Place, upstream};
 use super::{
     Gpg, HALF_SYNCED, PORT, Repositories, STRANGER, UNSIGNED, WRONG_KEY, addresses, binaries, keys,
@@ -30,7 +30,7 @@ const SOURCE: [&str; 4] = [
     include_str!("mod.rs"),
     include_str!("spec.rs"),
     include_str!("table.rs"),
-    include_str!("../stand_in.rs"),
+    include_str!("../fake.rs"),
 ];
 const SIGN: &str = include_str!("sign.sh");
 

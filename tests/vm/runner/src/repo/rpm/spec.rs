@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::table::{Package, Release, Repository};
-use crate::repo::stand_in::{Source, Tree};
+use crate::repo::fake::{Source, Tree};
 use crate::repo::table::upstream;
 use crate::sh::Cmd;
 

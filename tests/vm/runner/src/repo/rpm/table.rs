@@ -221,7 +221,7 @@ fn zero() -> String {
 
 impl Rpms {
     /// Reads and checks the table. Each file of the directory contains a part.
-    pub fn load(folder: &Path) -> Result<Rpms> {
+    pub fn load(directory: &Path) -> Result<Rpms> {
         let mut table = Rpms::default();
         for name in [
             "almalinux.toml",
@@ -229,7 +229,7 @@ impl Rpms {
             "vendors.toml",
             "modules.toml",
         ] {
-            let path = folder.join(name);
+            let path = directory.join(name);
             let text = fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
             let part: Rpms = toml::from_str(&text)
@@ -264,8 +264,8 @@ impl Rpms {
     }
 
     /// The table of the Kubernetes packages, for the releases of this one.
-    pub fn of_kubernetes(&self, folder: &Path) -> Result<Rpms> {
-        let path = folder.join("kubernetes.toml");
+    pub fn of_kubernetes(&self, directory: &Path) -> Result<Rpms> {
+        let path = directory.join("kubernetes.toml");
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut table: Rpms =

@@ -1,0 +1,70 @@
+//! Kernel modules whose compilation is deferred to a later change. Compiling takes most of the time of an installation and does
+//! not need the package manager, so other packages are installed in parallel.
+
+use std::sync::atomic::Ordering;
+
+use camino::Utf8Path;
+
+use crate::{
+    change::{Applier, ChangeError},
+    dkms,
+    host::FilesError,
+    tools::packages::{Action, HEADER},
+};
+
+/// The flag file that disables compilation in package scripts.
+fn flag() -> &'static Utf8Path {
+    Utf8Path::new(dkms::NO_AUTOINSTALL)
+}
+
+/// The content of the flag file. A directory that was created for it is removed together with it, even after an interrupted
+/// run.
+fn text(with_directory: bool) -> String {
+    let directory = match with_directory {
+        true => "# The directory was created for this file.\n",
+        false => "",
+    };
+    format!("{HEADER}{directory}")
+}
+
+/// Returns `true` for packages that DKMS compiles from. Their names contain `dkms`.
+fn is_source(action: &Action) -> bool {
+    matches!(action, Action::Install { name, .. } if name.contains("dkms") && name != "dkms")
+}
+
+impl Applier {
+    /// Disables compilation in the scripts of a transaction until [`Applier::compile_again`]. The later change compiles only
+    /// one module, so this has no effect if there are others, or if the administrator has set the flag.
+    pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
+        if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {
+            let has_directory = match flag().parent() {
+                Some(directory) => files.exists(directory)?,
+                None => true,
+            };
+            files.write(flag(), text(!has_directory).as_bytes(), 0o644)?;
+            self.paused_for_run.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Removes the flag file, including the one of an interrupted run.
+    pub(super) fn compile_again(&self) -> Result<(), FilesError> {
+        let files = &self.host.files;
+        let Some(found) = files
+            .read(flag())?
+            .filter(|found| found.starts_with(HEADER.as_bytes()))
+        else {
+            return Ok(());
+        };
+        files.remove(flag())?;
+        if let Some(directory) = flag().parent()
+            && found == text(true).as_bytes()
+        {
+            // DKMS was not installed.
+            files.remove_empty_directory(directory)?;
+        }
+        Ok(())
+    }
+}
