@@ -612,7 +612,9 @@ fn canonical_image_joins_with_its_script() {
     let join = join
         .replace("/var/lib/cloud/instance", &place)
         .replace("/etc/eks/bootstrap.sh", "bootstrap");
-    let joined = directory.path().join(joined_file.file_name().expect("a name"));
+    let joined = directory
+        .path()
+        .join(joined_file.file_name().expect("a name"));
     for (status, has_joined) in [(1, false), (0, true)] {
         let body = format!(
             "test -e {place}/gpu-bootstrap-may-join || exit 9\necho \"$*\" >\"$T/args\"; exit {status}"

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use gpu_bootstrap::{
-    change::{Applier, Change, Sink, ApplyChanges},
+    change::{Applier, ApplyChanges, Change, Sink},
     compat::matrix::Matrix,
     config::{
         desired::Desired,

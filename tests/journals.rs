@@ -75,26 +75,27 @@ fn a_complete_run() {
 #[test]
 fn joined_machine_has_a_leave_method() {
     let history = read("left-and-joined-anew.jsonl");
-    let ways: Vec<Leave> = (history.lines.iter())
+    let leaves: Vec<Leave> = (history.lines.iter())
         .filter_map(|line| match &line.record {
             Record::Applied {
-                undo: Undo::LeaveCluster(LeaveCluster { way, cluster, .. }),
+                undo: Undo::LeaveCluster(LeaveCluster { leave, cluster, .. }),
                 ..
             } => {
                 assert_eq!(cluster.as_ref().unwrap().server, "https://10.0.0.1:6443");
-                Some(way.clone())
+                Some(leave.clone())
             }
             _ => None,
         })
         .collect();
     let [
         Leave::Kubeadm {
-            created_directories, ..
+            created_directories,
+            ..
         },
         Leave::Command { command, .. },
-    ] = &ways[..]
+    ] = &leaves[..]
     else {
-        panic!("{ways:?}");
+        panic!("{leaves:?}");
     };
     assert_eq!(created_directories.len(), 3);
     assert_eq!(command[..], ["/usr/local/sbin/leave", "--now"]);

@@ -86,9 +86,12 @@ fn modules_in_a_directory_have_no_cycles() {
         for child in &free_space.children {
             for module in child.all() {
                 for (path, line) in module.paths() {
-                    let other = path.strip_prefix(&free_space.path[..]).and_then(<[_]>::first);
-                    let other = other
-                        .and_then(|other| free_space.children.iter().find(|one| one.name() == other));
+                    let other = path
+                        .strip_prefix(&free_space.path[..])
+                        .and_then(<[_]>::first);
+                    let other = other.and_then(|other| {
+                        free_space.children.iter().find(|one| one.name() == other)
+                    });
                     if let Some(other) = other.filter(|other| other.path != child.path) {
                         let of_child = uses.entry(child.name()).or_default();
                         of_child

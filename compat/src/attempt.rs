@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Board;
+use crate::constraints::Constraints;
 use crate::identity::{Flavor, SupportedFlavors};
 use crate::matrix::{BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support};
+use crate::rule_result::{self, Candidate, Evaluation, Rule, RuleResult};
 use crate::rules::{self, Needs};
-use crate::rule_result::{self, Evaluation, Candidate, Rule, RuleResult};
 use crate::version::{Branch, CudaVersion, DriverVersion};
-use crate::constraints::Constraints;
 
 /// The selected driver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -129,8 +129,13 @@ fn offers(matrix: &Matrix, constraints: &Constraints) -> Result<Vec<DriverVersio
         return Err(early(Rule::Constraints, text, false));
     }
     let wanted = |version: &DriverVersion| {
-        constraints.branch.is_none_or(|branch| version.branch() == branch)
-            && constraints.version.as_ref().is_none_or(|requested| version == requested)
+        constraints
+            .branch
+            .is_none_or(|branch| version.branch() == branch)
+            && constraints
+                .version
+                .as_ref()
+                .is_none_or(|requested| version == requested)
     };
     if let Some(candidates) = &constraints.candidates {
         let fitting: BTreeSet<_> = candidates
@@ -276,8 +281,9 @@ fn picked(matrix: &Matrix, constraints: &Constraints, needs: &Needs<'_>, best: &
             .iter()
             .filter_map(|cuda| why_cuda(matrix, *cuda, version)),
     );
-    let cudnn =
-        |rule_result: &&RuleResult| rule_result.rule == Rule::Cudnn && rule_result.evaluation == Evaluation::Note;
+    let cudnn = |rule_result: &&RuleResult| {
+        rule_result.rule == Rule::Cudnn && rule_result.evaluation == Evaluation::Note
+    };
     let cudnn = best.rule_results.iter().filter(cudnn);
     reasons.extend(cudnn.map(|rule_result| rule_result.text.clone()));
     reasons.extend(fabric_note);
@@ -311,7 +317,8 @@ fn picked(matrix: &Matrix, constraints: &Constraints, needs: &Needs<'_>, best: &
     }
     Pick {
         branch,
-        version: (constraints.version.is_some() || constraints.candidates.is_some()).then(|| version.clone()),
+        version: (constraints.version.is_some() || constraints.candidates.is_some())
+            .then(|| version.clone()),
         recommended: version.clone(),
         flavor: *flavor,
         assumed: needs.boards.iter().any(Board::is_assumed),

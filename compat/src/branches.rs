@@ -3,8 +3,8 @@
 use crate::answer::BranchAnswer;
 use crate::identity::{Flavor, SupportedFlavors};
 use crate::matrix::{BranchRow, Matrix};
+use crate::rule_result::{Candidate, Evaluation};
 use crate::rules::{self, Needs};
-use crate::rule_result::{Evaluation, Candidate};
 use crate::version::CudaVersion;
 
 /// Returns the branches whose newest version supports all boards for certain, newest first.

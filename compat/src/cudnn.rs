@@ -80,8 +80,17 @@ pub(super) fn evaluate(
             )
         })
         .collect();
-    let worst = |rule_results: &[RuleResult]| rule_results.iter().map(|rule_result| rule_result.evaluation).max();
-    let Some(best) = evaluated.iter().map(|(_, rule_results)| worst(rule_results)).min() else {
+    let worst = |rule_results: &[RuleResult]| {
+        rule_results
+            .iter()
+            .map(|rule_result| rule_result.evaluation)
+            .max()
+    };
+    let Some(best) = evaluated
+        .iter()
+        .map(|(_, rule_results)| worst(rule_results))
+        .min()
+    else {
         let majors: Vec<String> = all.iter().map(|row| row.cuda_major.to_string()).collect();
         let wanted: Vec<String> = cuda.iter().map(ToString::to_string).collect();
         let text = format!(

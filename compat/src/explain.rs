@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::attempt::{Failed, Evaluated, Pick, attempt};
+use crate::attempt::{Evaluated, Failed, Pick, attempt};
 use crate::board::Board;
+use crate::constraints::Constraints;
 use crate::identity::SupportedFlavors;
 use crate::matrix::Matrix;
 use crate::rule_result::{self, Evaluation, Rule, RuleResult};
-use crate::constraints::Constraints;
 
 /// The error if no driver fits.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -102,7 +102,12 @@ fn pairs(matrix: &Matrix, constraints: &Constraints) -> Vec<RuleResult> {
                     describe(first),
                     describe(second)
                 );
-                found.push(rule_result::say(Rule::Pair, Evaluation::Refuse, text, &citations));
+                found.push(rule_result::say(
+                    Rule::Pair,
+                    Evaluation::Refuse,
+                    text,
+                    &citations,
+                ));
             }
         }
     }
@@ -128,7 +133,11 @@ fn describe(board: &Board<'_>) -> String {
 type Relaxation<'a> = (&'static str, &'a dyn Fn(&mut Constraints));
 
 /// Relaxes the constraints step by step until a driver fits.
-fn nearest(matrix: &Matrix, constraints: &Constraints, reasons: &[RuleResult]) -> (Vec<String>, Option<Box<Pick>>) {
+fn nearest(
+    matrix: &Matrix,
+    constraints: &Constraints,
+    reasons: &[RuleResult],
+) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
         let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);

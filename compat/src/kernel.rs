@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 
 use crate::matrix::{Confidence, KernelFix, KernelReport, Matrix, Shows};
-use crate::rule_result::{Evaluation, Candidate, Rule, RuleResult, say};
+use crate::rule_result::{Candidate, Evaluation, Rule, RuleResult, say};
 use crate::version::{DriverVersion, KernelVersion};
 
 /// Adds the kernel rule results for a candidate.
@@ -49,7 +49,8 @@ pub fn strongest(
 ) -> Option<RuleResult> {
     let mut said = Vec::new();
     evaluate(matrix, kernel, arch, offer, &mut said);
-    said.into_iter().max_by_key(|rule_result| rule_result.evaluation)
+    said.into_iter()
+        .max_by_key(|rule_result| rule_result.evaluation)
 }
 
 /// Returns whether entries show that a driver builds on the mainline version of a kernel. A mainline kernel that is not newer
@@ -204,7 +205,8 @@ fn fixes(
                 if newest.is_some_and(|newest| branch < newest) {
                     let text =
                         format!("{since}; it is unknown whether branch {branch} has the fix");
-                    not_reported = Some(say(Rule::Kernel, Evaluation::Unknown, text, &row.citations));
+                    not_reported =
+                        Some(say(Rule::Kernel, Evaluation::Unknown, text, &row.citations));
                 }
             }
         }
@@ -394,7 +396,7 @@ fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelReport, Matrix, Candidate, at_work, counts_on, reports, shown_by_errors};
+    use super::{Candidate, KernelReport, Matrix, at_work, counts_on, reports, shown_by_errors};
     use crate::identity::Flavor;
 
     #[test]

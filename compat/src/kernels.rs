@@ -178,8 +178,9 @@ impl KernelQuestion {
             (begun.chain(others)).filter(move |(_, method)| also_closed || method.closed.is_none())
         };
         let without_another_series = open().find_map(|(at, method)| {
-            let installed =
-                || (policy >= KernelPolicy::SameSeries).then(|| self.installed(at, method, false))?;
+            let installed = || {
+                (policy >= KernelPolicy::SameSeries).then(|| self.installed(at, method, false))?
+            };
             self.here(at, method).or_else(installed)
         });
         // If the kernel of the next boot is unknown, a reboot may not help.
@@ -221,7 +222,12 @@ impl KernelQuestion {
 
     /// Returns the newest kernel of the same flavor that can be installed, has a module, and is newer than all installed kernels,
     /// so that the boot loader starts it.
-    fn installed(&self, at: usize, method: &KernelMethod, other_series: bool) -> Option<KernelAnswer> {
+    fn installed(
+        &self,
+        at: usize,
+        method: &KernelMethod,
+        other_series: bool,
+    ) -> Option<KernelAnswer> {
         let base = self.kernels.base()?;
         let is_passed_over =
             |there: &KernelVersion| there.flavor() == base.flavor() && *there > base;
@@ -421,16 +427,25 @@ mod tests {
         let mut asked = question(old, old, &[], &headers);
         assert_eq!(asked.answer(), install(new, COMPILED));
         asked.policy = KernelPolicy::No;
-        assert_eq!(missing(&asked), Some((KernelPolicy::SameSeries, new.to_owned())));
+        assert_eq!(
+            missing(&asked),
+            Some((KernelPolicy::SameSeries, new.to_owned()))
+        );
     }
 
     #[test]
     fn the_policy_limits_new_kernels() {
         let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
         asked.policy = KernelPolicy::No;
-        assert_eq!(missing(&asked), Some((KernelPolicy::SameSeries, NEW.to_owned())));
+        assert_eq!(
+            missing(&asked),
+            Some((KernelPolicy::SameSeries, NEW.to_owned()))
+        );
         let mut another = question(OLD, OLD, &[ROLLING, "6.17.0-1004-aws"], &[]);
-        assert_eq!(missing(&another), Some((KernelPolicy::Any, ROLLING.to_owned())));
+        assert_eq!(
+            missing(&another),
+            Some((KernelPolicy::Any, ROLLING.to_owned()))
+        );
         another.policy = KernelPolicy::Any;
         let other_series = true;
         let kernel = version(ROLLING);

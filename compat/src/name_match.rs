@@ -59,8 +59,8 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
         recommended: (first.driver.recommended.clone())
             .filter(|best| all(&|answer| answer.driver.recommended.as_ref() == Some(best))),
     };
-    let module_flavor = (first.module_flavor)
-        .filter(|flavor| all(&|answer| answer.module_flavor == Some(*flavor)));
+    let module_flavor =
+        (first.module_flavor).filter(|flavor| all(&|answer| answer.module_flavor == Some(*flavor)));
     let branches = first.branches.iter();
     let branches = branches.filter(|row| all(&|answer| answer.branches.contains(row)));
     let differ = (!agree).then(|| {

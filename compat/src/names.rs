@@ -118,9 +118,11 @@ impl Matrix {
                 .map(|name_match| times(count, name_match, Some(true)))
                 .collect(),
             // Four boards may be part of a baseboard with switches or not.
-            _ => (with.into_iter().map(|name_match| times(count, name_match, None)))
-                .chain((without.into_iter()).map(|name_match| times(count, name_match, Some(false))))
-                .collect(),
+            _ => (with
+                .into_iter()
+                .map(|name_match| times(count, name_match, None)))
+            .chain((without.into_iter()).map(|name_match| times(count, name_match, Some(false))))
+            .collect(),
         }
     }
 
@@ -396,7 +398,10 @@ mod tests {
     fn named(name: &str) -> Vec<String> {
         let matrix = matrix();
         let found = matrix.name_matches(name).unwrap_or_default();
-        found.into_iter().map(|name_match| name_match.label).collect()
+        found
+            .into_iter()
+            .map(|name_match| name_match.label)
+            .collect()
     }
 
     #[test]

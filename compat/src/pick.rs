@@ -1,8 +1,8 @@
 //! Selects a driver for a machine, or explains why no driver fits.
 
 pub use crate::attempt::Pick;
-pub use crate::explain::NoDriver;
 pub use crate::constraints::Constraints;
+pub use crate::explain::NoDriver;
 
 use crate::attempt::attempt;
 use crate::explain::explain;

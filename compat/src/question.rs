@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-pub use crate::answer::{Answer, BranchAnswer, Compatibility, DriverAnswer, NameMatchAnswer, SCHEMA};
+pub use crate::answer::{
+    Answer, BranchAnswer, Compatibility, DriverAnswer, NameMatchAnswer, SCHEMA,
+};
 pub use crate::asked::DriverOrBranch;
 
 use crate::attempt;
@@ -16,8 +18,8 @@ use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix, Support};
 use crate::name_match;
 use crate::names::NameMatch;
 use crate::pick::{Constraints, pick};
+use crate::rule_result::{self, Candidate, Evaluation, Rule, RuleResult};
 use crate::rules;
-use crate::rule_result::{self, Evaluation, Candidate, Rule, RuleResult};
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// A query. At least one field must be set.
@@ -391,8 +393,9 @@ fn evaluate_version(
     };
     let fits = |rule_results: &[RuleResult]| {
         let flavor = |rule| matches!(rule, Rule::BoardFlavor | Rule::BranchFlavor);
-        !(rule_results.iter())
-            .any(|rule_result| flavor(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse)
+        !(rule_results.iter()).any(|rule_result| {
+            flavor(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse
+        })
     };
     let (mut worse, mut named) = (Vec::new(), preferred);
     let (flavor, mut rule_results) = if weight(&second) < weight(&first) {
@@ -406,7 +409,11 @@ fn evaluate_version(
         }
         (preferred, first)
     };
-    worse.retain(|text| !rule_results.iter().any(|rule_result| rule_result.text == *text));
+    worse.retain(|text| {
+        !rule_results
+            .iter()
+            .any(|rule_result| rule_result.text == *text)
+    });
     for text in worse {
         let none: [&str; 0] = [];
         // The default modules determine the result. The other modules are only a note.
@@ -423,7 +430,9 @@ fn evaluate_version(
         .iter()
         .filter(|r| r.evaluation == Evaluation::Refuse)
         .collect();
-    let unsure = rule_results.iter().any(|r| r.evaluation >= Evaluation::Unknown);
+    let unsure = rule_results
+        .iter()
+        .any(|r| r.evaluation >= Evaluation::Unknown);
     let without_code = rule_results
         .iter()
         .any(|r| r.rule == Rule::CudaArchitecture && r.evaluation >= Evaluation::Against);
@@ -444,7 +453,11 @@ fn evaluate_version(
         .all(|rule_result| rule_result.rule == Rule::ForwardCompat)
     {
         Compatibility::NeedsForwardCompat
-    } else if nothing_known && refused.iter().all(|rule_result| rule_result.rule == Rule::UnknownGpu) {
+    } else if nothing_known
+        && refused
+            .iter()
+            .all(|rule_result| rule_result.rule == Rule::UnknownGpu)
+    {
         Compatibility::Unknown
     } else {
         Compatibility::Incompatible
@@ -467,7 +480,10 @@ fn no_data(
     rule_results: &[RuleResult],
 ) -> Option<RuleResult> {
     let none: [&str; 0] = [];
-    if rule_results.iter().any(|rule_result| rule_result.rule == Rule::Kernel) {
+    if rule_results
+        .iter()
+        .any(|rule_result| rule_result.rule == Rule::Kernel)
+    {
         return None;
     }
     let is_unknown = |kernel: &&KernelVersion| !kernel::is_covered(matrix, kernel, version);
@@ -476,7 +492,12 @@ fn no_data(
             "no data about driver {version} on kernel {kernel}: only a build, or a package for this kernel, shows \
              whether it works"
         );
-        return Some(rule_result::say(Rule::Kernel, Evaluation::Unknown, text, &none));
+        return Some(rule_result::say(
+            Rule::Kernel,
+            Evaluation::Unknown,
+            text,
+            &none,
+        ));
     }
     let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
     let (major, minor) = kernel.series();
@@ -484,7 +505,12 @@ fn no_data(
         "driver {version} builds on Linux {major}.{minor}; the vendor kernel {kernel} may contain backports that \
          break the build"
     );
-    Some(rule_result::say(Rule::Kernel, Evaluation::Note, text, &none))
+    Some(rule_result::say(
+        Rule::Kernel,
+        Evaluation::Note,
+        text,
+        &none,
+    ))
 }
 
 /// Returns the oldest driver that supports the GPU, the CUDA version and cuDNN.

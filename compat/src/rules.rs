@@ -7,7 +7,7 @@ use crate::cudnn;
 use crate::identity::{Architecture, Flavor, SupportedFlavors};
 use crate::kernel;
 use crate::matrix::{BranchRow, InstanceFlavor, Matrix, OpenModules, Support, Toolkit};
-use crate::rule_result::{Evaluation, Candidate, Rule, RuleResult, say};
+use crate::rule_result::{Candidate, Evaluation, Rule, RuleResult, say};
 use crate::security;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
@@ -55,8 +55,9 @@ pub fn evaluate(matrix: &Matrix, needs: &Needs<'_>, offer: &Candidate) -> Vec<Ru
     }
     if let Some(asked) = needs.cudnn {
         let of_driver = |rule| matches!(rule, Rule::CudaDriver | Rule::ForwardCompat);
-        let is_told = (said.iter())
-            .any(|rule_result| of_driver(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse);
+        let is_told = (said.iter()).any(|rule_result| {
+            of_driver(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse
+        });
         let driver = Some(&offer.version).filter(|_| !is_told);
         cudnn::evaluate(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
     }
@@ -187,10 +188,7 @@ fn branch(matrix: &Matrix, offer: &Candidate, said: &mut Vec<RuleResult>) {
             _ => false,
         };
         if missing {
-            let text = format!(
-                "branches next to {branch} have no {} modules",
-                offer.flavor
-            );
+            let text = format!("branches next to {branch} have no {} modules", offer.flavor);
             said.push(say(Rule::BranchFlavor, Evaluation::Against, text, &none));
         }
         return;
@@ -214,11 +212,21 @@ fn branch(matrix: &Matrix, offer: &Candidate, said: &mut Vec<RuleResult>) {
         Support::Ended => {
             let when = end.map_or(String::new(), |end| format!(" ({end})"));
             let text = format!("branch {branch} is end-of-life{when}");
-            said.push(say(Rule::Support, Evaluation::Caution, text, &row.citations));
+            said.push(say(
+                Rule::Support,
+                Evaluation::Caution,
+                text,
+                &row.citations,
+            ));
         }
         Support::Unknown => {
             let text = format!("the support status of branch {branch} is unknown");
-            said.push(say(Rule::Support, Evaluation::Caution, text, &row.citations));
+            said.push(say(
+                Rule::Support,
+                Evaluation::Caution,
+                text,
+                &row.citations,
+            ));
         }
     }
 }

@@ -271,9 +271,11 @@ fn parts(text: &[u8]) -> (usize, Vec<Part<'_>>) {
 /// The directories of the recorded machines in `tests/hosts`, sorted by name.
 fn recorded() -> Vec<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let hosts = (here.ancestors().map(|directory| directory.join("tests/hosts")))
-        .find(|directory| directory.is_dir())
-        .expect("the repository");
+    let hosts = (here
+        .ancestors()
+        .map(|directory| directory.join("tests/hosts")))
+    .find(|directory| directory.is_dir())
+    .expect("the repository");
     let entries = fs::read_dir(hosts).expect("tests/hosts");
     let mut found: Vec<PathBuf> = entries
         .map(|entry| entry.expect("an entry").path().join("root"))

@@ -14,13 +14,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    FollowUp, Change, FileAfter, ChangeError, Reverted, Sink, Undo,
+    Change, ChangeError, FileAfter, FollowUp, Reverted, Sink, Undo,
+    apply_changes::ApplyChanges,
     backup::Backups,
     file,
     labels::written,
-    packages::{Lists, OwnHolds, WantedPackages, Reduced},
+    packages::{Lists, OwnHolds, Reduced, WantedPackages},
     probe::Proving,
-    apply_changes::ApplyChanges,
 };
 use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
@@ -293,7 +293,12 @@ impl ApplyChanges for Applier {
         }
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
+    async fn apply(
+        &self,
+        change: &Change,
+        undo: Undo,
+        sink: &dyn Sink,
+    ) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile {
                 path,
@@ -352,7 +357,9 @@ impl ApplyChanges for Applier {
             }
             Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,
             Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
-            Change::JoinCluster { join } => join.method.way().join(self, join, sink).await?,
+            Change::JoinCluster { join } => {
+                join.method.implementation().join(self, join, sink).await?
+            }
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
             // The engine finishes its run before a reboot.
             Change::Reboot { .. } => return Err(ChangeError::bug("reboot in the middle of a run")),
@@ -390,7 +397,7 @@ impl ApplyChanges for Applier {
             return self.reconcile_stream(undo, sink).await;
         }
         if let Undo::LeaveCluster(undo) = undo {
-            undo.way.way().clear(self, sink).await?;
+            undo.leave.implementation().clear(self, sink).await?;
         }
         self.restore_emptied_files(undo)?;
         self.refine(self.without_unwritten_files(undo)?).await

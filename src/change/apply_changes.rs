@@ -41,7 +41,12 @@ pub trait ApplyChanges: Send + Sync {
     ///
     /// # Errors
     /// If it failed. It may have been applied in part.
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, ChangeError>;
+    async fn apply(
+        &self,
+        change: &Change,
+        undo: Undo,
+        sink: &dyn Sink,
+    ) -> Result<Undo, ChangeError>;
 
     /// Returns the exact undo of an interrupted change, by comparing the previous state with the current one.
     ///

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Applier, CHANGED_SINCE, Edit, FileAfter, FileBefore, ChangeError, Reverted, Saved, Sink, Undo,
+    Applier, CHANGED_SINCE, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Sink, Undo,
     edits,
 };
 use crate::{
@@ -435,7 +435,10 @@ impl Applier {
     }
 
     /// Removes directories that a change has created, if they are empty.
-    pub(super) fn remove_created(&self, directories: &[Utf8PathBuf]) -> Result<Vec<Reverted>, ChangeError> {
+    pub(super) fn remove_created(
+        &self,
+        directories: &[Utf8PathBuf],
+    ) -> Result<Vec<Reverted>, ChangeError> {
         let mut endings = Vec::new();
         for directory in directories.iter().rev() {
             if self.host.files.stat(directory)?.is_some()

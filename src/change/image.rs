@@ -169,7 +169,12 @@ impl Applier {
 }
 
 /// The error of a client that could not pull, and whether a retry may help.
-fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) -> (ChangeError, bool) {
+fn not_pulled(
+    image: &str,
+    runtime: &str,
+    error: &ExecError,
+    limit: Duration,
+) -> (ChangeError, bool) {
     let what = format!("pull the image `{image}` with {runtime}");
     let (fault, said) = match error {
         ExecError::Deadline { .. } => {

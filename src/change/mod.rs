@@ -23,6 +23,7 @@
 
 mod agents;
 mod applier;
+mod apply_changes;
 mod backup;
 mod describe;
 mod edits;
@@ -41,7 +42,6 @@ mod tests;
 mod tool;
 pub mod undo;
 mod unit;
-mod apply_changes;
 
 use std::collections::BTreeMap;
 
@@ -49,16 +49,16 @@ use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use crate::joins::{Join, Leave};
-pub use crate::work::{CHANGED_SINCE, Class, ChangeError, Reverted, STOPPED, Sink};
+pub use crate::work::{CHANGED_SINCE, ChangeError, Class, Reverted, STOPPED, Sink};
 pub use applier::Applier;
+pub use apply_changes::{ApplyChanges, NoChanges};
 pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, LeaveCluster, RestoreLabels};
-pub use probe::{ValidationRecord, Proving};
+pub use probe::{Proving, ValidationRecord};
 pub use runtime::RuntimeSettings;
-pub use undo::{FollowUp, FileAfter, FileBefore, RuntimeDaemon, Saved, Undo};
+pub use undo::{FileAfter, FileBefore, FollowUp, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;
-pub use apply_changes::{NoChanges, ApplyChanges};
 
 use crate::config::desired::{PackageSpec, Repository};
 

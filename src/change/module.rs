@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{FollowUp, Applier, ChangeError, Reverted, Sink, Undo, kernel_parameters::needed_by};
+use super::{Applier, ChangeError, FollowUp, Reverted, Sink, Undo, kernel_parameters::needed_by};
 use crate::{
     dkms,
     error::one_line,
@@ -49,7 +49,11 @@ impl Applier {
         Ok(Undo::Several { undos })
     }
 
-    pub(super) async fn load_module(&self, module: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn load_module(
+        &self,
+        module: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         if self.is_loaded(module)? {
             return Ok(());
         }
@@ -159,7 +163,9 @@ impl Applier {
             match self.tool(&what, &cmd, sink).await {
                 Err(error) if is_not_there(&error) => {
                     let program = generator.program();
-                    return Err(ChangeError::unsupported(format!("{what} without `{program}`")));
+                    return Err(ChangeError::unsupported(format!(
+                        "{what} without `{program}`"
+                    )));
                 }
                 done => done?,
             };
@@ -254,7 +260,11 @@ impl Applier {
             .collect())
     }
 
-    pub(super) async fn capture_build(&self, module: &str, kernel: &str) -> Result<Undo, ChangeError> {
+    pub(super) async fn capture_build(
+        &self,
+        module: &str,
+        kernel: &str,
+    ) -> Result<Undo, ChangeError> {
         let builds = self.builds(module).await?;
         let there = builds.iter().any(|status| is_installed(status, kernel));
         Ok(match self.versions_to_build(&builds, module)?.as_slice() {

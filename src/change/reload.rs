@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use super::{Applier, Class, ChangeError, Reverted, RuntimeDaemon, RuntimeSettings, Sink};
+use super::{Applier, ChangeError, Class, Reverted, RuntimeDaemon, RuntimeSettings, Sink};
 use crate::{
     config::desired::Daemon,
     error::one_line,
-    runtimes::{Config, ReloadWords, LiveConfig},
+    runtimes::{Config, LiveConfig, ReloadWords},
     tools::systemctl,
 };
 
@@ -125,7 +125,8 @@ impl Applier {
     /// Reloads the daemon's configuration. Returns whether systemd could do it.
     async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
         let output = self.exec(&systemctl::act("reload", unit), sink).await;
-        let output = output.map_err(|source| ChangeError::tool(format!("reload `{unit}`"), source))?;
+        let output =
+            output.map_err(|source| ChangeError::tool(format!("reload `{unit}`"), source))?;
         Ok(output.ok())
     }
 

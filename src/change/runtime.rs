@@ -15,8 +15,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Applier, Class, FileAfter, FileBefore, ChangeError, Reverted, RuntimeDaemon, STOPPED, Sink, Undo,
-    edits, file,
+    Applier, ChangeError, Class, FileAfter, FileBefore, Reverted, RuntimeDaemon, STOPPED, Sink,
+    Undo, edits, file,
 };
 use crate::{
     config::desired::Daemon,
@@ -393,7 +393,11 @@ impl Applier {
 }
 
 /// Returns the error for a daemon that does not work with its new configuration.
-fn not_configured(daemon: &RuntimeDaemon, why: ChangeError, restore_saved: Result<(), ChangeError>) -> ChangeError {
+fn not_configured(
+    daemon: &RuntimeDaemon,
+    why: ChangeError,
+    restore_saved: Result<(), ChangeError>,
+) -> ChangeError {
     let (runtime, unit) = (daemon.kind.name(), &daemon.unit);
     let see =
         format!("check the log (`journalctl --unit={unit}`), correct the configuration of {unit}");
@@ -500,7 +504,8 @@ mod tests {
             unit: "docker.service".into(),
             runtime: "nvidia".into(),
         };
-        let silent = || ChangeError::new("runtime-silent", "wait until docker responds (within 30 s)");
+        let silent =
+            || ChangeError::new("runtime-silent", "wait until docker responds (within 30 s)");
         let helped = || silent().advice("stop the containers");
         for (why, restore_saved, reason, hint) in [
             (

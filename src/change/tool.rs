@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::Utf8PathBuf;
 
-use super::{Applier, FileAfter, ChangeError, Sink, Undo};
+use super::{Applier, ChangeError, FileAfter, Sink, Undo};
 use crate::host::{Cmd, FileKind};
 
 /// The time limit of a tool. `nvidia-ctk` and similar tools take seconds, but hang on a faulty GPU.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FollowUp, Applier, ChangeError, Reverted, Sink, Undo, agents};
+use super::{Applier, ChangeError, FollowUp, Reverted, Sink, Undo, agents};
 use crate::{
     host::Output,
     tools::{initramfs, systemctl},
@@ -80,7 +80,11 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn restart_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn restart_unit(
+        &self,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         self.reload_if_needed(unit, sink).await?;
         self.bring_up("restart", unit, sink).await
     }

@@ -247,7 +247,10 @@ mod tests {
                 others: 2
             }
         );
-        files.put(&format!("{directory}/aer_dev_fatal"), "TOTAL_ERR_FATAL many\n");
+        files.put(
+            &format!("{directory}/aer_dev_fatal"),
+            "TOTAL_ERR_FATAL many\n",
+        );
         let error = uncorrected(gpu, &files).expect_err("no number");
         let unread = links(&[], Some(&error));
         assert_eq!(unread.status, Verdict::Unknown);

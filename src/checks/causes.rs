@@ -36,7 +36,11 @@ const NEEDS: &[(&str, &[&str])] = &[
     // Errors that a reset cannot fix come before the recommended reset, and the reset comes before the errors that it fixes.
     (
         "gpu.recovery-action",
-        &["pci.gpu.config-space", "mem.remap.failed", "mem.sram.threshold"],
+        &[
+            "pci.gpu.config-space",
+            "mem.remap.failed",
+            "mem.sram.threshold",
+        ],
     ),
     (
         "mem.ecc.uncorr",

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
-    runtimes::{BUILT_IN, Config, RuntimeKind, LiveConfig, containerd::CONFIG},
+    runtimes::{BUILT_IN, Config, LiveConfig, RuntimeKind, containerd::CONFIG},
     step::StepError,
     tools::kubelet,
 };
@@ -23,10 +23,15 @@ struct CgroupState {
     cri: Option<Config>,
     /// The cgroup driver of the kubelet, if it is configured: `systemd` or `cgroupfs`.
     kubelet: Option<String>,
+    /// The runtime of the kubelet if it is not this containerd, such as `k3s`.
+    other: Option<String>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     let files = subject.host.files();
+    // A kubelet with a socket that belongs to no known runtime may use this containerd at another address.
+    let other = (subject.state.kubelet_runtime()?)
+        .filter(|found| found.name != RuntimeKind::Containerd.name() && found.name != found.socket);
     let path = subject.state.kubelet_config()?;
     let kubelet = match files.read_text(path.as_str().into())? {
         None => None,
@@ -41,6 +46,7 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     Ok(CgroupState {
         cri: config(subject).await?,
         kubelet,
+        other: other.map(|found| format!("{} at `{}`", found.name, found.socket)),
     })
 }
 
@@ -53,13 +59,21 @@ async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
     };
     match (&view.said, &view.broken) {
         (LiveConfig::Silent(why), _) => Err(unexpected("containerd's configuration", why)),
-        (LiveConfig::Unknown(_), Some(broken)) => Err(unexpected(broken.path.as_str(), &broken.why)),
+        (LiveConfig::Unknown(_), Some(broken)) => {
+            Err(unexpected(broken.path.as_str(), &broken.why))
+        }
         _ => Ok(view.config().cloned()),
     }
 }
 
 fn decide(state: &CgroupState) -> Finding {
     let finding = |status, why: String| Finding::new(CGROUP, status, why);
+    if let (Some(_), Some(other)) = (&state.cri, &state.other) {
+        return finding(
+            Verdict::Skip,
+            format!("the kubelet uses {other} instead of this containerd"),
+        );
+    }
     let cri = match &state.cri {
         None => return finding(Verdict::Skip, "containerd is not installed".to_owned()),
         Some(cri) if !cri.serves_pods => {
@@ -150,6 +164,7 @@ mod tests {
                 ..Config::default()
             }),
             kubelet: kubelet.map(str::to_owned),
+            other: None,
         }
     }
 
@@ -180,5 +195,18 @@ mod tests {
         assert_eq!(decide(&none).status, Verdict::Skip);
         none.cri = None;
         assert_eq!(decide(&none).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn containerd_that_the_kubelet_does_not_use_is_skipped() {
+        let mut unused = state(Some(false), Some(false), Some("systemd"));
+        unused.other = Some("k3s at `/run/k3s/containerd/containerd.sock`".to_owned());
+        let finding = decide(&unused);
+        assert_eq!(finding.status, Verdict::Skip);
+        assert!(
+            finding.why.contains("the kubelet uses k3s"),
+            "{}",
+            finding.why
+        );
     }
 }

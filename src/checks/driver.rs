@@ -10,9 +10,9 @@ use crate::{
         board::Board,
         kernel,
         matrix::{Matrix, Support},
-        pick::{NoDriver, Pick, Constraints, pick},
+        pick::{Constraints, NoDriver, Pick, pick},
+        rule_result::{Candidate, Evaluation, Rule, RuleResult},
         rules::{self, Needs},
-        rule_result::{Evaluation, Candidate, Rule, RuleResult},
         security,
     },
     facts::GpuFact,
@@ -165,7 +165,10 @@ fn strongest(rule_results: &[RuleResult]) -> Option<(Evaluation, String)> {
         .filter(|evaluation| *evaluation > Evaluation::Note)
         .max()?;
     let mut texts: Vec<&str> = Vec::new();
-    for rule_result in rule_results.iter().filter(|one| one.evaluation == strongest) {
+    for rule_result in rule_results
+        .iter()
+        .filter(|one| one.evaluation == strongest)
+    {
         if !texts.contains(&rule_result.text.as_str()) {
             texts.push(&rule_result.text);
         }
@@ -274,7 +277,9 @@ fn version(
     let mut rule_results = rule_results(matrix, boards, version, flavor);
     // Security is a separate finding.
     let others = [Rule::Vgpu, Rule::Security];
-    rule_results.retain(|rule_result| !about_modules(rule_result.rule) && !others.contains(&rule_result.rule));
+    rule_results.retain(|rule_result| {
+        !about_modules(rule_result.rule) && !others.contains(&rule_result.rule)
+    });
     // A loaded module was built for the kernel, but programs may still fail.
     let report = (state.kernel.as_ref()).and_then(|kernel| {
         kernel::at_work(

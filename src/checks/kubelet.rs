@@ -95,7 +95,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     }
     // `runtime.use` must not contain a runtime that the join method configures.
     let by_method = |desired: &Desired| {
-        (desired.cluster.as_ref()).and_then(|spec| spec.method.method().configures())
+        (desired.cluster.as_ref()).and_then(|spec| spec.method.implementation().configures())
     };
     let wanted = |kind| {
         desired.is_none_or(|desired| {

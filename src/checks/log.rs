@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{health, virt, messages};
+use super::{health, messages, virt};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{kernel, matrix::Shows, rule_result::Candidate},

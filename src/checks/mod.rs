@@ -17,6 +17,7 @@ mod health;
 mod kubelet;
 mod libraries;
 mod log;
+mod messages;
 mod operator;
 mod owner;
 mod packages;
@@ -25,7 +26,6 @@ mod pins;
 mod rdma;
 mod runtime_files;
 mod virt;
-mod messages;
 
 pub use messages::NO_GPU;
 

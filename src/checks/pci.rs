@@ -5,8 +5,9 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    log, packages, virt,
+    log,
     messages::{self, INSTALL, gpus, places},
+    packages, virt,
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
@@ -95,7 +96,11 @@ fn present(facts: &Facts, wanted: Wanted, expected_gpus: Option<ExpectedGpus<'_>
     let none = if others.is_empty() {
         messages::NO_GPU.to_owned()
     } else {
-        format!("{}; other adapters: {}", messages::NO_GPU, others.join("; "))
+        format!(
+            "{}; other adapters: {}",
+            messages::NO_GPU,
+            others.join("; ")
+        )
     };
     // An image runs on other machines, so the GPU count of this instance type is irrelevant.
     let expected_gpus = expected_gpus.filter(|_| !wanted.image);
@@ -686,7 +691,7 @@ mod tests {
         check::Verdict,
         facts::{Facts, PciFact},
         state::DriverPart,
-        steps::{fixtures::facts, expected::ExpectedGpus},
+        steps::{expected::ExpectedGpus, fixtures::facts},
     };
 
     fn evidence(loaded: bool) -> DriverEvidence {

@@ -11,8 +11,8 @@ use super::{
     Failure,
     args::{self, CheckFormat},
     condition::{self, ConditionUpdate},
-    machine, prepare, print, validate, viewers,
     env::{Console, Env},
+    machine, prepare, print, validate, viewers,
 };
 use crate::{
     change::NoChanges,
@@ -315,7 +315,15 @@ async fn look(
             node: wanted_node,
             fail_on,
         };
-        condition::tell(env, console, &inspection.host, &session.state(), &said, &report).await?;
+        condition::tell(
+            env,
+            console,
+            &inspection.host,
+            &session.state(),
+            &said,
+            &report,
+        )
+        .await?;
     }
     delivered?;
     Ok(plugin.unwrap_or(report.exit))

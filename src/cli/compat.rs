@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fmt::Write as _};
 use super::{
     Failure,
     args::{CompatArgs, OutputFormat},
-    machine, print,
     env::{Console, Env},
+    machine, print,
 };
 use crate::{
     compat::{
@@ -405,7 +405,11 @@ fn short(flavor: SupportedFlavors) -> &'static str {
 /// Writes the results of the GPUs that a name matches, if they differ.
 fn name_matches(text: &mut String, name_matches: &[NameMatchAnswer], style: Style) {
     for name_match in name_matches {
-        let head = format!("{}: {}", name_match.gpus.join(", "), title(name_match.verdict));
+        let head = format!(
+            "{}: {}",
+            name_match.gpus.join(", "),
+            title(name_match.verdict)
+        );
         let _ = writeln!(text, "{}", style.hanging("", &head));
         for why in &name_match.why {
             let _ = writeln!(text, "{}", style.hanging("  ", why));

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::{Failure, args, print, env::Console};
+use super::{Failure, args, env::Console, print};
 use crate::{
     config::reference::{self, KeyRow},
     event::Event,

@@ -3,8 +3,9 @@
 use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use super::{
-    Failure, args, machine, print,
+    Failure, args,
     env::{Console, Env},
+    machine, print,
 };
 use crate::{
     exit::Exit,
@@ -122,7 +123,8 @@ fn human(facts: &FactsDocument<'_>) -> String {
     }
     match &facts.nvml {
         Some(Nvml::Ready(view)) => row("nvml", format!("{} GPUs", view.devices.len())),
-        Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded | Nvml::NotQueried { .. }) | None => {}
+        Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded | Nvml::NotQueried { .. }) | None => {
+        }
         Some(Nvml::VersionMismatch) => row("nvml", "driver/library version mismatch".into()),
         Some(Nvml::NoDevices) => row("nvml", "no devices".into()),
         Some(Nvml::Hung { after_seconds }) => row("nvml", format!("hung for {after_seconds} s")),

@@ -2,9 +2,9 @@
 
 use super::{
     Failure, args,
+    env::{Console, Env},
     prepare::{self, Asked},
     viewers,
-    env::{Console, Env},
 };
 use crate::{engine, error::one_line, exit::Exit, host::Host, journal::Request};
 

@@ -4,6 +4,7 @@ pub mod args;
 mod check;
 mod compat;
 mod condition;
+pub mod env;
 mod explain;
 mod facts;
 mod failure;
@@ -14,27 +15,26 @@ mod plan;
 mod prepare;
 mod print;
 mod probe;
-mod validate;
 mod restore;
 mod status;
 mod trial;
 mod unattended;
 mod uninstall;
 mod user_data;
+mod validate;
 mod viewers;
-pub mod env;
 
 use std::{ffi::OsString, io::Write as _};
 
 use clap::{CommandFactory as _, Parser};
 
+pub use env::{Console, Env, Sink};
 pub use failure::Failure;
 pub use machine::MATRIX;
-pub use env::{Console, Env, Sink};
 
 use self::args::{Cli, Command};
 use crate::{
-    config::{sources, network},
+    config::{network, sources},
     exit::Exit,
     host::{Host, real},
 };

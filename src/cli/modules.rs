@@ -13,8 +13,8 @@ use std::{
 use super::{
     Failure,
     args::{self, ExportTo},
-    machine, prepare, print,
     env::{Console, Env},
+    machine, prepare, print,
 };
 use crate::{
     error::one_line,
@@ -561,7 +561,8 @@ mod tests {
             .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
-        let place: args::FetchedModule = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
+        let place: args::FetchedModule =
+            "nvidia-current=/build/nvidia.ko".parse().expect("a place");
         put(&*host.files, &[place], &taken.modules).expect("written");
         assert_eq!(
             host.files.read("/build/nvidia.ko".into()).expect("read"),

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::{
     Failure,
     args::{self, OutputFormat},
-    prepare, print,
     env::{Console, Env},
+    prepare, print,
 };
 use crate::{
     engine::{Cancel, Planned},

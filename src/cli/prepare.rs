@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Failure, args, machine,
+    Failure, args,
     env::{Console, Env},
+    machine,
 };
 use crate::{
     change::Applier,
@@ -14,12 +15,12 @@ use crate::{
     config::{
         desired::{ConditionSpec, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
-        sources::{self, SettingSources, Provenance},
-        load::{self, SettingsRequest, Question},
-        network,
+        load::{self, Question, SettingsRequest},
         location::Location,
+        network,
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
+        sources::{self, Provenance, SettingSources},
     },
     engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
     error::one_line,

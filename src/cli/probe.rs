@@ -8,8 +8,8 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{OutputArgs, OutputFormat},
-    machine, print,
     env::{Console, Env},
+    machine, print,
 };
 use crate::{
     change::probe::host,
@@ -208,7 +208,11 @@ fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
             Some(why) => layers.fail(LayerFault::new(layer, why, expected::REMEDY)),
             None => layers.pass(
                 layer,
-                format!("{} has {}", expected_gpus.instance_type, count(expected_gpus.promised)),
+                format!(
+                    "{} has {}",
+                    expected_gpus.instance_type,
+                    count(expected_gpus.promised)
+                ),
             ),
         },
     }

@@ -1,6 +1,6 @@
 //! `status`: the current run, the last run and a pending reboot.
 
-use super::{Failure, args, print, env::Console};
+use super::{Failure, args, env::Console, print};
 use crate::{engine, exit::Exit, host::Host, report};
 
 /// A random ID for each boot.

@@ -8,8 +8,9 @@ use serde::Serialize;
 use super::{
     Failure,
     args::{self, OutputFormat},
-    compat, machine, plan, prepare, print,
+    compat,
     env::{Console, Env},
+    machine, plan, prepare, print,
 };
 use crate::{
     compat::{
@@ -625,8 +626,12 @@ impl<'r> TrialDocument<'r> {
 impl<'r> TrialDriver<'r> {
     fn of(driver: &'r DriverSpec, kernel: Option<&KernelSpec>, kernels: &[KernelVersion]) -> Self {
         let method = |spec: &KernelSpec, method: &ModuleMethod| {
-            let templates: Vec<PackageSpec> =
-                method.packages.iter().chain(&method.headers).cloned().collect();
+            let templates: Vec<PackageSpec> = method
+                .packages
+                .iter()
+                .chain(&method.headers)
+                .cloned()
+                .collect();
             TrialMethod {
                 compiled: method.is_compiled(),
                 packages: match kernels {

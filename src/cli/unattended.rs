@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Failure, args, prepare, status,
+    Failure, args,
     env::{Console, Env},
+    prepare, status,
 };
 use crate::{config::sources, engine, exit::Exit, host::Host, journal::Request};
 

@@ -2,8 +2,9 @@
 //! profile or matrix cannot stop it.
 
 use super::{
-    Failure, args, machine, prepare, viewers,
+    Failure, args,
     env::{Console, Env},
+    machine, prepare, viewers,
 };
 use crate::{
     engine, event::StepTitle, exit::Exit, facts::gather, host::Host, model::findings, steps,

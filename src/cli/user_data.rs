@@ -8,15 +8,16 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, UserDataForm},
-    compat, machine, prepare, print, trial,
+    compat,
     env::{Console, Env},
+    machine, prepare, print, trial,
 };
 use crate::{
     config::{
         error::{ConfigError, ResolveError},
-        sources::{self, SettingSources},
         load::{self, SettingsRequest},
         resolve::{Flags, Resolution},
+        sources::{self, SettingSources},
     },
     exit::Exit,
     host::Host,
@@ -397,7 +398,7 @@ fn with_token(
             "write only the token to this file",
         ));
     }
-    if let Some(why) = method.and_then(|method| method.method().wrong_token(token)) {
+    if let Some(why) = method.and_then(|method| method.implementation().wrong_token(token)) {
         return Err(usage(
             &format!("read `{path}`: {why}"),
             "create the token with the command in the template's comments",

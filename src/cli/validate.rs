@@ -5,7 +5,7 @@
 
 use camino::Utf8Path;
 
-use super::{Failure, prepare, probe, env::Env};
+use super::{Failure, env::Env, prepare, probe};
 use crate::{
     change::{Applier, Change, Probe, Sink},
     check::{Finding, Verdict},
@@ -100,7 +100,9 @@ async fn record(
         let message = format!("failed to record the validation: {}", one_line(&error));
         Failure::new(Exit::Internal, "state", &message, None)
     };
-    let Some(validation_run) = (steps::compute::validation_run(&cx).await).map_err(|error| failed(&error))? else {
+    let Some(validation_run) =
+        (steps::compute::validation_run(&cx).await).map_err(|error| failed(&error))?
+    else {
         return Ok(());
     };
     let applier = applier(inspection, desired);

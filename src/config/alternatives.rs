@@ -2,7 +2,7 @@
 //! a source with the other kind of modules.
 
 use crate::{
-    compat::pick::{Pick, Constraints, pick},
+    compat::pick::{Constraints, Pick, pick},
     config::{desired::OtherSource, driver::DriverInputs, profile::DriverRow},
 };
 

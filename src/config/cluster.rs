@@ -12,11 +12,11 @@ use crate::{
         desired::{ClusterSpec, JoinKind, Manager, NodeSpec, PackageSpec, RuntimeKind},
         error::ResolveError,
         file::ClusterConfig,
-        sources::SettingSources,
         profile::RepositoryRow,
+        sources::SettingSources,
         values::{AbsolutePath, Fingerprint, TimeLimit, Word},
     },
-    joins::{Given, NodeRule, WayRow, Wrongs},
+    joins::{Given, MethodRow, NodeRule, Wrongs},
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
         packages::Signed,
@@ -140,7 +140,7 @@ impl ClusterInputs<'_> {
     }
 
     /// Returns the cluster settings. `None` if there are errors.
-    fn spec(&self, row: &WayRow) -> Option<ClusterSpec> {
+    fn spec(&self, row: &MethodRow) -> Option<ClusterSpec> {
         let config = self.config;
         let given = Given {
             version: config.version.as_ref(),
@@ -183,7 +183,7 @@ impl ClusterInputs<'_> {
     }
 
     /// A setting of a different join method is reported as a mistake.
-    fn only_what_counts(&self, row: Option<&WayRow>) {
+    fn only_what_counts(&self, row: Option<&MethodRow>) {
         let config = self.config;
         let keys = row.map_or(&[][..], |row| row.keys);
         for (key, is_set) in [

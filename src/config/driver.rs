@@ -3,20 +3,20 @@
 use crate::{
     compat::{
         matrix::{Fabric, Matrix},
-        pick::{NoDriver, Pick, Constraints, pick},
+        pick::{Constraints, NoDriver, Pick, pick},
         rule_result::Rule,
         security,
     },
     config::{
         desired::{
-            DriverSpec, ModuleOption, ModuleMethod, PackageSpec, Pin, Prebuilt, Publish, SigningKey,
+            DriverSpec, ModuleMethod, ModuleOption, PackageSpec, Pin, Prebuilt, Publish, SigningKey,
         },
         error::{Refusal, ResolveError, or_noted},
         fabric,
         file::DriverConfig,
         kernel::{for_its_kernel, template},
-        sources::SettingSources,
         profile::{At, DriverRow, FabricRow, Profile, Release},
+        sources::SettingSources,
         template::Placeholders,
         values::Moment,
     },
@@ -180,7 +180,9 @@ impl<'a> DriverInputs<'a> {
     /// Turns an entry into a module method for any kernel, with the companion packages of the driver.
     fn method(&self, row: &DriverRow, companions: Option<&FabricRow>, pick: &Pick) -> ModuleMethod {
         let version = self.config.version.as_ref();
-        let of_fabric = companions.iter().flat_map(|companions| &companions.packages);
+        let of_fabric = companions
+            .iter()
+            .flat_map(|companions| &companions.packages);
         let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
             Some(PackageSpec {
                 name: self
@@ -497,11 +499,7 @@ impl<'a> DriverInputs<'a> {
         }
         // Otherwise the best driver in the source: of any flavor, then of each flavor separately.
         let mut first_failure = None;
-        for flavor in [
-            spec.flavor,
-            Some(Flavor::Open),
-            Some(Flavor::Proprietary),
-        ] {
+        for flavor in [spec.flavor, Some(Flavor::Open), Some(Flavor::Proprietary)] {
             if spec.flavor.is_some() && flavor != spec.flavor {
                 continue;
             }
@@ -568,8 +566,7 @@ impl<'a> DriverInputs<'a> {
                 candidates: Some(self.candidates(&[row], None)),
                 ..spec.clone()
             };
-            spec.flavor.is_none_or(|one| one == row.flavor)
-                && pick(self.matrix, &narrowed).is_ok()
+            spec.flavor.is_none_or(|one| one == row.flavor) && pick(self.matrix, &narrowed).is_ok()
         }));
         if is_of_kernels(none) && !self.image {
             hints.push(self.other_kernel(spec));

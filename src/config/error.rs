@@ -3,7 +3,7 @@
 use camino::Utf8PathBuf;
 
 use crate::{
-    config::location::{PREFIX, Location},
+    config::location::{Location, PREFIX},
     error::{Report, one_line},
     exit::Exit,
     host::FilesError,

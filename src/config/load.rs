@@ -9,10 +9,10 @@ use crate::{
     config::{
         desired::{ClusterSpec, ConditionSpec, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
-        sources::SettingSources,
         location::Location,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
+        sources::SettingSources,
     },
     facts::Facts,
     host::{Files, ReadFiles, trusted::Trusted},
@@ -199,7 +199,11 @@ pub fn node_condition(
 }
 
 /// Returns all settings with their locations.
-fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &SettingsRequest) -> Result<SettingSources, ConfigError> {
+fn layers(
+    files: &dyn ReadFiles,
+    named: &dyn ReadFiles,
+    ask: &SettingsRequest,
+) -> Result<SettingSources, ConfigError> {
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
     let env = ask.env.iter().cloned();
@@ -225,11 +229,13 @@ fn resolve_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: 
     };
     let own = (env.iter()).find(|(variable, _)| variable == "CREDENTIALS_DIRECTORY");
     let own = own.map(|(_, directory)| directory.as_str());
-    let found = (own.into_iter().filter(|directory| directory.starts_with('/')))
-        .chain(CREDENTIALS)
-        .map(|directory| Utf8Path::new(directory).join(&*name))
-        // Non-root users cannot look there, and never join a cluster.
-        .find(|path| files.exists(path).unwrap_or(false));
+    let found = (own
+        .into_iter()
+        .filter(|directory| directory.starts_with('/')))
+    .chain(CREDENTIALS)
+    .map(|directory| Utf8Path::new(directory).join(&*name))
+    // Non-root users cannot look there, and never join a cluster.
+    .find(|path| files.exists(path).unwrap_or(false));
     if let Some(path) = found {
         *source = TokenSource::File(path);
     }
@@ -419,7 +425,14 @@ mod tests {
         ] {
             let files = FakeFiles::new();
             files.put_link(path, "/mnt/settings");
-            let loaded = load(&files, &files, &SettingsRequest::default(), &debian(), &matrix).map(|_| ());
+            let loaded = load(
+                &files,
+                &files,
+                &SettingsRequest::default(),
+                &debian(),
+                &matrix,
+            )
+            .map(|_| ());
             let error = loaded.expect_err("no settings").to_string();
             assert!(
                 error.contains(&format!("`{path}`: dangling symlink to `/mnt/settings`")),
@@ -436,7 +449,14 @@ mod tests {
             "/etc/gpu-bootstrap/config.d/.#50-site.toml",
             "root@node.412:1764",
         );
-        load(&files, &files, &SettingsRequest::default(), &debian(), &matrix).expect("settings");
+        load(
+            &files,
+            &files,
+            &SettingsRequest::default(),
+            &debian(),
+            &matrix,
+        )
+        .expect("settings");
     }
 
     #[test]

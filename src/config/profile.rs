@@ -448,10 +448,7 @@ impl Profile {
                 ));
             }
             if let Some(why) = row.contradiction() {
-                return Err(format!(
-                    "driver set `{}` {}: {why}",
-                    row.source, row.flavor
-                ));
+                return Err(format!("driver set `{}` {}: {why}", row.source, row.flavor));
             }
         }
         Ok(())

@@ -17,9 +17,9 @@ use crate::{
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
-        sources::{SettingSources, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
+        sources::{Provenance, SettingSources},
         template::Placeholders,
         validation::validation,
         values::{AbsolutePath, Holding, PackagePattern},
@@ -216,7 +216,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .unwrap_or_default();
     // Podman does not need these modules, and kernels on EKS and provider nodes include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
-        || (cluster.as_ref()).is_some_and(|cluster| !cluster.method.method().has_kernel_of_provider());
+        || (cluster.as_ref())
+            .is_some_and(|cluster| !cluster.method.implementation().has_kernel_of_provider());
     let container_modules = match runs_containers {
         true => placeholders.kernel_templates(&release.container_modules),
         false => Vec::new(),
@@ -511,7 +512,9 @@ fn kernel(
         policy,
         arch: placeholders.arch.clone(),
         image: row.map(|row| template(&placeholders.fill(&row.image))),
-        companions: row.map(|row| templates(&row.companions)).unwrap_or_default(),
+        companions: row
+            .map(|row| templates(&row.companions))
+            .unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
         container_modules: Vec::new(),
         refused: row.map(|row| row.refused.clone()).unwrap_or_default(),

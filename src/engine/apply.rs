@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    batch::{due, batch, only_compiles},
+    batch::{batch, due, only_compiles},
     job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
 };
 use crate::{
-    change::{CHANGED_SINCE, Change, Lock, ChangeError, STOPPED},
+    change::{CHANGED_SINCE, Change, ChangeError, Lock, STOPPED},
     error::one_line,
     event::{Event, Outcome},
     exit::Exit,
@@ -254,7 +254,9 @@ impl<'s> Applying<'s> {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
             .iter()
-            .take_while(|change| batch(change).is_none() && !matches!(change, Change::Reboot { .. }))
+            .take_while(|change| {
+                batch(change).is_none() && !matches!(change, Change::Reboot { .. })
+            })
             .cloned()
             .collect();
         let mut locks: BTreeSet<Lock> = self.jobs[at].locks.iter().copied().collect();

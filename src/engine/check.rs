@@ -71,13 +71,21 @@ impl Session {
         let of_steps = (jobs.iter())
             .filter_map(|job| Some(self.with_tool(job, of_step(job, refresh.as_deref())?)));
         // A validation that failed just now takes precedence over the record of an earlier one.
-        findings
-            .extend(of_steps.filter(|finding| validated.iter().all(|validation_run| validation_run.id != finding.id)));
-        // The finding is about the GPUs, not about a missing record.
-        findings.extend(validated.into_iter().cloned().map(|validation_run| Finding {
-            as_kind: (validation_run.status == Verdict::Fail).then_some(Kind::Fault),
-            ..validation_run
+        findings.extend(of_steps.filter(|finding| {
+            validated
+                .iter()
+                .all(|validation_run| validation_run.id != finding.id)
         }));
+        // The finding is about the GPUs, not about a missing record.
+        findings.extend(
+            validated
+                .into_iter()
+                .cloned()
+                .map(|validation_run| Finding {
+                    as_kind: (validation_run.status == Verdict::Fail).then_some(Kind::Fault),
+                    ..validation_run
+                }),
+        );
         for finding in &mut findings {
             finding.derive_command();
         }
@@ -231,10 +239,7 @@ impl Session {
 
 fn resolved(desired: &Desired, back: Option<&RollbackStarted>) -> Finding {
     let driver = match &desired.driver {
-        Some(driver) => format!(
-            "driver branch {}, {} modules",
-            driver.branch, driver.flavor
-        ),
+        Some(driver) => format!("driver branch {}, {} modules", driver.branch, driver.flavor),
         None => "no driver".to_owned(),
     };
     let why = format!("profile `{}`, {driver}", desired.profile);
@@ -340,7 +345,9 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
             )
         }
         // No problem is known: `validation.devices` examines the GPUs now.
-        Assessment::Needs { why, changes } if changes.iter().all(Change::only_repeats_validation) => {
+        Assessment::Needs { why, changes }
+            if changes.iter().all(Change::only_repeats_validation) =>
+        {
             finding(
                 Verdict::Warn,
                 why,

@@ -118,7 +118,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
-    use crate::host::files::{FullFilesystem, Limit, FreeSpace};
+    use crate::host::files::{FreeSpace, FullFilesystem, Limit};
 
     #[test]
     fn lock_denied_to_non_root_is_not_a_bug() {

@@ -24,7 +24,7 @@ use crate::{
     change::{Change, ChangeError, Reverted},
     dkms,
     host::{Files, FilesError, Host},
-    journal::{JournalError, Receipt, Record, Request, AppliedChange},
+    journal::{AppliedChange, JournalError, Receipt, Record, Request},
     model::id::StepId,
     steps,
     tools::packages::HEADER,

@@ -5,8 +5,8 @@ use super::{
     apply::{Applying, Reboots, Stop},
     guard,
     job::{End, Job},
-    persist,
     ledger::Ledger,
+    persist,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
     status::awaited,
@@ -15,7 +15,7 @@ use crate::{
     change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{Awaited, RollbackStarted, History, Journal, JournalError, Record, AppliedChange},
+    journal::{AppliedChange, Awaited, History, Journal, JournalError, Record, RollbackStarted},
 };
 
 impl Session {
@@ -185,7 +185,8 @@ impl Session {
                 exit
             }
         };
-        if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none() {
+        if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none()
+        {
             // The next boot must not try the failed driver again.
             notes.extend(resume::dismiss(&ledger).await?);
         }

@@ -7,7 +7,7 @@ use super::{
     retry::Retries,
 };
 use crate::{
-    change::{Change, Lock, ChangeError},
+    change::{Change, ChangeError, Lock},
     error::causes,
     event::{Event, Outcome},
     exit::Exit,

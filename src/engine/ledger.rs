@@ -7,10 +7,10 @@ use super::{
     managed::ours,
 };
 use crate::{
-    change::{Change, ChangeError, Reverted, STOPPED, Sink, Undo, ApplyChanges, packages::Reduced},
+    change::{ApplyChanges, Change, ChangeError, Reverted, STOPPED, Sink, Undo, packages::Reduced},
     error::{causes, one_line},
     event::Event,
-    journal::{Journal, JournalError, Record, AppliedChange},
+    journal::{AppliedChange, Journal, JournalError, Record},
     model::id::StepId,
 };
 
@@ -24,7 +24,11 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Applies a change: captures the undo, syncs the intent, applies the change, syncs the end.
-    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), ChangeError> {
+    pub(super) async fn perform(
+        &self,
+        steps: &[StepId],
+        change: &Change,
+    ) -> Result<(), ChangeError> {
         let began = self.events.elapsed();
         let summary = change.summary();
         self.events.emit(Event::ChangeStarted {
@@ -143,7 +147,9 @@ impl Ledger {
             steps: &applied.steps,
         };
         let holds = ours(&self.journal.receipt().applied).held;
-        let reduced = self.change_applier.reduce(&applied.undo, wanted, &holds, &sink);
+        let reduced = self
+            .change_applier
+            .reduce(&applied.undo, wanted, &holds, &sink);
         reduced.await.map_err(|failure| {
             (failure.reason != STOPPED)
                 .then(|| Reverted::left(applied.change.summary(), one_line(&failure)))

@@ -7,7 +7,7 @@ use crate::{
     change::{Change, Undo},
     config::desired::{Daemon, RuntimeKind},
     host::Host,
-    journal::{Journal, AppliedChange, fold},
+    journal::{AppliedChange, Journal, fold},
     model::id::StepId,
     state::Ours,
     steps::package_step,

@@ -6,21 +6,21 @@
 
 mod answers;
 mod apply;
+mod available;
+mod batch;
 mod cancel;
 mod check;
 mod errors;
 pub mod events;
 mod follow;
-mod batch;
 mod graph;
 mod guard;
 mod install;
 mod job;
-mod persist;
 mod ledger;
-mod obsolete;
-mod available;
 mod managed;
+mod obsolete;
+mod persist;
 mod plan;
 mod reboot;
 mod result;
@@ -68,7 +68,7 @@ pub use uninstall::uninstall;
 pub use wait::wait;
 
 use crate::{
-    change::{ChangeError, ApplyChanges},
+    change::{ApplyChanges, ChangeError},
     check::{Check, FailOn, Finding},
     compat::matrix::Matrix,
     config::{
@@ -78,7 +78,7 @@ use crate::{
     event::{Event, StepTitle},
     exit::Exit,
     host::{Clock, Host},
-    journal::{RollbackStarted, Policy, Request},
+    journal::{Policy, Request, RollbackStarted},
     model::{
         findings,
         id::{Id, stands_for},

@@ -21,7 +21,7 @@ use crate::{
     error::one_line,
     event::Event,
     exit::Exit,
-    journal::{Journal, Record, AppliedChange, fold},
+    journal::{AppliedChange, Journal, Record, fold},
     model::id::StepId,
     step::Assessment,
 };
@@ -43,7 +43,10 @@ pub(super) struct Undone {
 /// Returns the obsolete applied changes, newest first. `wants` returns whether a change is still
 /// configured for a step. Changes of an unknown step (of another gpu-bootstrap version, or the
 /// resume unit) are kept.
-fn obsolete(applied: &[AppliedChange], wants: &dyn Fn(&StepId, &Change) -> bool) -> Vec<AppliedChange> {
+fn obsolete(
+    applied: &[AppliedChange],
+    wants: &dyn Fn(&StepId, &Change) -> bool,
+) -> Vec<AppliedChange> {
     applied
         .iter()
         .filter(|one| !one.open && !one.steps.is_empty())

@@ -218,13 +218,19 @@ mod tests {
         let (persistent, copies) = request(&files, &asked).unwrap();
         copy(&files, &copies).unwrap();
         assert_eq!(persistent.config[0], "/etc/node.toml");
-        assert_eq!(persistent.config[1], "/var/lib/gpu-bootstrap/kept/0-node.toml");
+        assert_eq!(
+            persistent.config[1],
+            "/var/lib/gpu-bootstrap/kept/0-node.toml"
+        );
         assert_eq!(files.text(persistent.config[1].as_str()), "[runtime]\n");
         assert_eq!(
             persistent.profile.as_deref(),
             Some("/var/lib/gpu-bootstrap/kept/1-own.toml")
         );
-        assert_eq!(request(&files, &persistent).unwrap(), (persistent, Vec::new()));
+        assert_eq!(
+            request(&files, &persistent).unwrap(),
+            (persistent, Vec::new())
+        );
         let by_name = Request {
             profile: Some("debian".to_owned()),
             ..Request::default()

@@ -6,8 +6,9 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    EngineError, Tools, persist,
+    EngineError, Tools,
     ledger::Ledger,
+    persist,
     retry::UNATTENDED_DEADLINE,
     units::{self, AFTER_MODULES, quoted},
 };
@@ -15,7 +16,7 @@ use crate::{
     change::{Change, ChangeError, Reverted},
     error::one_line,
     host::{FilesError, Host, ReadFiles},
-    journal::{Journal, JournalError, Request, AppliedChange, fold},
+    journal::{AppliedChange, Journal, JournalError, Request, fold},
     model::{id::StepId, paths::STATE},
     steps::CHECK_TIMER,
     tools::{cloud_init, packages::HEADER, systemctl},

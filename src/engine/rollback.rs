@@ -9,9 +9,9 @@
 
 use super::{
     EngineError, Options, Session, Tools,
+    available::{Available, no_longer, none_left, offered, version, version_in_words},
     job::Job,
     ledger::Ledger,
-    available::{Available, no_longer, none_left, offered, version, version_in_words},
     managed::{holds, ours},
     resume, run_id,
 };
@@ -30,7 +30,7 @@ use crate::{
     exit::Exit,
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
-    journal::{RollbackStarted, Journal, Policy, Validated, Receipt, Record, AppliedChange, fold},
+    journal::{AppliedChange, Journal, Policy, Receipt, Record, RollbackStarted, Validated, fold},
     model::{id::StepId, version::DriverVersion},
     steps::{self, expected::ExpectedGpus},
     tools::packages::Fault,
@@ -63,9 +63,11 @@ pub struct Rollback {
 /// If the journal cannot be read.
 pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
-    let (Some(back), Some(validated), false) =
-        (receipt.rollback_started, receipt.validated, gives_up(settings))
-    else {
+    let (Some(back), Some(validated), false) = (
+        receipt.rollback_started,
+        receipt.validated,
+        gives_up(settings),
+    ) else {
         return Ok(None);
     };
     let (exact, note) = match offered(host, settings.packages.manager, &validated).await {
@@ -206,8 +208,8 @@ pub(super) fn words_of_end(back: &RollbackStarted) -> String {
 /// on top of the driver. Before a reboot, or if the run was stopped, the driver is not validated.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
     let passed = |validation_run: &StepId| {
-        let ends =
-            (jobs.iter().filter(|job| job.id == *validation_run)).filter_map(|job| job.ended.as_ref());
+        let ends = (jobs.iter().filter(|job| job.id == *validation_run))
+            .filter_map(|job| job.ended.as_ref());
         let mut outcomes = ends.map(|end| end.outcome);
         outcomes.any(|one| matches!(one, Outcome::Satisfied | Outcome::Changed))
     };
@@ -287,7 +289,8 @@ impl Session {
             return Ok(());
         }
         let is_known = receipt.validated.as_ref().is_some_and(|validated| {
-            let later = |one: &AppliedChange| one.intent > validated.seq && !resume::is_of_unit(one);
+            let later =
+                |one: &AppliedChange| one.intent > validated.seq && !resume::is_of_unit(one);
             validated.settings == naming(desired, driver, &validated.driver)
                 && !receipt.applied.iter().any(later)
         });
@@ -333,8 +336,10 @@ impl Session {
             .collect();
         let settings = naming(desired, driver, &exact);
         let driver = exact;
-        (ledger.journal.append(Record::Validated { settings, driver }))
-            .map_err(EngineError::Unfinished)?;
+        (ledger
+            .journal
+            .append(Record::Validated { settings, driver }))
+        .map_err(EngineError::Unfinished)?;
         Ok(())
     }
 
@@ -342,8 +347,8 @@ impl Session {
     /// it, because no driver can bring it back.
     fn failed_validation(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
-        let expected_gpus =
-            (self.inner.matrix.get()).and_then(|matrix| ExpectedGpus::of(state.facts(), matrix).ok());
+        let expected_gpus = (self.inner.matrix.get())
+            .and_then(|matrix| ExpectedGpus::of(state.facts(), matrix).ok());
         let is_broken = expected_gpus.is_some_and(|expected_gpus| expected_gpus.broken().is_some());
         failed_validation(
             jobs.iter()
@@ -361,7 +366,9 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<(), EngineError> {
         let failed = matches!(exit, Exit::StepFailed | Exit::Blocked | Exit::Internal);
-        match (self.failed_validation(jobs)).filter(|_| failed && self.tools.cancel.exit().is_none()) {
+        match (self.failed_validation(jobs))
+            .filter(|_| failed && self.tools.cancel.exit().is_none())
+        {
             Some(why) => (self.turn_back_because(ledger, why, notes).await).map(|_| ()),
             None => Ok(()),
         }
@@ -382,9 +389,11 @@ impl Session {
         let Some(desired) = desired else {
             return Ok(false);
         };
-        let (Some(driver), Some(validated), None) =
-            (&desired.driver, &receipt.validated, &receipt.rollback_started)
-        else {
+        let (Some(driver), Some(validated), None) = (
+            &desired.driver,
+            &receipt.validated,
+            &receipt.rollback_started,
+        ) else {
             return Ok(false);
         };
         if !driver.rollback || !is_replaced(&receipt, validated) {
@@ -406,8 +415,10 @@ impl Session {
         };
         let note = format!("{failed}; rolling back to {to}{because}");
         self.tools.note(notes, note);
-        (ledger.journal.append(Record::RollbackStarted { from, to, why }))
-            .map_err(EngineError::Unfinished)?;
+        (ledger
+            .journal
+            .append(Record::RollbackStarted { from, to, why }))
+        .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
 
@@ -423,8 +434,10 @@ impl Session {
             return Ok(false);
         };
         self.tools.note(notes, words_of_end(back));
-        (ledger.journal.append(Record::RollbackFinished { validated: false }))
-            .map_err(EngineError::Unfinished)?;
+        (ledger
+            .journal
+            .append(Record::RollbackFinished { validated: false }))
+        .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
 
@@ -472,7 +485,10 @@ impl Session {
         if let Some(why) = self.lacks_fixes(to).filter(|_| validated) {
             self.tools.note(notes, why);
         }
-        (ledger.journal.append(Record::RollbackFinished { validated })).map_err(EngineError::Unfinished)?;
+        (ledger
+            .journal
+            .append(Record::RollbackFinished { validated }))
+        .map_err(EngineError::Unfinished)?;
         Ok(if validated { Exit::StepFailed } else { exit })
     }
 
@@ -488,7 +504,8 @@ impl Session {
     /// Whether neither the validated driver nor another version of its branch is available, so that
     /// waiting does not help.
     async fn is_gone(&self, ledger: &Ledger) -> bool {
-        let (Some(validated), Some(desired)) = (ledger.journal.receipt().validated, &self.inner.desired)
+        let (Some(validated), Some(desired)) =
+            (ledger.journal.receipt().validated, &self.inner.desired)
         else {
             return false;
         };

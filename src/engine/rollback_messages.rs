@@ -2,15 +2,15 @@
 
 use super::{
     Session,
-    job::Job,
     available::{Available, no_longer, none_left, offered, version_in_words},
+    job::Job,
     rollback::{gives_up, words_of_end},
 };
 use crate::{
     change::Change,
     config::desired::{Manager, PackageSpec},
     facts::detection::{carries_driver, is_driver_part},
-    journal::{RollbackStarted, Journal, Validated, fold},
+    journal::{Journal, RollbackStarted, Validated, fold},
     step::Assessment,
 };
 

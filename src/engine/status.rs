@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     host::Host,
-    journal::{Awaited, RollbackStarted, Journal, Policy, Receipt, Request, Run, fold},
+    journal::{Awaited, Journal, Policy, Receipt, Request, RollbackStarted, Run, fold},
 };
 
 /// The document of `status`.

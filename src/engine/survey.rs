@@ -200,7 +200,10 @@ impl Session {
             events,
             steps: &steps,
         };
-        self.tools.change_applier.apply(&change, undo, &sink).await?;
+        self.tools
+            .change_applier
+            .apply(&change, undo, &sink)
+            .await?;
         events.emit(Event::ChangeApplied {
             seconds: events.elapsed().saturating_sub(began).as_secs_f64(),
             steps,

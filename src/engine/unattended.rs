@@ -48,7 +48,9 @@ pub async fn start(host: &Host, command: &[String]) -> Result<bool, ChangeError>
     match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
         OneshotState::Busy => return Ok(false),
         // A failed unit keeps its name.
-        OneshotState::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
+        OneshotState::Failed { .. } => {
+            act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?
+        }
         OneshotState::Idle => {}
     }
     act(host, &systemctl::run(OF_USER_DATA, &PROPERTIES, command)).await?;

@@ -8,8 +8,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools, guard,
     install::finish,
-    persist,
     ledger::{Ledger, steps_of},
+    persist,
     result::{ChangeReport, Mode, RunReport, StepReport},
     resume, units,
 };
@@ -18,7 +18,7 @@ use crate::{
     event::{Event, Outcome, StepTitle},
     exit::Exit,
     host::{FileKind, Files, FilesError},
-    journal::{Journal, JournalError, Record, AppliedChange, path},
+    journal::{AppliedChange, Journal, JournalError, Record, path},
     model::{id::StepId, paths::STATE},
 };
 
@@ -462,7 +462,7 @@ fn remove_below(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::{FollowUp, Change, packages::Unhold};
+    use crate::change::{Change, FollowUp, packages::Unhold};
 
     fn applied(intent: u64, step: &'static str, undo: Undo) -> AppliedChange {
         AppliedChange {
@@ -548,13 +548,7 @@ mod tests {
         ];
         let groups = group(newest_first);
         let order: Vec<(u64, bool, bool)> = (groups.iter())
-            .map(|group| {
-                (
-                    group.applied[0].intent,
-                    group.undo.unloads(),
-                    group.in_part,
-                )
-            })
+            .map(|group| (group.applied[0].intent, group.undo.unloads(), group.in_part))
             .collect();
         assert_eq!(
             order,

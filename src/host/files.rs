@@ -32,7 +32,10 @@ fn stem(name: &str) -> String {
 ///
 /// # Errors
 /// The error of the operating system.
-pub fn obsolete_items(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, FilesError> {
+pub fn obsolete_items(
+    files: &dyn ReadFiles,
+    path: &Utf8Path,
+) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(Vec::new());
     };
@@ -161,15 +164,22 @@ impl Limit {
     /// The remedy for the filesystem at this mount point.
     #[must_use]
     pub fn remedy(self, mount: &Utf8Path, free_space: &FreeSpace) -> String {
-        let free = format!("{} of {} free", bytes(free_space.free), bytes(free_space.total));
+        let free = format!(
+            "{} of {} free",
+            bytes(free_space.free),
+            bytes(free_space.total)
+        );
         match self {
-            Self::Space if free_space.free < LITTLE => format!("free disk space on `{mount}` ({free})"),
+            Self::Space if free_space.free < LITTLE => {
+                format!("free disk space on `{mount}` ({free})")
+            }
             Self::Space => format!(
                 "free disk space on `{mount}` ({free}; a project quota or the metadata of the \
                  filesystem may be full, see `df {mount}`)"
             ),
             Self::Inodes => {
-                let Inodes { total, free } = free_space.inodes.unwrap_or(Inodes { total: 0, free: 0 });
+                let Inodes { total, free } =
+                    free_space.inodes.unwrap_or(Inodes { total: 0, free: 0 });
                 format!(
                     "remove unneeded files: `{mount}` has {free} of {total} inodes free (`du \
                      --inodes -x {mount} | sort -n | tail` shows the largest directories); more \
@@ -290,7 +300,11 @@ impl FilesError {
                 "check the content, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));
         }
-        let FullFilesystem { mount, free_space, limit } = self.disk()?;
+        let FullFilesystem {
+            mount,
+            free_space,
+            limit,
+        } = self.disk()?;
         Some(limit.remedy(mount, free_space))
     }
 }
@@ -428,7 +442,7 @@ mod tests {
 
     use nix::errno::Errno;
 
-    use super::{Inodes, Limit, FreeSpace};
+    use super::{FreeSpace, Inodes, Limit};
 
     #[test]
     fn each_limit_has_a_separate_reason_and_remedy() {

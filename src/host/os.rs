@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use nix::sys::statvfs::{FsFlags, Statvfs};
 
-use super::files::{Inodes, FreeSpace};
+use super::files::{FreeSpace, Inodes};
 use super::{FileKind, FilesError, Stat};
 
 /// The maximum size of a file that is read completely, in case a path leads to a core dump.

@@ -8,8 +8,8 @@ use camino::Utf8Path;
 use async_trait::async_trait;
 
 use super::{
-    Found, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool, bad_secret,
-    nodeadm,
+    Found, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool, NodeRule,
+    bad_secret, nodeadm,
 };
 use crate::{
     error::one_line,
@@ -17,14 +17,14 @@ use crate::{
     model::{environment, secret::Secret},
     runtimes::choice::Cluster,
     tools::kubernetes::membership::Membership,
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
 /// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
 /// the file that indicates the membership, but not the rest.
 const LEAVING: &str = "leaving";
 
-pub(super) const ROW: WayRow = WayRow {
+pub(super) const ROW: MethodRow = MethodRow {
     keys: &[
         "command",
         "environment-file",
@@ -80,11 +80,11 @@ pub(super) struct ByCommand<'a> {
 }
 
 #[async_trait]
-impl Way for ByCommand<'_> {
-    fn tool(&self) -> WayTool<'_> {
-        WayTool {
+impl Joining for ByCommand<'_> {
+    fn tool(&self) -> MethodTool<'_> {
+        MethodTool {
             program: self.command.first().map(String::as_str),
-            ..WayTool::default()
+            ..MethodTool::default()
         }
     }
 

@@ -2,13 +2,13 @@
 
 use async_trait::async_trait;
 
-use super::{Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow};
+use super::{Join, JoinMethod, Joining, Leave, Leaving, MethodRow, NodeRule};
 use crate::{
     runtimes::choice::Cluster,
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
-pub(super) const ROW: WayRow = WayRow {
+pub(super) const ROW: MethodRow = MethodRow {
     keys: &[],
     runtimes: Cluster::OfMachine,
     node: NodeRule {
@@ -27,7 +27,7 @@ pub(super) const ROW: WayRow = WayRow {
 pub(super) struct Managed;
 
 #[async_trait]
-impl Way for Managed {
+impl Joining for Managed {
     fn is_joined_by_provider(&self) -> bool {
         true
     }

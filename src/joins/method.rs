@@ -15,7 +15,7 @@ use crate::{
     runtimes::choice::Cluster,
 };
 
-use super::{Leaving, Way, WayRow, agents, command, kubeadm, managed, nodeadm};
+use super::{Joining, Leaving, MethodRow, agents, command, kubeadm, managed, nodeadm};
 
 /// Names of the join methods in the settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -41,7 +41,7 @@ pub enum JoinKind {
 impl JoinKind {
     /// Its properties. `None` if the machine does not join a cluster.
     #[must_use]
-    pub const fn row(self) -> Option<&'static WayRow> {
+    pub const fn row(self) -> Option<&'static MethodRow> {
         Some(match self {
             Self::None => return None,
             Self::Kubeadm => &kubeadm::ROW,
@@ -160,12 +160,15 @@ pub enum Leave {
 impl Leave {
     /// Its implementation.
     #[must_use]
-    pub fn way(&self) -> Box<dyn Leaving + '_> {
+    pub fn implementation(&self) -> Box<dyn Leaving + '_> {
         match self {
             Self::Kubeadm {
                 socket,
                 created_directories: directories,
-            } => Box::new(kubeadm::Reset { socket, directories }),
+            } => Box::new(kubeadm::Reset {
+                socket,
+                directories,
+            }),
             Self::K3s => Box::new(agents::StopAgent(&agents::K3S)),
             Self::Rke2 => Box::new(agents::StopAgent(&agents::RKE2)),
             Self::Nodeadm => Box::new(nodeadm::HoldBack),
@@ -241,7 +244,7 @@ pub enum SecretKind {
 impl JoinMethod {
     /// Its implementation.
     #[must_use]
-    pub fn way(&self) -> Box<dyn Way + '_> {
+    pub fn implementation(&self) -> Box<dyn Joining + '_> {
         match self {
             Self::Kubeadm {
                 discovery,
@@ -374,7 +377,9 @@ mod tests {
                 ca_pin: None,
             };
             let config = server.map(|server| format!("{{\"server\": \"{server}\"}}"));
-            let found = method.way().another(&membership, config.as_deref(), None);
+            let found = method
+                .implementation()
+                .another(&membership, config.as_deref(), None);
             assert_eq!(found.is_some(), why.is_some(), "{found:?}");
             assert!(found.unwrap_or_default().contains(why.unwrap_or_default()));
         }

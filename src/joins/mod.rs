@@ -32,7 +32,7 @@ use crate::{
             membership::{self, Membership, MembershipError},
         },
     },
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
 /// The cluster to join, and the registration of the node.
@@ -57,12 +57,12 @@ pub struct Join {
 const API_PORT: u16 = 6443;
 
 /// A join method with its settings. The settings, the step, the checks and the change use it through this trait. The only
-/// list of all methods is in [`JoinMethod::way`].
+/// list of all methods is in [`JoinMethod::implementation`].
 #[async_trait]
-pub trait Way: Send + Sync {
+pub trait Joining: Send + Sync {
     /// Returns the tool that joins the machine, and its configuration files.
-    fn tool(&self) -> WayTool<'_> {
-        WayTool::default()
+    fn tool(&self) -> MethodTool<'_> {
+        MethodTool::default()
     }
 
     /// Returns the error of a token, based on its format.
@@ -202,7 +202,7 @@ pub trait Leaving: Send + Sync {
 
 /// The tool that joins a machine.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct WayTool<'a> {
+pub struct MethodTool<'a> {
     /// Its unit, which gpu-bootstrap enables after the join.
     pub unit: Option<&'static str>,
     /// The path of its executable.
@@ -215,7 +215,7 @@ pub struct WayTool<'a> {
     pub conflict: Option<&'static str>,
 }
 
-/// The parts of a [`WayTool`] that exist on the machine.
+/// The parts of a [`MethodTool`] that exist on the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     /// The unit exists, or systemd could not be queried.
@@ -234,7 +234,7 @@ pub struct Lack {
 }
 
 /// The properties of a join method that do not depend on its settings.
-pub struct WayRow {
+pub struct MethodRow {
     /// The keys of `[cluster]` that it uses, in addition to the common keys.
     pub keys: &'static [&'static str],
     /// The container runtime that its kubelet uses.
@@ -340,9 +340,9 @@ impl Join {
 impl Hands {
     /// The cluster that the machine is, or is about to be, a node of. Some methods write the kubeconfig before the machine is
     /// allowed to join.
-    pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, ChangeError> {
+    pub(crate) async fn joined_by(&self, leave: &Leave) -> Result<Option<Membership>, ChangeError> {
         let found = self.joined_cluster()?;
-        let is_early = way.way().is_early(self, found.as_ref())?;
+        let is_early = leave.implementation().is_early(self, found.as_ref())?;
         if is_early && !self.unit_state(kubelet::UNIT).await?.is_active() {
             return Ok(None);
         }

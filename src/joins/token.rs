@@ -12,7 +12,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
 use super::bad_secret;
-use crate::work::{Hands, ChangeError};
+use crate::work::{ChangeError, Hands};
 use crate::{
     facts::Service,
     host::{Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again},

@@ -12,7 +12,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use read::{History, Torn, parse};
-pub use receipt::{Awaited, Ended, RollbackStarted, Validated, Receipt, Run, AppliedChange, Unfinished, fold};
+pub use receipt::{
+    AppliedChange, Awaited, Ended, Receipt, RollbackStarted, Run, Unfinished, Validated, fold,
+};
 pub use store::Journal;
 
 use crate::{

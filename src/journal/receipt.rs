@@ -214,7 +214,8 @@ impl Directories {
     fn keep(&self, undo: &mut Undo) {
         match undo {
             Undo::RestoreFiles {
-                created_directories, ..
+                created_directories,
+                ..
             } => created_directories.retain(|directory| self.first.get(directory) != Some(&true)),
             Undo::Several { undos } => undos.iter_mut().for_each(|undo| self.keep(undo)),
             _ => {}
@@ -441,8 +442,11 @@ mod tests {
     fn removing(lines: &[JournalLine]) -> usize {
         let removes = |undo: &Undo| match undo {
             Undo::RestoreFiles {
-                created_directories, ..
-            } => created_directories.iter().any(|directory| directory == FOLDER),
+                created_directories,
+                ..
+            } => created_directories
+                .iter()
+                .any(|directory| directory == FOLDER),
             other => panic!("{other:?}"),
         };
         let applied = fold(lines).applied;

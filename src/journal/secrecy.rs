@@ -362,7 +362,7 @@ mod tests {
         };
         let leave = |word: &str, joined: &str| {
             Undo::LeaveCluster(LeaveCluster {
-                way: Leave::Command {
+                leave: Leave::Command {
                     command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
                     environment_file: None,
                     joined_file: joined.into(),

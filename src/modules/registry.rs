@@ -245,7 +245,8 @@ impl<'h> Registry<'h> {
         let login = self.login().await?;
         let scope = format!("repository:{}:pull,push", self.address.repository);
         let scope = self.writes.then_some(&*scope);
-        let methods = (refused.header("www-authenticate")).filter_map(|method| challenge(method, scope));
+        let methods =
+            (refused.header("www-authenticate")).filter_map(|method| challenge(method, scope));
         // Prefer a token, which only allows the requested access.
         let method = methods.max_by_key(|method| matches!(method, Challenge::Token(_)));
         self.authorization = match method {

@@ -14,6 +14,7 @@ pub mod formats;
 pub mod human;
 pub mod lines;
 pub mod log;
+mod messages;
 pub mod plain;
 mod screen;
 pub mod settings;
@@ -23,7 +24,6 @@ pub mod terminal;
 #[cfg(test)]
 mod tests;
 pub mod timing;
-mod messages;
 
 pub use lines::JsonLines;
 pub use log::{Drawn, Log};

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use super::{
     Style,
-    style::{Ink, of_outcome},
     messages::{Amounts, duration, title, titles},
+    style::{Ink, of_outcome},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle},

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Style, human::outcomes, style::Ink, messages::things};
+use super::{Style, human::outcomes, messages::things, style::Ink};
 use crate::{
     engine::{Current, StatusSummary},
     journal::RollbackStarted,

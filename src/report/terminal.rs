@@ -7,10 +7,10 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{
     Drawn, Style,
+    messages::{Amounts, title},
     plain::{again, ended, quiet},
     screen,
     style::{Ink, of_outcome},
-    messages::{Amounts, title},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},

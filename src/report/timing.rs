@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Style, formats::entities, style::Ink, messages::duration};
+use super::{Style, formats::entities, messages::duration, style::Ink};
 use crate::engine::{Span, SpanEnd, Timing};
 
 /// The width of the columns of times.

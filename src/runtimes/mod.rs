@@ -35,8 +35,8 @@ use serde::{Deserialize, Serialize};
 pub use containerd::{KubernetesDistribution, OWNERS, PROGRAMS};
 pub use version::Version;
 pub use view::{
-    Answer, Broken, Config, ConfigFile, Elsewhere, Fault, Goal, Harm, LackError, PickUp, Place,
-    ReadError, ReloadWords, Report, RuntimeView, LiveConfig, Surroundings, Validated,
+    Answer, Broken, Config, ConfigFile, Elsewhere, Fault, Goal, Harm, LackError, LiveConfig,
+    PickUp, Place, ReadError, ReloadWords, Report, RuntimeView, Surroundings, Validated,
 };
 
 use crate::{

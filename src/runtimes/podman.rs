@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    Containers, Fault, Harm, OneContainer, Place, ReadError, Report, Runtime, RuntimeFacts,
-    RuntimeView, LiveConfig, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
+    Containers, Fault, Harm, LiveConfig, OneContainer, Place, ReadError, Report, Runtime,
+    RuntimeFacts, RuntimeView, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
 };
 use crate::host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status};
 

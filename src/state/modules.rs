@@ -117,7 +117,9 @@ impl State {
             // If no available program can decompress the module, its flavor is unknown, but this is not an error of the
             // machine.
             Err(
-                ExecError::NotFound { .. } | ExecError::NotQueried { .. } | ExecError::Failed { .. },
+                ExecError::NotFound { .. }
+                | ExecError::NotQueried { .. }
+                | ExecError::Failed { .. },
             ) => Ok(None),
             Err(error) => Err(error.into()),
         }

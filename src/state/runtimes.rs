@@ -8,7 +8,9 @@ use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
     host::{Query, Reader},
-    runtimes::{Place, ReadError, Report, RuntimeKind, RuntimeView, LiveConfig, Surroundings, Version},
+    runtimes::{
+        LiveConfig, Place, ReadError, Report, RuntimeKind, RuntimeView, Surroundings, Version,
+    },
     tools::toolkit,
 };
 

@@ -62,8 +62,11 @@ fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
 fn names(spec: &KernelSpec) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let built = spec.methods.iter().flat_map(ModuleMethod::built);
     let built: BTreeSet<&str> = built.map(|one| one.name.as_str()).collect();
-    let companions = (spec.methods.iter().filter(|method| method.built().next().is_some()))
-        .flat_map(|method| method.companions.iter().map(String::as_str));
+    let companions = (spec
+        .methods
+        .iter()
+        .filter(|method| method.built().next().is_some()))
+    .flat_map(|method| method.companions.iter().map(String::as_str));
     (built, companions.collect())
 }
 
@@ -295,7 +298,8 @@ impl Builds {
         for spec in &mut resolved {
             if method.companions.contains(&spec.name) {
                 // A package that is built with the module also has its release.
-                let same = (self.companions.get(&spec.name)).is_some_and(|all| all.contains(&module));
+                let same =
+                    (self.companions.get(&spec.name)).is_some_and(|all| all.contains(&module));
                 spec.version = Some(if same {
                     module.clone()
                 } else {

@@ -8,8 +8,8 @@ use camino::Utf8Path;
 use super::{
     DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES, after_runtimes,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
-    nodes::{self, users},
     messages,
+    nodes::{self, users},
 };
 use crate::{
     change::{Change, Lock},

@@ -7,7 +7,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{program, messages};
+use super::{messages, program};
 use crate::{
     change::Change,
     config::desired::{Desired, ReportsSpec},
@@ -72,11 +72,13 @@ async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError
             None => false,
         },
         foreign: match spec.metrics.as_ref().and_then(|path| path.parent()) {
-            Some(directory) if cx.state.is_of_this_machine() => match refuse_foreign(files, directory) {
-                Ok(()) => None,
-                Err(error @ FilesError::Foreign { .. }) => Some(one_line(&error)),
-                Err(error) => return Err(error.into()),
-            },
+            Some(directory) if cx.state.is_of_this_machine() => {
+                match refuse_foreign(files, directory) {
+                    Ok(()) => None,
+                    Err(error @ FilesError::Foreign { .. }) => Some(one_line(&error)),
+                    Err(error) => return Err(error.into()),
+                }
+            }
             _ => None,
         },
         service,

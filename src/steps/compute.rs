@@ -80,7 +80,11 @@ pub async fn validation_run(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
 }
 
 /// Returns the assessment if nothing can or must compute on the host.
-fn nothing_to_validate(state: &ComputeState, desired: &Desired, facts: &Facts) -> Option<Assessment> {
+fn nothing_to_validate(
+    state: &ComputeState,
+    desired: &Desired,
+    facts: &Facts,
+) -> Option<Assessment> {
     let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
         return Some(messages::no_driver());

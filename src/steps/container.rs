@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, packages, runtime_steps, specs::InstalledPackages,
-    messages,
+    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, messages, packages, runtime_steps,
+    specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock, Probe, ValidationRecord},
@@ -68,14 +68,19 @@ pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError>
 pub const RECORDS: &str = "validations";
 
 /// Returns the last validation record of a runtime.
-pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ValidationRecord>, StepError> {
+pub(super) fn record(
+    cx: &Cx<'_>,
+    kind: RuntimeKind,
+) -> Result<Option<ValidationRecord>, StepError> {
     let text = cx.host.files().read_text(&record_path(kind))?;
     Ok(text.map(|text| ValidationRecord::parse(&text)))
 }
 
 /// Returns whether containers are used for validation.
 pub fn is_wanted(desired: &Desired) -> bool {
-    desired.validation.container && desired.toolkit.is_some() && to_validate(desired).next().is_some()
+    desired.validation.container
+        && desired.toolkit.is_some()
+        && to_validate(desired).next().is_some()
 }
 
 /// Returns the runtimes that run a validation container.
@@ -238,7 +243,13 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         let nothing = "no container has seen the GPUs";
         if let Some((why, again)) = due(record, &inputs, known, boot, nothing) {
             whys.push(format!("{}: {why}", spec.kind.name()));
-            changes.push(validation_run(state, spec, desired, loaded, (inputs, again)));
+            changes.push(validation_run(
+                state,
+                spec,
+                desired,
+                loaded,
+                (inputs, again),
+            ));
         }
     }
     if changes.is_empty() {

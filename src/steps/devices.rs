@@ -429,7 +429,12 @@ impl Step for Devices {
         let expected_gpus = cx
             .matrix
             .and_then(|matrix| ExpectedGpus::of(cx.facts, matrix).ok());
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts, expected_gpus))
+        Ok(decide(
+            &detect(cx).await?,
+            cx.desired,
+            cx.facts,
+            expected_gpus,
+        ))
     }
 }
 
@@ -440,8 +445,8 @@ mod tests {
         host::{Nvml, NvmlView, fake},
         step::Assessment,
         steps::{
-            fixtures::{self as machine, desired, facts, nvml_device},
             expected::ExpectedGpus,
+            fixtures::{self as machine, desired, facts, nvml_device},
         },
     };
 
@@ -596,7 +601,8 @@ mod tests {
             ..good()
         };
         for state in [&bare, &good()] {
-            let (why, hint) = decide(state, &desired(), &facts(), expected_gpus(8)).expect_blocked();
+            let (why, hint) =
+                decide(state, &desired(), &facts(), expected_gpus(8)).expect_blocked();
             assert_eq!(
                 why,
                 "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus"

@@ -4,11 +4,10 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
+    DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, messages, packages,
     replaced::{self, There},
-    streams,
     specs::{InstalledPackages, compare, install},
-    messages,
+    streams,
 };
 use crate::{
     change::{Change, Lock},

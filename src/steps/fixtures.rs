@@ -167,7 +167,13 @@ pub(crate) fn debian() -> Facts {
 /// The values of the Debian profile, so that new fields need no line in [`desired`].
 static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
     let files = FakeFiles::new();
-    let resolution = load(&files, &files, &SettingsRequest::default(), &debian(), &MATRIX);
+    let resolution = load(
+        &files,
+        &files,
+        &SettingsRequest::default(),
+        &debian(),
+        &MATRIX,
+    );
     resolution.expect("a supported machine").desired
 });
 
@@ -303,7 +309,11 @@ impl Assessment {
     #[track_caller]
     pub(crate) fn expect_blocked_now(self) -> (String, String, Option<Duration>) {
         match self {
-            Self::BlockedNow { why, hint, retryable } => (why, hint, retryable),
+            Self::BlockedNow {
+                why,
+                hint,
+                retryable,
+            } => (why, hint, retryable),
             other => panic!("expected `BlockedNow`: {other:?}"),
         }
     }

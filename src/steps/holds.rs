@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 
 use super::{
-    DRIVER_PACKAGES, HEADERS, TOOLKIT_PACKAGES, after_runtimes, packages,
-    specs::InstalledPackages, messages,
+    DRIVER_PACKAGES, HEADERS, TOOLKIT_PACKAGES, after_runtimes, messages, packages,
+    specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},

@@ -48,9 +48,13 @@ pub(super) fn refusal(
         .collect();
     let mut whys = Vec::new();
     if !lacking.is_empty() && !branches.is_empty() {
-        let names: Vec<&str> = (spec.methods.first().into_iter().flat_map(ModuleMethod::built))
-            .map(|one| one.name.as_str())
-            .collect();
+        let names: Vec<&str> = (spec
+            .methods
+            .first()
+            .into_iter()
+            .flat_map(ModuleMethod::built))
+        .map(|one| one.name.as_str())
+        .collect();
         let kernels: Vec<&str> = without.iter().map(KernelVersion::as_str).collect();
         whys.push(format!(
             "no repository offers {} of branch {} for {}",

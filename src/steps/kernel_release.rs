@@ -9,7 +9,7 @@ use super::{
     driver_packages::adopts,
     kernel_refusal::{refusal, unbooted},
     kernels::{Asked, ask, chosen},
-    packages, streams, messages,
+    messages, packages, streams,
 };
 use crate::{
     change::{Change, Lock},
@@ -75,10 +75,12 @@ async fn to_install(
     let companions = (spec.companions.iter())
         .filter(has_now)
         .map(|one| of(one, kernel));
-    let follow = spec
-        .follow
-        .iter()
-        .chain(spec.methods.get(method).into_iter().flat_map(|method| &method.follow));
+    let follow = spec.follow.iter().chain(
+        spec.methods
+            .get(method)
+            .into_iter()
+            .flat_map(|method| &method.follow),
+    );
     let follow = (follow.map(|one| of(one, kernel)))
         .filter(|spec| !asked.installed.contains_key(&spec.name));
     let further: Vec<PackageSpec> = companions.chain(follow).collect();
@@ -275,7 +277,7 @@ mod tests {
     use super::{KernelState, decide};
     use crate::{
         change::Change,
-        compat::kernels::{KernelQuestion, Kernels, KernelMethod},
+        compat::kernels::{KernelMethod, KernelQuestion, Kernels},
         config::{
             desired::{Desired, KernelSpec, ModuleMethod},
             kernel::RefusedKernel,

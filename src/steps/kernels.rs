@@ -11,9 +11,9 @@ use super::{
 use crate::{
     compat::{
         kernel::strongest,
-        kernels::{KernelAnswer, KernelQuestion, Kernels, KernelMethod},
+        kernels::{KernelAnswer, KernelMethod, KernelQuestion, Kernels},
         matrix::Matrix,
-        rule_result::{Evaluation, Candidate, RuleResult},
+        rule_result::{Candidate, Evaluation, RuleResult},
     },
     config::{
         desired::{Desired, KernelSpec, ModuleMethod, PackageSpec},
@@ -138,10 +138,12 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     for (method, found) in spec.methods.iter().zip(&mut asked.question.methods) {
         let without = builds.complete_alone(backend, method);
         asked.other_module.extend(without);
-        let mut kernels = method.by_kernel().map(|template| match built_for(template) {
-            Some(_) => builds.kernels(backend, template),
-            None => lists.kernels(template),
-        });
+        let mut kernels = method
+            .by_kernel()
+            .map(|template| match built_for(template) {
+                Some(_) => builds.kernels(backend, template),
+                None => lists.kernels(template),
+            });
         found.kernels = match kernels.next() {
             Some(first) => kernels.fold(first, |all, more| &all & &more),
             // The method needs no kernel packages.
@@ -171,7 +173,9 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         }
         if method.is_compiled() {
             let evaluated = CompilableKernels::of(cx, method, &lists, &asked.question.kernels);
-            asked.ruled_out.extend(evaluated.rule_out(&mut found.kernels));
+            asked
+                .ruled_out
+                .extend(evaluated.rule_out(&mut found.kernels));
         }
         found.kernels.retain(|kernel| stays(kernel));
         if several && method.is_compiled() && is_unsigned(cx)? {
@@ -192,7 +196,8 @@ fn hidden(
     installed: &InstalledPackages,
 ) -> Result<Vec<String>, StepError> {
     let exclusions = packages::backend(cx).exclusions(cx.host.files())?;
-    let of_ways = (spec.methods.iter()).flat_map(|method| method.common().chain(method.by_kernel()));
+    let of_ways =
+        (spec.methods.iter()).flat_map(|method| method.common().chain(method.by_kernel()));
     let templates: Vec<PackageSpec> = of_ways.cloned().collect();
     let names: Vec<String> = (spec.packages(&templates, kernels).into_iter())
         .map(|spec| spec.name)
@@ -277,7 +282,9 @@ impl<'a> CompilableKernels<'a> {
     /// Removes kernels with more problems than the kernels of the machine. Returns the reasons.
     fn rule_out(&self, kernels: &mut BTreeSet<KernelVersion>) -> BTreeSet<String> {
         let rank = |kernel: &KernelVersion| {
-            let evaluation = self.rule_result(kernel).map(|rule_result| rule_result.evaluation);
+            let evaluation = self
+                .rule_result(kernel)
+                .map(|rule_result| rule_result.evaluation);
             evaluation.filter(|evaluation| *evaluation >= Evaluation::Against)
         };
         let now = self.needed.iter().filter_map(rank).max();
@@ -327,7 +334,8 @@ impl KernelLists {
             versions: BTreeMap::new(),
         };
         let mut names: BTreeSet<String> = BTreeSet::new();
-        let templates = (spec.image.iter()).chain(spec.methods.iter().flat_map(ModuleMethod::by_kernel));
+        let templates =
+            (spec.image.iter()).chain(spec.methods.iter().flat_map(ModuleMethod::by_kernel));
         for template in templates {
             if found.named.iter().any(|(known, _)| known == template) {
                 continue;
@@ -483,7 +491,9 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     desired.container_modules = spec.packages(&spec.container_modules, &kernels);
     if let Some(driver) = &mut desired.driver {
         let packages = spec.packages(&method.packages, &kernels);
-        driver.packages = asked.builds.resolved(packages::backend(cx), method, packages);
+        driver.packages = asked
+            .builds
+            .resolved(packages::backend(cx), method, packages);
         // A packaged module needs its kernel, which must be listed explicitly in the transaction.
         if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &spec.image) {
             let images = spec.packages(std::slice::from_ref(image), &kernels);
@@ -500,7 +510,7 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CompilableKernels, Candidate, left};
+    use super::{Candidate, CompilableKernels, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,

@@ -1,6 +1,5 @@
 //! The steps, one file for each. [`all`] is the only list. It sets the order of execution and of reports.
 
-mod partial_install;
 mod autoload;
 mod builds;
 mod cdi;
@@ -12,6 +11,7 @@ pub mod container;
 mod deny;
 pub(crate) mod devices;
 mod driver_packages;
+pub(crate) mod expected;
 mod fabric;
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -21,24 +21,24 @@ mod image;
 mod kernel_refusal;
 mod kernel_release;
 mod kernels;
+mod messages;
 mod module;
 mod nodes;
 mod options;
 mod packages;
+mod partial_install;
 mod persistence;
 mod prebuilt;
 mod preflight;
 mod program;
-pub(crate) mod expected;
 mod replaced;
 mod repositories;
 mod runtime_config;
 mod runtime_packages;
 mod secure_boot;
+mod specs;
 mod streams;
 mod toolkit;
-mod specs;
-mod messages;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub use driver_packages::kept_branch;

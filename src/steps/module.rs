@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_AUTOLOAD, DRIVER_OPTIONS, DRIVER_PACKAGES, HEADERS, KERNEL_DENY,
-    driver_packages::adopts, packages, specs::compare, messages,
+    driver_packages::adopts, messages, packages, specs::compare,
 };
 use crate::{
     change::{Change, Lock},

@@ -5,7 +5,7 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{PREFLIGHT, program, messages};
+use super::{PREFLIGHT, messages, program};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverSpec, Prebuilt},

@@ -7,11 +7,10 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    partial_install::here,
     driver_packages::adopts,
-    packages,
+    messages, packages,
+    partial_install::here,
     specs::{InstalledPackages, compare},
-    messages,
 };
 use crate::{
     change::{Change, Lock},
@@ -22,7 +21,7 @@ use crate::{
     },
     host::{
         FilesError, ReadFiles,
-        files::{Limit, FreeSpace},
+        files::{FreeSpace, Limit},
         view,
     },
     model::{id::StepId, text::bytes},
@@ -172,7 +171,8 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     };
     let mut short = Vec::new();
     let free_spaces = [(ROOT, state.root, of_each)].into_iter();
-    let others = (state.others.iter()).map(|(mount, free_space)| (mount.as_str(), *free_space, of_each));
+    let others =
+        (state.others.iter()).map(|(mount, free_space)| (mount.as_str(), *free_space, of_each));
     let boot = [(BOOT, state.boot, want.min_free_boot.bytes())];
     for (path, free_space, least) in free_spaces.chain(others).chain(boot) {
         if free_space.free < least {
@@ -191,12 +191,12 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
             .map(|(mount, free_space)| (mount.as_str(), *free_space)),
     );
     short.extend(
-        (all.filter(|(_, free_space)| free_space.lacks_inodes() && !free_space.read_only)).map(|(mount, free_space)| {
-            Shortage {
+        (all.filter(|(_, free_space)| free_space.lacks_inodes() && !free_space.read_only)).map(
+            |(mount, free_space)| Shortage {
                 why: format!("`{mount}` has no free inodes for package files"),
                 remedy: Some(Limit::Inodes.remedy(mount.into(), &free_space)),
-            }
-        }),
+            },
+        ),
     );
     let together = (state.others.iter()).fold(state.root.free, |sum, (_, free_space)| {
         sum.saturating_add(free_space.free)
@@ -276,7 +276,11 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
     ))
 }
 
-fn preflight_issues(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<PreflightIssue> {
+fn preflight_issues(
+    state: &PreflightState,
+    desired: &Desired,
+    facts: &Facts,
+) -> Vec<PreflightIssue> {
     let want = &desired.settings.preflight;
     let mut found = Vec::new();
     for path in &state.read_only {
@@ -297,7 +301,8 @@ fn preflight_issues(state: &PreflightState, desired: &Desired, facts: &Facts) ->
     }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
-        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| PreflightIssue {
+        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| {
+            PreflightIssue {
             why: shortage.why,
             hint: shortage.remedy.unwrap_or_else(|| {
                 format!(
@@ -305,6 +310,7 @@ fn preflight_issues(state: &PreflightState, desired: &Desired, facts: &Facts) ->
                 )
             }),
             retryable: None,
+        }
         }),
     );
     if let Some(memory) = facts.memory_bytes
@@ -389,14 +395,15 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        InstalledPackages, PreflightState, bytes, compare, decide, here, unfinished_setups, requested,
+        InstalledPackages, PreflightState, bytes, compare, decide, here, requested,
+        unfinished_setups,
     };
     use crate::{
         change::Change,
         config::{desired::Desired, values::GpuNeed},
         host::{
             fake,
-            files::{Inodes, FreeSpace},
+            files::{FreeSpace, Inodes},
             view::PrivateView,
         },
         state::view::Sandbox,
@@ -558,7 +565,10 @@ mod tests {
         let mut split = state();
         // A small root filesystem is sufficient if packages are installed elsewhere.
         split.root = free_space(most / 4);
-        split.others = vec![("/usr".into(), free_space(most)), ("/var".into(), free_space(most))];
+        split.others = vec![
+            ("/usr".into(), free_space(most)),
+            ("/var".into(), free_space(most)),
+        ];
         decide(&split, &desired(), &facts()).expect_satisfied();
         split.others[1].1 = free_space(most / 9);
         let (why, hint) = blocked(&split);

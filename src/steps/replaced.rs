@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    specs::{self, Comparison, InstalledPackages, compare, install},
     messages,
+    specs::{self, Comparison, InstalledPackages, compare, install},
 };
 use crate::{
     config::desired::{Desired, DriverSpec, Existing, KernelSpec, PackageSpec},

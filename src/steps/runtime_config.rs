@@ -4,12 +4,14 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{TOOLKIT_PACKAGES, config_step, package_step, program, runtime_packages::spec, messages};
+use super::{
+    TOOLKIT_PACKAGES, config_step, messages, package_step, program, runtime_packages::spec,
+};
 use crate::{
     change::{Change, Lock, RuntimeSettings},
     config::desired::{Daemon, Desired, Restart, RuntimeSpec},
     model::{document::FileSettings, id::StepId},
-    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, NVIDIA, LiveConfig},
+    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, LiveConfig, NVIDIA},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::HEADER,
 };
@@ -104,7 +106,8 @@ async fn detect(
 
 /// Returns whether a kubelet that gpu-bootstrap starts will use the runtime.
 fn serves_kubelet(desired: &Desired) -> bool {
-    (desired.cluster.as_ref()).is_some_and(|cluster| cluster.method.method().starts_kubelet())
+    (desired.cluster.as_ref())
+        .is_some_and(|cluster| cluster.method.implementation().starts_kubelet())
 }
 
 /// Returns the runtime that must be configured: without the toolkit, the built-in one.
@@ -360,7 +363,7 @@ impl Step for NvidiaRuntime {
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, NvidiaRuntime, RuntimeState, LiveConfig, decide, drop_in, spec};
+    use super::{Broken, LiveConfig, NvidiaRuntime, RuntimeState, decide, drop_in, spec};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind},

@@ -7,9 +7,8 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    REPOSITORIES, package_step, packages,
+    REPOSITORIES, messages, package_step, packages,
     specs::{InstalledPackages, compare, install},
-    messages,
 };
 use crate::{
     change::{Change, Lock},

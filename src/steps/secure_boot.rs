@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, driver_packages::adopts, packages, messages};
+use super::{PREFLIGHT, driver_packages::adopts, messages, packages};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverSpec, SigningKey},

@@ -224,7 +224,10 @@ mod tests {
         files.mount("/var", small);
         let found = of(&files, &paths).unwrap();
         assert_eq!(found.len(), 2);
-        assert_eq!((found[1].mount.as_str(), found[1].free_space), ("/var", small));
+        assert_eq!(
+            (found[1].mount.as_str(), found[1].free_space),
+            ("/var", small)
+        );
     }
 
     reads_any_text!("([0-9:/ \\\\\n]|.)*", |text| holding(&text, "/var".into()));

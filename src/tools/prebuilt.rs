@@ -746,7 +746,11 @@ mod tests {
             "b.tar.gz", None, false;
         } {
             let result = verify(name, not_before);
-            assert_eq!(result.is_ok(), retryable, "{name}, {not_before:?}: {result:?}");
+            assert_eq!(
+                result.is_ok(),
+                retryable,
+                "{name}, {not_before:?}: {result:?}"
+            );
         }
         // With a comment, as written by `minisign -t`.
         for (comment, wrong) in rows! {

@@ -428,8 +428,8 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        OneshotState, drop_in_directory, parse_command, parse_needs_reload, parse_once, parse_sandbox,
-        parse_show, parse_spares_children, settings,
+        OneshotState, drop_in_directory, parse_command, parse_needs_reload, parse_once,
+        parse_sandbox, parse_show, parse_spares_children, settings,
     };
     use crate::host::fake::FakeFiles;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
-pub use error::{CHANGED_SINCE, Class, ChangeError, STOPPED};
+pub use error::{CHANGED_SINCE, ChangeError, Class, STOPPED};
 
 use crate::{
     error::one_line,
@@ -118,7 +118,11 @@ pub struct Hands {
 
 impl Hands {
     /// Sleeps. A stop request ends the sleep with an error.
-    pub(crate) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), ChangeError> {
+    pub(crate) async fn pause_for(
+        &self,
+        duration: Duration,
+        what: &str,
+    ) -> Result<(), ChangeError> {
         self.unless_stopped(what, self.host.clock.sleep(duration))
             .await
     }
@@ -200,7 +204,10 @@ impl Hands {
     }
 
     /// The state of a unit. `None` if systemd is not running, such as in the chroot of an image.
-    pub(crate) async fn unit_state_if_any(&self, unit: &str) -> Result<Option<UnitState>, ChangeError> {
+    pub(crate) async fn unit_state_if_any(
+        &self,
+        unit: &str,
+    ) -> Result<Option<UnitState>, ChangeError> {
         let query = systemctl::show(unit);
         match self.host.reader().query(&query).await {
             Ok(output) => Ok(systemctl::parse_show(&output.stdout)),

@@ -35,8 +35,8 @@ fn gpu_without_row_keeps_its_pci_ids_chip() {
     let architecture = gpu.architecture.as_ref().map(ToString::to_string);
     assert_eq!(architecture.as_deref(), Some("volta"));
     // Driver selection uses the identity that `facts` reports.
-    let pick =
-        pick(matrix(), &Constraints::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+    let pick = pick(matrix(), &Constraints::from(&facts))
+        .unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert_eq!(pick.branch.to_string(), "580");
     assert!(pick.assumed);
     assert!(
@@ -57,8 +57,8 @@ fn unlisted_desktop_card_keeps_its_id_range_architecture() {
     assert_eq!(architecture.as_deref(), Some("ada"));
     let evidence = serde_json::to_value(gpu).unwrap()["architecture-evidence"].clone();
     assert_eq!(evidence, "id-range");
-    let pick =
-        pick(matrix(), &Constraints::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+    let pick = pick(matrix(), &Constraints::from(&facts))
+        .unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert!(pick.assumed, "{pick:?}");
     // Its architecture is known, so the long-term branch supports it.
     assert_eq!(pick.branch.to_string(), "580");

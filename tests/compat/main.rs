@@ -7,6 +7,7 @@ macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
 }
 
+mod constraints;
 mod identity;
 mod nearest;
 mod pick;
@@ -14,7 +15,6 @@ mod properties;
 mod question;
 mod released;
 mod sound;
-mod constraints;
 
 use std::sync::LazyLock;
 

@@ -1,6 +1,6 @@
 //! The nearest constraints with a compatible driver, which an incompatibility report suggests.
 
-use gpu_bootstrap::compat::pick::{NoDriver, Constraints, pick};
+use gpu_bootstrap::compat::pick::{Constraints, NoDriver, pick};
 use gpu_bootstrap::model::gpu::Flavor;
 
 use crate::{gpu, matrix};
@@ -45,7 +45,11 @@ fn nearest(id: &str, asked: Asked) -> String {
     let found = refused(&constraints);
     // The kernel of the next boot counts like the running one.
     std::mem::swap(&mut constraints.kernel, &mut constraints.next_kernel);
-    assert_eq!(refused(&constraints).nearest, found.nearest, "{constraints:?}");
+    assert_eq!(
+        refused(&constraints).nearest,
+        found.nearest,
+        "{constraints:?}"
+    );
     let near = found
         .nearest_pick
         .as_ref()

@@ -1,7 +1,7 @@
 //! Driver selection for real machines, or the reason why no driver is compatible.
 
 use gpu_bootstrap::compat::matrix::Fabric;
-use gpu_bootstrap::compat::pick::{NoDriver, Pick, Constraints, pick};
+use gpu_bootstrap::compat::pick::{Constraints, NoDriver, Pick, pick};
 use gpu_bootstrap::compat::rule_result::Rule;
 use gpu_bootstrap::model::version::DriverVersion;
 
@@ -96,7 +96,9 @@ fn defaults_per_gpu() {
 /// GPU.
 #[test]
 fn new_long_term_branch_is_not_default_yet() {
-    let offered = |constraints: &mut Constraints| constraints.candidates = candidates(&["580.178.04", "620.70.06"]);
+    let offered = |constraints: &mut Constraints| {
+        constraints.candidates = candidates(&["580.178.04", "620.70.06"])
+    };
     let constraints = with(&[H100], offered);
     let mut later = matrix().clone();
     assert_eq!(brief(&constraints), "580 open");
@@ -170,7 +172,11 @@ fn boards_require_their_first_driver() {
 
 #[test]
 fn first_driver_is_checked_per_branch() {
-    let version = |text: &str| with(&[H200], |constraints| constraints.version = Some(text.parse().unwrap()));
+    let version = |text: &str| {
+        with(&[H200], |constraints| {
+            constraints.version = Some(text.parse().unwrap())
+        })
+    };
     assert!(reasons(&refused(&version("555.42.02"))).contains("555.42.06"));
     assert!(reasons(&refused(&version("550.54.14"))).contains("550.90.07"));
     assert_eq!(
@@ -248,7 +254,11 @@ fn old_and_new_gpus_in_one_machine() {
 #[test]
 fn flavors() {
     let open = |ids: &[&str]| with(ids, |constraints| constraints.flavor = Some(Flavor::Open));
-    let proprietary = |ids: &[&str]| with(ids, |constraints| constraints.flavor = Some(Flavor::Proprietary));
+    let proprietary = |ids: &[&str]| {
+        with(ids, |constraints| {
+            constraints.flavor = Some(Flavor::Proprietary)
+        })
+    };
     assert_eq!(brief(&proprietary(&[T4])), "580 proprietary");
     assert_eq!(brief(&open(&[T4])), "580 open");
     for constraints in [
@@ -279,7 +289,11 @@ fn flavors() {
     });
     assert_eq!(refused(&constraints).reasons[0].rule, Rule::BranchFlavor);
     // GPUs with GSP on a branch that does not default to open modules yet.
-    let on_535 = |id| with(&[id], |constraints| constraints.branch = Some("535".parse().unwrap()));
+    let on_535 = |id| {
+        with(&[id], |constraints| {
+            constraints.branch = Some("535".parse().unwrap())
+        })
+    };
     assert_eq!(brief(&on_535(T4)), "535 proprietary");
     assert_eq!(brief(&on_535(GH200)), "535 open");
 }
@@ -429,10 +443,14 @@ fn running_and_next_kernel_affect_selection() {
     let constraints = with(&[A100], |constraints| {
         constraints.kernel = Some("6.1.0-44-amd64".parse().unwrap());
         constraints.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
-        constraints.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
+        constraints.candidates =
+            candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
     });
     // The long-term branch is available, but too old for the next kernel. 570 has the fix.
-    assert_eq!(picked(&constraints).version.unwrap().to_string(), "570.211.01");
+    assert_eq!(
+        picked(&constraints).version.unwrap().to_string(),
+        "570.211.01"
+    );
     let only_now = Constraints {
         next_kernel: None,
         ..constraints
@@ -443,10 +461,14 @@ fn running_and_next_kernel_affect_selection() {
 #[test]
 fn the_version_comes_from_the_repository() {
     let debian = candidates(&["535.261.03", "535.247.01"]);
-    let pick = picked(&with(&[A100], |constraints| constraints.candidates = debian.clone()));
+    let pick = picked(&with(&[A100], |constraints| {
+        constraints.candidates = debian.clone()
+    }));
     assert_eq!(pick.version.unwrap().to_string(), "535.261.03");
     assert_eq!(pick.flavor, Flavor::Proprietary);
-    let refusal = refused(&with(&[B200], |constraints| constraints.candidates = debian.clone()));
+    let refusal = refused(&with(&[B200], |constraints| {
+        constraints.candidates = debian.clone()
+    }));
     assert!(
         reasons(&refusal).contains("570.86.15"),
         "{}",
@@ -467,7 +489,9 @@ fn the_version_comes_from_the_repository() {
         "{}",
         reasons(&refusal)
     );
-    let empty = refused(&with(&[A100], |constraints| constraints.candidates = candidates(&[])));
+    let empty = refused(&with(&[A100], |constraints| {
+        constraints.candidates = candidates(&[])
+    }));
     assert!(reasons(&empty).contains("no driver"));
     let torn = refused(&with(&[A100], |constraints| {
         constraints.branch = Some("570".parse().unwrap());
@@ -518,7 +542,9 @@ fn unlisted_gpus() {
         constraints.version = Some("640.10.01".parse().unwrap())
     });
     assert!(picked(&new).doubtful && picked(&new).flavor == Flavor::Open);
-    let new = with(&[H100], |constraints| constraints.branch = Some("640".parse().unwrap()));
+    let new = with(&[H100], |constraints| {
+        constraints.branch = Some("640".parse().unwrap())
+    });
     assert!(refused(&new).unknown);
     let new = with(&[V100], |constraints| {
         constraints.version = Some("640.10.01".parse().unwrap())
@@ -551,7 +577,9 @@ fn gpu_slices_require_the_grid_driver() {
         "580 open"
     );
     let azure = Some(("azure".to_owned(), "Standard_NV36ads_A10_v5".to_owned()));
-    let refusal = refused(&with(&["10de:2236"], |constraints| constraints.instance = azure));
+    let refusal = refused(&with(&["10de:2236"], |constraints| {
+        constraints.instance = azure
+    }));
     assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
     let aws = Some(("aws".to_owned(), "p5.48xlarge".to_owned()));
     assert_eq!(

@@ -320,7 +320,12 @@ fn choice(matrix: &Matrix, constraints: &Constraints) -> Vec<DriverVersion> {
     };
     all.into_iter()
         .filter(|v| constraints.branch.is_none_or(|branch| v.branch() == branch))
-        .filter(|v| constraints.version.as_ref().is_none_or(|requested| v == requested))
+        .filter(|v| {
+            constraints
+                .version
+                .as_ref()
+                .is_none_or(|requested| v == requested)
+        })
         .collect()
 }
 
@@ -336,7 +341,8 @@ fn boards<'m>(matrix: &'m Matrix, constraints: &Constraints) -> Vec<&'m Gpu> {
 }
 
 fn flavors(constraints: &Constraints) -> Vec<Flavor> {
-    constraints.flavor
+    constraints
+        .flavor
         .map_or(vec![Flavor::Open, Flavor::Proprietary], |flavor| {
             vec![flavor]
         })
@@ -389,7 +395,13 @@ fn selections_and_errors_are_correct() {
                     prop_assert!(flavors(&constraints).contains(&pick.flavor));
                     prop_assert_eq!(pick.branch, pick.recommended.branch());
                     prop_assert!(
-                        allowed(matrix, &constraints, &boards, &pick.recommended, pick.flavor),
+                        allowed(
+                            matrix,
+                            &constraints,
+                            &boards,
+                            &pick.recommended,
+                            pick.flavor
+                        ),
                         "{:?}",
                         pick
                     );
@@ -446,9 +458,11 @@ fn errors_list_only_violated_rules() {
             };
             let choice = choice(matrix, &constraints);
             let broken = |check: &dyn Fn(&DriverVersion, Flavor) -> bool| {
-                choice
-                    .iter()
-                    .any(|v| flavors(&constraints).iter().any(|flavor| !check(v, *flavor)))
+                choice.iter().any(|v| {
+                    flavors(&constraints)
+                        .iter()
+                        .any(|flavor| !check(v, *flavor))
+                })
             };
             for reason in &refusal.reasons {
                 let right = match reason.rule {
@@ -479,7 +493,10 @@ fn errors_list_only_violated_rules() {
                         broken(&|version, flavor| has_flavor(matrix, version.branch(), flavor))
                     }
                     Rule::CudaDriver | Rule::ForwardCompat => broken(&|version, _| {
-                        constraints.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
+                        constraints
+                            .cuda
+                            .iter()
+                            .all(|cuda| serves(matrix, *cuda, version))
                     }),
                     Rule::CudaArchitecture => constraints
                         .cuda
@@ -497,7 +514,9 @@ fn errors_list_only_violated_rules() {
                         "a rule about CUDA"
                     }
                     Rule::Kernel => "a rule about a kernel",
-                    Rule::Offered | Rule::Constraints | Rule::Pair => "a rule about the constraints",
+                    Rule::Offered | Rule::Constraints | Rule::Pair => {
+                        "a rule about the constraints"
+                    }
                     _ => "a rule about a GPU",
                 });
                 prop_assert!(right, "{reason:?}");

@@ -348,7 +348,10 @@ fn matching_names_with_equal_results_have_one_result() {
     let answer = ask("H100", "", "520.61.05", "");
     let verdict = |name: &str| {
         let of_it = |gpus: &[String]| gpus.iter().any(|gpu| gpu.starts_with(name));
-        let found = answer.name_matches.iter().find(|name_match| of_it(&name_match.gpus));
+        let found = answer
+            .name_matches
+            .iter()
+            .find(|name_match| of_it(&name_match.gpus));
         found.map(|name_match| name_match.verdict)
     };
     assert_eq!(verdict("H100 PCIe"), Some(Compatible));

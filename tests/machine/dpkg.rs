@@ -276,7 +276,8 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     let Some(entry) = database.get(name).cloned() else {
         return;
     };
-    let conffiles = text(files, &format!("{}/{name}.conffiles", directory(files))).unwrap_or_default();
+    let conffiles =
+        text(files, &format!("{}/{name}.conffiles", directory(files))).unwrap_or_default();
     let conffiles: Vec<&str> = conffiles.lines().collect();
     if entry.there() {
         let package = state.archive.package(name, &entry.version).clone();

@@ -294,7 +294,13 @@ impl Act {
         Some(ran)
     }
 
-    fn evaluate(&self, machine: &Machine, ran: Option<&Ran>, before: &[Snapshot], wrong: &mut Wrong) {
+    fn evaluate(
+        &self,
+        machine: &Machine,
+        ran: Option<&Ran>,
+        before: &[Snapshot],
+        wrong: &mut Wrong,
+    ) {
         let now = machine.snapshot();
         if let Some(ran) = ran {
             self.evaluate_run(ran, wrong);

@@ -40,7 +40,8 @@ fn wants(files: &FakeFiles, unit: &str) -> Option<String> {
 }
 
 pub fn enabled(files: &FakeFiles, unit: &str) -> bool {
-    wants(files, unit).is_some_and(|directory| list(files, &directory).iter().any(|name| name == unit))
+    wants(files, unit)
+        .is_some_and(|directory| list(files, &directory).iter().any(|name| name == unit))
 }
 
 pub fn enable(files: &FakeFiles, unit: &str) {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use fake_inventory::inventory::Inventory;
 use gpu_bootstrap::{
     cli::{self, Console, Env},
     host::{
@@ -18,7 +19,6 @@ use gpu_bootstrap::{
     },
     model::secret::{Hiding, Secrets},
 };
-use fake_inventory::inventory::Inventory;
 
 const DRIVER: &str = "535.261.03";
 

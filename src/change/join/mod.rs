@@ -30,7 +30,7 @@ const DRAIN: Duration = Duration::from_secs(300);
 #[serde(rename_all = "kebab-case")]
 pub struct LeaveCluster {
     /// How to leave a cluster that was joined with this method.
-    pub way: Leave,
+    pub leave: Leave,
     /// The node name.
     pub node: NodeName,
     /// A kubeconfig that may drain and delete the node.
@@ -44,9 +44,9 @@ pub struct LeaveCluster {
 impl Applier {
     /// A machine that joins was not a node before, which the step has checked.
     pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, ChangeError> {
-        let way = join.method.way().leaving(self, join)?;
+        let leave = join.method.implementation().leaving(self, join)?;
         Ok(Undo::LeaveCluster(LeaveCluster {
-            way,
+            leave,
             node: join.node.clone(),
             access: join.access.clone(),
             machine: self.machine_id()?.map(|(_, id)| id.into()),
@@ -56,8 +56,8 @@ impl Applier {
 
     /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
     pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, ChangeError> {
-        undo.cluster = self.joined_by(&undo.way).await?;
-        let begun = undo.way.way().has_begun(self)?;
+        undo.cluster = self.joined_by(&undo.leave).await?;
+        let begun = undo.leave.implementation().has_begun(self)?;
         if undo.cluster.is_none() && !begun {
             return Ok(Undo::nothing("the machine has not joined a cluster"));
         }
@@ -71,19 +71,19 @@ impl Applier {
         undo: &LeaveCluster,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        let (way, node, joined) = (undo.way.way(), &undo.node, &undo.cluster);
+        let (leave, node, joined) = (undo.leave.implementation(), &undo.node, &undo.cluster);
         let stays = |why: String| {
             Ok(Reverted::left(
                 format!("the membership of `{node}` in a cluster"),
                 why,
             ))
         };
-        if let Some(why) = way.never() {
+        if let Some(why) = leave.never() {
             return stays(why);
         }
         let now = match joined {
-            Some(_) if way.counts_without_kubelet() => self.joined_cluster()?,
-            _ => self.joined_by(&undo.way).await?,
+            Some(_) if leave.counts_without_kubelet() => self.joined_cluster()?,
+            _ => self.joined_by(&undo.leave).await?,
         };
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
@@ -103,7 +103,7 @@ impl Applier {
         let is_member = now.is_some();
         let clone = self.is_clone_of(undo.machine.as_deref())?;
         // Do not delete a node whose machine cannot leave.
-        if let Some(why) = way.stays(self, is_member, clone.as_deref())? {
+        if let Some(why) = leave.stays(self, is_member, clone.as_deref())? {
             return stays(why);
         }
         let deleted = match (now, clone) {
@@ -119,7 +119,7 @@ impl Applier {
                 Deleted::Ended(ended) => ended,
             },
         };
-        let left = way.leave(self, is_member, sink).await?;
+        let left = leave.leave(self, is_member, sink).await?;
         Ok(Reverted::of(vec![deleted, left]))
     }
 }

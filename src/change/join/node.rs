@@ -112,7 +112,11 @@ impl Applier {
 
     /// Queries the node, and waits for an API server that is temporarily unavailable. After the time limit, returns the last
     /// result.
-    async fn answer_about(&self, name: &NodeName, bound: Duration) -> Result<Registered, ChangeError> {
+    async fn answer_about(
+        &self,
+        name: &NodeName,
+        bound: Duration,
+    ) -> Result<Registered, ChangeError> {
         let what = format!("query the cluster for node `{name}`");
         let answer = self
             .awaited(&what, bound, || async {
@@ -202,15 +206,17 @@ impl Applier {
     pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
-        asked
-            .map_err(|source| ChangeError::tool(format!("query the cluster for node `{name}`"), source))
+        asked.map_err(|source| {
+            ChangeError::tool(format!("query the cluster for node `{name}`"), source)
+        })
     }
 
     /// Returns kubectl, and the kubeconfig of the kubelet.
     fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
         let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| {
             let what = format!("query the cluster for node `{name}`: kubectl is not installed");
-            ChangeError::new("no-kubectl", what).advice("install kubectl, then run the command again")
+            ChangeError::new("no-kubectl", what)
+                .advice("install kubectl, then run the command again")
         })?;
         let joined = self.joined_cluster()?;
         let joined = joined.ok_or_else(|| unasked(name, "the machine is not a node".to_owned()))?;

@@ -4,14 +4,14 @@
 use std::{cmp::Ordering, collections::BTreeSet};
 
 use crate::{
-    change::{Class, ChangeError},
+    change::{ChangeError, Class},
     config::{
         desired::{Guard, PackageSpec},
         values::Build,
     },
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
-    tools::packages::{Action, Backend, Fault, LowerBounds, AvailablePackage},
+    tools::packages::{Action, AvailablePackage, Backend, Fault, LowerBounds},
 };
 
 /// The actions that the plan approves.
@@ -47,7 +47,8 @@ pub(super) fn choose(
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
         ChangeError {
             hint: (Fault::NotFound.hint_for(backend.name())).map(str::to_owned),
-            ..ChangeError::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
+            ..ChangeError::blocked(Fault::NotFound.reason(), what)
+                .of(Class::NoVersion(package.clone()))
         }
     };
     let Some(offer) = offer else {

@@ -170,7 +170,8 @@ impl Applier {
             packages: names.to_vec(),
             entries: self.new_entries(database, names)?,
         };
-        let text = serde_json::to_vec(&held).map_err(|error| ChangeError::unreadable(WHAT, error))?;
+        let text =
+            serde_json::to_vec(&held).map_err(|error| ChangeError::unreadable(WHAT, error))?;
         Ok((self.host.files).write(&self.record_path(name, ENDING), &text, 0o600)?)
     }
 

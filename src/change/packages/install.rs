@@ -8,7 +8,7 @@ use super::{
     run::Attempts,
 };
 use crate::{
-    change::{Applier, Class, ChangeError, Sink, Undo},
+    change::{Applier, ChangeError, Class, Sink, Undo},
     config::desired::PackageSpec,
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
@@ -16,7 +16,7 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, Exclusion, AvailablePackage, Removals, TransactionRequest},
+    tools::packages::{Action, AvailablePackage, Exclusion, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages are not in the lists yet, because an earlier change in the plan adds their
@@ -277,7 +277,11 @@ impl Applier {
 
     /// Returns all required packages if only installing `specs` would install another kernel, because other steps add packages
     /// to the same transaction, such as the headers of the installed kernel.
-    fn with_all_wanted(&self, error: &ChangeError, specs: &[PackageSpec]) -> Option<Vec<PackageSpec>> {
+    fn with_all_wanted(
+        &self,
+        error: &ChangeError,
+        specs: &[PackageSpec],
+    ) -> Option<Vec<PackageSpec>> {
         let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
         let further = (wanted.packages.iter())
@@ -362,10 +366,12 @@ impl Applier {
                 "approve the package transaction: {exclusion}, but our preference for the driver \
                  branch is read first"
             );
-            return Err(ChangeError::blocked("forbidden-source", what).advice(format!(
-                "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
-                exclusion.path
-            )));
+            return Err(
+                ChangeError::blocked("forbidden-source", what).advice(format!(
+                    "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
+                    exclusion.path
+                )),
+            );
         }
         let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());

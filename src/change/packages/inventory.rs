@@ -92,7 +92,11 @@ impl Applier {
     }
 
     /// Adds the files and symlinks below a directory.
-    fn walk(&self, directory: &Utf8Path, found: &mut BTreeSet<Utf8PathBuf>) -> Result<(), ChangeError> {
+    fn walk(
+        &self,
+        directory: &Utf8Path,
+        found: &mut BTreeSet<Utf8PathBuf>,
+    ) -> Result<(), ChangeError> {
         for name in self.host.files.list(directory)? {
             let path = directory.join(name);
             match self.host.files.stat(&path)?.map(|stat| stat.kind) {

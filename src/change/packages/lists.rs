@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{has_failed, is_not_offered};
 use crate::{
-    change::{Applier, Class, ChangeError, Sink},
+    change::{Applier, ChangeError, Class, Sink},
     config::desired::{Desired, PackageSpec, Repository},
     tools::packages::{Fault, Impact, SourceEntry, SourceFailure, TransactionRequest},
 };

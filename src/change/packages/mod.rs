@@ -6,22 +6,22 @@
 //! the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
-mod untracked_files;
+mod deferred_builds;
 mod effects;
 mod exclusive;
 mod holds;
 mod install;
 mod inventory;
-mod deferred_builds;
 mod lists;
 mod record;
+mod reduce;
 mod repair;
 pub mod repository;
 mod run;
 mod space;
 mod streams;
 mod undo;
-mod reduce;
+mod untracked_files;
 
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
@@ -29,8 +29,8 @@ pub use holds::Unhold;
 pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
-pub use streams::RestoreStream;
 pub use reduce::Reduced;
+pub use streams::RestoreStream;
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ use self::{
     run::without_secrets,
 };
 use crate::{
-    change::{Applier, Class, ChangeError},
+    change::{Applier, ChangeError, Class},
     config::desired::PackageSpec,
     host::{ExecError, Query, exec::tail},
     tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},

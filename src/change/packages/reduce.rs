@@ -8,7 +8,7 @@ use super::{
     inventory::held,
 };
 use crate::{
-    change::{Applier, ChangeError, Reverted, Sink, Undo, ApplyChanges},
+    change::{Applier, ApplyChanges, ChangeError, Reverted, Sink, Undo},
     error::one_line,
     tools::packages::Mark,
 };

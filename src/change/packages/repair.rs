@@ -2,7 +2,7 @@
 
 use super::{install::removals, run::Attempts};
 use crate::{
-    change::{Applier, Class, ChangeError, Sink, Undo},
+    change::{Applier, ChangeError, Class, Sink, Undo},
     host::{Cmd, FileKind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
@@ -255,7 +255,11 @@ impl Applier {
 
     /// Removes configuration files of these packages that a power loss has truncated, because the package manager would keep an
     /// empty file as a local modification.
-    async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn remove_emptied(
+        &self,
+        packages: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
             .filter(|package| {

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Applier, Class, FileAfter, ChangeError, STOPPED, Undo, file},
+    change::{Applier, ChangeError, Class, FileAfter, STOPPED, Undo, file},
     config::desired::Repository,
     error::one_line,
     host::{FilesError, ReadFiles, trusted::unusable},
@@ -181,7 +181,11 @@ impl Applier {
         Ok(())
     }
 
-    async fn fetch_keyring(&self, repository: &Repository, url: &str) -> Result<Vec<u8>, ChangeError> {
+    async fn fetch_keyring(
+        &self,
+        repository: &Repository,
+        url: &str,
+    ) -> Result<Vec<u8>, ChangeError> {
         if repository.fingerprints.is_empty() {
             let why = "no fingerprint is configured to verify the key";
             return Err(incomplete(repository, why));

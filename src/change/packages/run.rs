@@ -7,7 +7,7 @@ use camino::Utf8Path;
 
 use super::{failure, has_failed};
 use crate::{
-    change::{Applier, Class, ChangeError, Sink},
+    change::{Applier, ChangeError, Class, Sink},
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
@@ -70,7 +70,11 @@ impl Applier {
     }
 
     /// Syncs after a command, even if it failed. The error of the command takes precedence.
-    async fn synced_after(&self, ran: Result<(), ChangeError>, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn synced_after(
+        &self,
+        ran: Result<(), ChangeError>,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         match (ran, self.sync_system().await) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error),
@@ -442,7 +446,10 @@ impl Applier {
     }
 
     /// The end of a log, with its path.
-    pub(in crate::change) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn log_tail(
+        &self,
+        path: &Utf8Path,
+    ) -> Result<Option<String>, ChangeError> {
         Ok(self.host.files.read(path)?.map(|bytes| {
             let text = String::from_utf8_lossy(&bytes);
             let lines: Vec<&str> = text.trim_end().lines().collect();

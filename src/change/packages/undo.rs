@@ -13,7 +13,7 @@ use super::{
     run::Attempts,
 };
 use crate::{
-    change::{Applier, FileAfter, FileBefore, ChangeError, Reverted, STOPPED, Sink},
+    change::{Applier, ChangeError, FileAfter, FileBefore, Reverted, STOPPED, Sink},
     config::desired::PackageSpec,
     error::one_line,
     host::digest::sha256,

@@ -12,7 +12,7 @@ use super::{
     root::Root,
 };
 use crate::{
-    change::{Probe, ChangeError, Sink},
+    change::{ChangeError, Probe, Sink},
     host::{ExecError, Host},
     tools::{
         container_view::{ContainerView, LIBRARIES},
@@ -102,7 +102,12 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 
 /// Checks that a container has the libraries and the devices of the host, and that it computes on them. If NVML returned no
 /// UUIDs, the visible devices are sufficient.
-fn evaluate(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> Result<(), ChangeError> {
+fn evaluate(
+    view: &ContainerView,
+    gpus: usize,
+    driver: &str,
+    uuids: &[String],
+) -> Result<(), ChangeError> {
     if let (Some(probe), false) = (&view.probe, uuids.is_empty()) {
         host::passed(probe, "container", "container-cannot-compute")?;
     }

@@ -12,7 +12,7 @@ use camino::Utf8Path;
 
 pub use record::ValidationRecord;
 
-use super::{Applier, Change, FileAfter, Probe, ChangeError, Sink, Undo};
+use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
 use crate::tools::probe::ProbeDocument;
 
 /// The remedy if no specific one is known.
@@ -54,7 +54,11 @@ impl Applier {
     ///
     /// # Errors
     /// If the runtime returns an error.
-    pub async fn clear_validation(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub async fn clear_validation(
+        &self,
+        change: &Change,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
         };
@@ -145,14 +149,23 @@ impl Applier {
     ///
     /// # Errors
     /// If the record could not be written.
-    pub fn record_host(&self, change: &Change, document: &ProbeDocument) -> Result<(), ChangeError> {
+    pub fn record_host(
+        &self,
+        change: &Change,
+        document: &ProbeDocument,
+    ) -> Result<(), ChangeError> {
         let Change::RunProbe { record, inputs, .. } = change else {
             return Ok(());
         };
         self.write_record(record, inputs, host::in_words(document))
     }
 
-    fn write_record(&self, record: &Utf8Path, inputs: &str, result: String) -> Result<(), ChangeError> {
+    fn write_record(
+        &self,
+        record: &Utf8Path,
+        inputs: &str,
+        result: String,
+    ) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         let boot = files.read_text(BOOT_ID.into())?;
         let text = ValidationRecord {

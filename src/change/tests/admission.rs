@@ -7,7 +7,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Admission, Change, Reverted, ApplyChanges},
+    change::{Admission, ApplyChanges, Change, Reverted},
     error::Report,
     host::fake::{FakeFiles, failed, ok},
 };

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, STOPPED, ApplyChanges},
+    change::{ApplyChanges, Change, STOPPED},
     config::desired::Daemon,
     error::causes,
     host::{

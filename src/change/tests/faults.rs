@@ -11,7 +11,7 @@ use super::{
     kit::{STATE, TestMachine, container_probe, policy},
 };
 use crate::{
-    change::{Applier, Change, STOPPED, ApplyChanges},
+    change::{Applier, ApplyChanges, Change, STOPPED},
     config::desired::{PackageSpec, Repository, RuntimeKind},
     error::{Report, causes},
     host::{

@@ -5,7 +5,7 @@ use nix::errno::Errno;
 
 use super::kit::{STATE, TestMachine};
 use crate::{
-    change::{CHANGED_SINCE, Change, Reverted, Undo, ApplyChanges},
+    change::{ApplyChanges, CHANGED_SINCE, Change, Reverted, Undo},
     config::desired::Repository,
     error::{Report, one_line},
     exit::Exit,
@@ -442,7 +442,10 @@ fn add(fingerprint: &str) -> Change {
 async fn repository_is_only_added_with_the_pinned_key() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
-    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/usr/share/keyrings", 0o755);
     machine
         .fakes
         .files
@@ -517,7 +520,10 @@ async fn digest_binds_the_key_that_is_written() {
         tools::openpgp::{forged, parse},
     };
     let machine = TestMachine::new();
-    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/usr/share/keyrings", 0o755);
     let path = "/usr/share/keyrings/gpu-bootstrap-toolkit.asc";
     let written = || machine.fakes.files.read(path.into()).unwrap();
     let (benign, forged) = forged::pair();
@@ -531,7 +537,10 @@ async fn digest_binds_the_key_that_is_written() {
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "key-mismatch", "{error}");
     assert_eq!(written(), None);
-    assert!(matches!(evaluate(repository, &forged), Keyring::Stranger(_)));
+    assert!(matches!(
+        evaluate(repository, &forged),
+        Keyring::Stranger(_)
+    ));
     // A `Version:` header does not, and is not written.
     let version = String::from_utf8(benign.clone()).unwrap();
     let version = version.replacen("BLOCK-----\n", "BLOCK-----\nVersion: 1\n", 1);
@@ -614,7 +623,10 @@ async fn files_ignored_by_apt_are_not_sources() {
             .files
             .put(&path, "deb https://example.org/deb/ /\n");
     }
-    machine.fakes.files.put_directory("/usr/share/keyrings", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/usr/share/keyrings", 0o755);
     machine.apply_and_undo(&add(FIRST)).await;
 }
 

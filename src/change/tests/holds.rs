@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo, ApplyChanges, packages::Unhold},
+    change::{ApplyChanges, Change, Reverted, Undo, packages::Unhold},
     error::Report,
 };
 

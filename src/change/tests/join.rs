@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Change, Join, Reverted, Undo, ApplyChanges},
+    change::{ApplyChanges, Change, Join, Reverted, Undo},
     error::Report,
     host::{
         Output,
@@ -77,7 +77,10 @@ pub(super) fn machine(
     joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
 ) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
     let machine = TestMachine::new();
-    machine.fakes.files.put_directory("/run/gpu-bootstrap", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/run/gpu-bootstrap", 0o755);
     machine
         .fakes
         .files

@@ -5,7 +5,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Change, LeaveCluster, Reverted, Undo, ApplyChanges},
+    change::{ApplyChanges, Change, LeaveCluster, Reverted, Undo},
     error::Report,
     host::fake::{failed, ok},
     joins::JoinMethod,

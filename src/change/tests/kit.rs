@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, Probe, ChangeError, Reverted, RuntimeSettings, Sink, Undo, ApplyChanges},
+    change::{
+        Applier, ApplyChanges, Change, ChangeError, Probe, Reverted, RuntimeSettings, Sink, Undo,
+    },
     config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,

@@ -6,6 +6,7 @@ mod answers;
 mod archive;
 mod crio;
 mod dnf;
+mod dry_run;
 mod exact;
 mod faults;
 mod files;
@@ -15,21 +16,20 @@ mod join_command;
 mod kernel_parameters;
 mod kinds;
 pub(super) mod kit;
-mod obsolete_items;
 mod locks;
 mod moved;
 mod network;
+mod obsolete_items;
 mod only_dnf;
 mod packages;
 mod probes;
 mod record;
-mod dry_run;
+mod reduced;
 mod restored;
 mod space;
 mod system;
 mod tiny;
 mod tokens;
-mod reduced;
 
 /// Runs each of these tests with each package manager, including the smallest one.
 macro_rules! with_each_manager {

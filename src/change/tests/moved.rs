@@ -7,7 +7,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Undo, ApplyChanges},
+    change::{ApplyChanges, Change, Undo},
     error::Report,
     exit::Exit,
     host::fake::diff,

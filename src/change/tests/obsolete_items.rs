@@ -10,7 +10,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo, ApplyChanges},
+    change::{ApplyChanges, Change, Reverted, Undo},
     host::{ReadFiles, fake::Mutation},
 };
 
@@ -58,7 +58,10 @@ fn beside(machine: &TestMachine, apt: &Archive) {
         files.put_link("/etc/systemd/system/site.service", "/opt/site.service");
     };
     drop(archive);
-    machine.fakes.files.put_directory("/etc/systemd/system", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/systemd/system", 0o755);
 }
 
 async fn unowned_files_are_kept_and_reported(kind: Kind) {

@@ -13,7 +13,7 @@ use super::{
     packages::{docker, install},
 };
 use crate::{
-    change::{Change, Reverted, Undo, ApplyChanges},
+    change::{ApplyChanges, Change, Reverted, Undo},
     error::Report,
     host::{Cmd, ReadFiles, exec::Status, fake::diff},
     model::secret::Secret,
@@ -32,7 +32,10 @@ fn stream(stream: &str) -> Change {
 #[tokio::test]
 async fn stream_is_enabled_and_the_previous_one_restored() {
     let (machine, _) = docker(Kind::Dnf);
-    machine.fakes.files.put_directory("/etc/dnf/modules.d", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/dnf/modules.d", 0o755);
     let (_, reverted) = machine.apply_and_undo(&stream("580-open")).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     // dnf does not replace one stream by another.
@@ -57,7 +60,10 @@ async fn stream_enabled_later_by_another_program_is_kept() {
 #[tokio::test]
 async fn previous_stream_is_restored_after_a_kill() {
     let (machine, _) = docker(Kind::Dnf);
-    machine.fakes.files.put_directory("/etc/dnf/modules.d", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
     let path = "/etc/dnf/modules.d/nvidia-driver.module";
     let before = machine.fakes.files.text(path);
@@ -77,7 +83,10 @@ async fn previous_stream_is_restored_after_a_kill() {
 #[tokio::test]
 async fn failed_stream_undo_is_completed_by_the_next() {
     let (machine, _) = docker(Kind::Dnf);
-    machine.fakes.files.put_directory("/etc/dnf/modules.d", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
     let path = "/etc/dnf/modules.d/nvidia-driver.module";
     let before = machine.fakes.files.text(path);
@@ -112,7 +121,10 @@ async fn failed_stream_undo_is_completed_by_the_next() {
 #[tokio::test]
 async fn manually_reset_module_stays_reset() {
     let (machine, _) = docker(Kind::Dnf);
-    machine.fakes.files.put_directory("/etc/dnf/modules.d", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/dnf/modules.d", 0o755);
     machine.apply(&stream("580-open")).await.unwrap();
     let undo = machine.apply(&stream("595-open")).await.unwrap();
     let path = "/etc/dnf/modules.d/nvidia-driver.module";

@@ -10,7 +10,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Applier, Change, Reverted, Undo, ApplyChanges, packages::Unhold},
+    change::{Applier, ApplyChanges, Change, Reverted, Undo, packages::Unhold},
     config::desired::PackageSpec,
     error::Report,
     exit::Exit,
@@ -455,7 +455,10 @@ async fn upgraded_package_is_kept_and_the_downgrade_reported(kind: Kind) {
 
 async fn failed_systemd_reload_is_reported(kind: Kind) {
     let (machine, _) = docker(kind);
-    machine.fakes.files.put_directory("/run/systemd/system", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/run/systemd/system", 0o755);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     machine
         .fakes
@@ -787,7 +790,10 @@ async fn daemon_is_stopped_with_its_package() {
             },
         );
         if booted {
-            machine.fakes.files.put_directory("/run/systemd/system", 0o755);
+            machine
+                .fakes
+                .files
+                .put_directory("/run/systemd/system", 0o755);
         }
         let undo = machine.apply(&install(&["daemon"])).await.unwrap();
         for (unit, active) in [

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::kit::{TestMachine, container_probe};
 use crate::{
-    change::{Change, ValidationRecord, Reverted},
+    change::{Change, Reverted, ValidationRecord},
     config::desired::RuntimeKind,
     error::Report,
     host::{

@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Applier, Change, Reverted, STOPPED, Undo, ApplyChanges},
+    change::{Applier, ApplyChanges, Change, Reverted, STOPPED, Undo},
     error::Report,
     host::{
         ReadFiles as _,

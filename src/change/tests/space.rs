@@ -7,7 +7,7 @@ use super::{
     packages::{docker, install, spec},
 };
 use crate::{
-    change::{Applier, Change, ApplyChanges, packages::WantedPackages},
+    change::{Applier, ApplyChanges, Change, packages::WantedPackages},
     error::Report,
     exit::Exit,
     host::files::FreeSpace,

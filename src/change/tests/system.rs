@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, Reverted, ApplyChanges},
+    change::{ApplyChanges, Change, Reverted},
     config::desired::Daemon,
     error::Report,
     host::{
@@ -454,7 +454,10 @@ async fn dependent_modules_are_unloaded_together() {
 async fn modules_of_a_removed_boot_file_are_unloaded() {
     let machine = TestMachine::new();
     modprobe(&machine);
-    machine.fakes.files.put_directory("/etc/modules-load.d", 0o755);
+    machine
+        .fakes
+        .files
+        .put_directory("/etc/modules-load.d", 0o755);
     let file = Change::WriteFile {
         path: "/etc/modules-load.d/gpu.conf".into(),
         content: "# a comment\nnvidia\nnvidia-uvm\n".into(),

@@ -12,8 +12,8 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, Backend, Commands, DatabaseError, Fault, Mark, Package, PackageCondition,
-        AvailablePackage, Removals, Settings, TransactionRequest,
+        Action, AvailablePackage, Backend, Commands, DatabaseError, Fault, Mark, Package,
+        PackageCondition, Removals, Settings, TransactionRequest,
     },
 };
 

@@ -56,7 +56,10 @@ async fn agent_token_file_is_removed_with_the_agent() {
     for wrong in ["K10abc::server:hush", "hush"] {
         with_vault(&machine, wrong);
         let error = machine.apply(&agent).await.expect_err(wrong);
-        assert_eq!((error.reason(), error.is_retryable()), ("join-token-form", false));
+        assert_eq!(
+            (error.reason(), error.is_retryable()),
+            ("join-token-form", false)
+        );
         assert!(!error.to_string().contains("hush") && machine.fakes.exec.lines().is_empty());
     }
 
@@ -99,7 +102,10 @@ async fn kubeadm_gets_cloud_token_and_rejects_other_secrets() {
     });
     with_vault(&machine, "K10abc::server:hush");
     let error = machine.apply(&by_cloud).await.expect_err("no token");
-    assert_eq!((error.reason(), error.is_retryable()), ("join-token-form", false));
+    assert_eq!(
+        (error.reason(), error.is_retryable()),
+        ("join-token-form", false)
+    );
     assert!(!error.to_string().contains("hush"));
     assert!(configurations.lock().unwrap().is_empty());
     with_vault(&machine, TOKEN);

@@ -11,12 +11,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::failures::{broken, changed_since, mirror_answers_503, refused};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{
-    Small, exists, file, fixed, install, needs, packages, reboots, step, specs, write,
+    Small, exists, file, fixed, install, needs, packages, reboots, specs, step, write,
 };
 use crate::{
     change::{
-        FollowUp, Change, FileAfter, FileBefore, ChangeError, RestoreUnit, Reverted, Saved, Sink,
-        Undo, ApplyChanges,
+        ApplyChanges, Change, ChangeError, FileAfter, FileBefore, FollowUp, RestoreUnit, Reverted,
+        Saved, Sink, Undo,
         packages::{Effects, Reduced},
     },
     check::{Check, FailOn},
@@ -191,7 +191,12 @@ impl ApplyChanges for FileChanges {
         })
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
+    async fn apply(
+        &self,
+        change: &Change,
+        undo: Undo,
+        sink: &dyn Sink,
+    ) -> Result<Undo, ChangeError> {
         let summary = change.summary();
         self.log.lock().unwrap().push(summary.clone());
         (self.before.lock().unwrap())(change);

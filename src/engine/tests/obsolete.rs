@@ -13,7 +13,7 @@ use super::kit::{
     step, why,
 };
 use crate::{
-    change::{Change, Lock, ChangeError, Sink, Undo, ApplyChanges, packages::Reduced},
+    change::{ApplyChanges, Change, ChangeError, Lock, Sink, Undo, packages::Reduced},
     check::Verdict,
     config::desired::Restart,
     engine::{RunReport, status},
@@ -342,7 +342,8 @@ async fn runtime_stays_if_containers_are_started_during_the_run() {
     rig.wanted = vec!["driver", "newer"];
     let is_busy = Arc::new(AtomicBool::new(false));
     let starts = Arc::clone(&is_busy);
-    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| starts.store(true, Ordering::SeqCst));
+    *rig.change_applier.before.lock().unwrap() =
+        Box::new(move |_| starts.store(true, Ordering::SeqCst));
     (rig.fakes.exec).on("docker", move |_, _| {
         ok(if is_busy.load(Ordering::SeqCst) {
             "job\n"

@@ -6,7 +6,7 @@ use crate::{
     config::desired::PackageSpec,
     engine::{check::RESOLVABLE, rollback},
     exit::Exit,
-    journal::{RollbackStarted, Journal, Record, fold},
+    journal::{Journal, Record, RollbackStarted, fold},
     model::secret::Secrets,
     steps::fixtures,
 };

@@ -176,7 +176,8 @@ async fn no_new_work_starts_after_the_deadline() {
     let mut rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
     rig.options.deadline = hours(1);
     let clock = rig.fakes.clock.clone();
-    *rig.change_applier.before.lock().unwrap() = Box::new(move |_| clock.advance(Duration::from_secs(3601)));
+    *rig.change_applier.before.lock().unwrap() =
+        Box::new(move |_| clock.advance(Duration::from_secs(3601)));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
     // Started work is finished and verified.

@@ -9,9 +9,9 @@ use nix::errno::Errno;
 
 use super::locked;
 use super::snapshot::Snapshot;
-use super::tree::{Node, Entry, Tree};
+use super::tree::{Entry, Node, Tree};
 use super::unsynced;
-use crate::host::files::{FullFilesystem, Limit, FreeSpace};
+use crate::host::files::{FreeSpace, FullFilesystem, Limit};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -195,7 +195,10 @@ impl FakeFiles {
     /// Mounts a filesystem with this free space at the path.
     pub fn mount(&self, path: &str, free_space: FreeSpace) {
         self.put_directory(path, 0o755);
-        locked(&self.state).tree.mounts.insert(path.into(), free_space);
+        locked(&self.state)
+            .tree
+            .mounts
+            .insert(path.into(), free_space);
     }
 
     /// Makes operations at or below the path fail. A full disk is `ENOSPC`, a broken disk `EIO`.
@@ -344,11 +347,19 @@ impl FakeFiles {
             && let Some(limit) = Limit::of(source, &free_space)
         {
             let free_space = FreeSpace {
-                free: if limit == Limit::Space { 0 } else { free_space.free },
+                free: if limit == Limit::Space {
+                    0
+                } else {
+                    free_space.free
+                },
                 read_only: limit == Limit::ReadOnly,
                 ..free_space
             };
-            *disk = Some(Box::new(FullFilesystem { mount, free_space, limit }));
+            *disk = Some(Box::new(FullFilesystem {
+                mount,
+                free_space,
+                limit,
+            }));
         }
         error
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::tree::{Node, Entry, Tree};
+use super::tree::{Entry, Node, Tree};
 
 /// Every path with kind, mode, owner and content, but without times.
 #[derive(Debug, Clone, PartialEq, Eq)]

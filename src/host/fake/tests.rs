@@ -89,7 +89,10 @@ fn full_or_read_only_filesystem_rejects_writes() {
     files
         .write("/boot/old".into(), b"123456789", 0o644)
         .unwrap();
-    assert_eq!(files.free_space("/boot/none/at/all".into()).unwrap().free, 0);
+    assert_eq!(
+        files.free_space("/boot/none/at/all".into()).unwrap().free,
+        0
+    );
     files.remove("/boot/old".into()).unwrap();
     assert_eq!(files.free_space("/boot".into()).unwrap().free, 9);
     files.mount(

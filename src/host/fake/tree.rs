@@ -172,7 +172,11 @@ impl Tree {
     /// Returns the mount point of a real path, and its free space.
     pub fn mount(&self, real: &Utf8Path) -> (Utf8PathBuf, FreeSpace) {
         real.ancestors()
-            .find_map(|at| self.mounts.get(at).map(|free_space| (at.to_owned(), *free_space)))
+            .find_map(|at| {
+                self.mounts
+                    .get(at)
+                    .map(|free_space| (at.to_owned(), *free_space))
+            })
             .unwrap_or_else(|| {
                 let free_space = FreeSpace {
                     total: 0,

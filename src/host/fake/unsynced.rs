@@ -9,5 +9,8 @@ pub(super) fn is_on_disk(path: &str) -> bool {
     let path = Utf8Path::new(path);
     let is_list =
         path.starts_with("/var/lib") && path.components().any(|part| part.as_str() == "lists");
-    !is_list && !elsewhere.iter().any(|directory| path.starts_with(directory))
+    !is_list
+        && !elsewhere
+            .iter()
+            .any(|directory| path.starts_with(directory))
 }

@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 
 use super::RealFiles;
 use crate::host::FilesError;
-use crate::host::files::{FullFilesystem, Limit, FreeSpace};
+use crate::host::files::{FreeSpace, FullFilesystem, Limit};
 use crate::host::{os, view};
 
 /// Adds the operation and path to an error, and the filesystem if it is the cause.

@@ -386,7 +386,9 @@ mod tests {
     #[test]
     fn failed_write_keeps_the_old_content() {
         let (_keep, root) = directory();
-        RealFiles.create_directory(&root.join("x/y"), 0o700).unwrap();
+        RealFiles
+            .create_directory(&root.join("x/y"), 0o700)
+            .unwrap();
         assert!(RealFiles.write(&root.join("x"), b"", 0o644).is_err());
         assert_eq!(RealFiles.list(&root).unwrap(), ["x"]);
         RealFiles.write(&root.join("file"), b"1", 0o644).unwrap();
@@ -504,7 +506,10 @@ mod tests {
         let disk = full.disk().unwrap();
         assert!(root.starts_with(&disk.mount), "{disk:?}");
         assert!(full.hint().unwrap().contains(disk.mount.as_str()));
-        assert_eq!(disk.free_space.total, RealFiles.free_space(&root).unwrap().total);
+        assert_eq!(
+            disk.free_space.total,
+            RealFiles.free_space(&root).unwrap().total
+        );
         assert_eq!(full.reason(), Some("no-disk-space"));
         let other = failed("write", &root)(os::error(Errno::EACCES));
         assert_eq!((other.disk(), other.hint()), (None, None));

@@ -397,7 +397,11 @@ impl ReadFiles for Recorder<dyn Files> {
 
     fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
         let result = self.inner.list(directory);
-        first(&mut self.recording.state().manifest.lists, directory, &result);
+        first(
+            &mut self.recording.state().manifest.lists,
+            directory,
+            &result,
+        );
         if result.is_ok() {
             self.keep_seen(directory);
         }
@@ -415,7 +419,11 @@ impl ReadFiles for Recorder<dyn Files> {
 
     fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
         let result = self.inner.free_space(path);
-        first(&mut self.recording.state().manifest.free_spaces, path, &result);
+        first(
+            &mut self.recording.state().manifest.free_spaces,
+            path,
+            &result,
+        );
         result
     }
 }

@@ -193,7 +193,8 @@ impl ReadFiles for Replay {
 
     fn list(&self, directory: &Utf8Path) -> Result<Vec<String>, FilesError> {
         let answer = self.0.manifest.lists.get(directory);
-        self.0.answer(answer, "list", directory, || Some(Vec::new()))
+        self.0
+            .answer(answer, "list", directory, || Some(Vec::new()))
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {

@@ -91,7 +91,8 @@ fn directory() -> (tempfile::TempDir, Utf8PathBuf) {
 async fn replay_returns_the_recorded_results() {
     let (_keep, directory) = directory();
     let (host, fakes) = machine();
-    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) =
+        record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = look(&recorded).await;
     assert_eq!(seen, look(&host).await);
     // Later changes of the machine do not change the recording.
@@ -122,7 +123,8 @@ async fn replay_returns_the_recorded_results() {
 async fn secrets_stay_on_the_machine() {
     let (_keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) =
+        record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let shadow = Utf8Path::new("/etc/shadow");
     let join = Utf8Path::new("/etc/join.toml");
     let tokens = Cmd::new("kubectl", ["get", "token"]);
@@ -158,7 +160,8 @@ async fn secrets_stay_on_the_machine() {
 async fn unrecorded_query_is_an_error_unless_implied() {
     let (_keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) =
+        record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     recorded.files.list("/etc".into()).unwrap();
     recorded.files.stat("/opt".into()).unwrap();
     recording.finish().unwrap();
@@ -197,7 +200,8 @@ fn recording_overwrites_nothing() {
 fn recording_does_not_follow_symlinks() {
     let (keep, directory) = directory();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) =
+        record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     assert!(recorded.files.read("/etc/os-release".into()).is_ok());
     let elsewhere = keep.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
@@ -243,7 +247,8 @@ fn command_lines_of_other_programs_are_not_stored() {
         fakes.files.put(&format!("/proc/{pid}/comm"), "x\n");
     }
     let (_keep, directory) = directory();
-    let (recorded, recording) = record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
+    let (recorded, recording) =
+        record(&host, &directory, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = recorded.system.processes().unwrap();
     let known: BTreeSet<u32> = (seen.iter())
         .filter(|process| process.command.is_some())

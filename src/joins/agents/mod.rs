@@ -9,8 +9,8 @@ use camino::Utf8Path;
 pub use tool::{ALL, Agent, CLOUD_SETUP, K3S, RKE2, configuration, server_of, wrong_token};
 
 use super::{
-    API_PORT, Found, Given, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool,
-    Wrongs,
+    API_PORT, Found, Given, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool,
+    NodeRule, Wrongs,
 };
 use crate::{
     error::one_line,
@@ -23,11 +23,11 @@ use crate::{
         kubernetes::{kubeconfig, membership::Membership},
         systemctl,
     },
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
 /// The settings of both agents.
-const ROW: WayRow = WayRow {
+const ROW: MethodRow = MethodRow {
     keys: &["server", "token"],
     runtimes: Cluster::BringsOwn("k3s and RKE2 ship their own"),
     node: NodeRule::OURS,
@@ -35,7 +35,7 @@ const ROW: WayRow = WayRow {
     read: |_, _| None,
 };
 
-pub(super) const OF_K3S: WayRow = WayRow {
+pub(super) const OF_K3S: MethodRow = MethodRow {
     read: |given, wrong| {
         let (server, token_source) = read(&K3S, given, wrong)?;
         Some(JoinMethod::K3s {
@@ -46,7 +46,7 @@ pub(super) const OF_K3S: WayRow = WayRow {
     ..ROW
 };
 
-pub(super) const OF_RKE2: WayRow = WayRow {
+pub(super) const OF_RKE2: MethodRow = MethodRow {
     read: |given, wrong| {
         let (server, token_source) = read(&RKE2, given, wrong)?;
         Some(JoinMethod::Rke2 {
@@ -102,13 +102,13 @@ pub(super) struct ByAgent<'a> {
 }
 
 #[async_trait]
-impl Way for ByAgent<'_> {
-    fn tool(&self) -> WayTool<'_> {
-        WayTool {
+impl Joining for ByAgent<'_> {
+    fn tool(&self) -> MethodTool<'_> {
+        MethodTool {
             unit: Some(self.agent.unit),
             config: Some(self.agent.config),
             conflict: Some(CLOUD_SETUP),
-            ..WayTool::default()
+            ..MethodTool::default()
         }
     }
 
@@ -193,7 +193,12 @@ impl Leaving for StopAgent {
         }
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn leave(
+        &self,
+        hands: &Hands,
+        _: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
         hands.leave_by_agent(self.0, sink).await
     }
 }

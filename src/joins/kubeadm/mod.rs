@@ -11,7 +11,8 @@ pub use tool::{
 };
 
 use super::{
-    Discovery, Given, Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow, WayTool, Wrongs,
+    Discovery, Given, Join, JoinMethod, Joining, Leave, Leaving, MethodRow, MethodTool, NodeRule,
+    Wrongs,
 };
 use crate::{
     error::one_line,
@@ -26,7 +27,7 @@ use crate::{
             token::{NOT_BOOTSTRAP, is_bootstrap},
         },
     },
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
 /// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
@@ -38,7 +39,7 @@ pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 /// Directories that kubeadm creates, outermost first. `kubeadm reset` does not remove them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
 
-pub(super) const ROW: WayRow = WayRow {
+pub(super) const ROW: MethodRow = MethodRow {
     keys: &[
         "version",
         "server",
@@ -177,11 +178,11 @@ pub(super) struct ByKubeadm<'a> {
 }
 
 #[async_trait]
-impl Way for ByKubeadm<'_> {
-    fn tool(&self) -> WayTool<'_> {
-        WayTool {
+impl Joining for ByKubeadm<'_> {
+    fn tool(&self) -> MethodTool<'_> {
+        MethodTool {
             unit: Some(kubelet::UNIT),
-            ..WayTool::default()
+            ..MethodTool::default()
         }
     }
 
@@ -274,7 +275,12 @@ impl Leaving for Reset<'_> {
         Ok(())
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn leave(
+        &self,
+        hands: &Hands,
+        _: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
         (hands.leave_by_kubeadm((self.socket, self.directories), sink)).await
     }
 }
@@ -503,7 +509,9 @@ fn last_of(words: &str) -> String {
             "Stopped ",
             "Failed to start ",
         ];
-        let rest = change_applier.iter().find_map(|verb| line.strip_prefix(verb));
+        let rest = change_applier
+            .iter()
+            .find_map(|verb| line.strip_prefix(verb));
         line.starts_with("kubelet.service: ")
             || rest.is_some_and(|rest| rest.starts_with("kubelet"))
     };

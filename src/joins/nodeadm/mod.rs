@@ -11,7 +11,9 @@ pub use tool::{
     configuration,
 };
 
-use super::{Found, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool};
+use super::{
+    Found, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool, NodeRule,
+};
 use crate::{
     error::one_line,
     host::{Cmd, FilesError, ReadFiles},
@@ -22,10 +24,10 @@ use crate::{
         kubernetes::{kubeconfig, membership::Membership},
         systemctl,
     },
-    work::{Hands, ChangeError, Reverted, Sink},
+    work::{ChangeError, Hands, Reverted, Sink},
 };
 
-pub(super) const ROW: WayRow = WayRow {
+pub(super) const ROW: MethodRow = MethodRow {
     keys: &[],
     runtimes: Cluster::BringsOwn("nodeadm configures the one in the image"),
     node: NodeRule {
@@ -74,14 +76,14 @@ pub(super) fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
 pub(super) struct ByNodeadm;
 
 #[async_trait]
-impl Way for ByNodeadm {
+impl Joining for ByNodeadm {
     /// Its units are enabled in the image.
-    fn tool(&self) -> WayTool<'_> {
-        WayTool {
+    fn tool(&self) -> MethodTool<'_> {
+        MethodTool {
             program: Some(PROGRAM),
             directory: Some(DROP_INS),
             config: Some(CONFIG),
-            ..WayTool::default()
+            ..MethodTool::default()
         }
     }
 
@@ -161,7 +163,12 @@ impl Leaving for HoldBack {
         Ok(())
     }
 
-    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn leave(
+        &self,
+        hands: &Hands,
+        _: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
         hands.leave_by_nodeadm(sink).await
     }
 }

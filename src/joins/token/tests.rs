@@ -132,7 +132,12 @@ impl Cloud {
         }
     }
 
-    async fn token(&self, source: &str, metadata: &str, services: &str) -> Result<Secret, ChangeError> {
+    async fn token(
+        &self,
+        source: &str,
+        metadata: &str,
+        services: &str,
+    ) -> Result<Secret, ChangeError> {
         let service = Service {
             address: metadata,
             ..Service::of(&self.host, IDENTITY, SILENCES)

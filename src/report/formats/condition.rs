@@ -34,7 +34,9 @@ pub fn condition(
         .filter(|finding| !of_cluster(&finding.id))
         .collect();
     let is_change_error = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
-    let problems: Vec<&&Finding> = (own.iter()).filter(|finding| is_change_error(finding)).collect();
+    let problems: Vec<&&Finding> = (own.iter())
+        .filter(|finding| is_change_error(finding))
+        .collect();
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());

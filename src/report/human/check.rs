@@ -13,8 +13,8 @@ use crate::{
     report::{
         Style,
         document::Verdicts,
-        style::{Ink, of_verdict, word},
         messages::things,
+        style::{Ink, of_verdict, word},
     },
 };
 

@@ -9,8 +9,8 @@ use crate::{
     event::Outcome,
     report::{
         Style,
-        style::{Ink, of_outcome},
         messages::things,
+        style::{Ink, of_outcome},
     },
 };
 

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::{
-    report::{Style, style::Ink, messages::duration},
+    report::{Style, messages::duration, style::Ink},
     tools::probe::{LayerStatus, ProbeDocument, label},
 };
 

@@ -10,8 +10,8 @@ use crate::{
     report::{
         Style,
         error::block,
-        style::{Ink, of_outcome},
         messages::{duration, things},
+        style::{Ink, of_outcome},
     },
 };
 

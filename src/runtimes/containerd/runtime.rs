@@ -15,9 +15,8 @@ use crate::{
     model::document::{Document, FileSettings, Format},
     runtimes::{
         Answer, BUILT_IN, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm,
-        LackError, NVIDIA, OneContainer, Place, ReadError, Report, Rewritten, Runtime,
-        RuntimeFacts, RuntimeView, LiveConfig, Surroundings, VARIABLES, Validated, Version, crictl,
-        mounts,
+        LackError, LiveConfig, NVIDIA, OneContainer, Place, ReadError, Report, Rewritten, Runtime,
+        RuntimeFacts, RuntimeView, Surroundings, VARIABLES, Validated, Version, crictl, mounts,
         program::Named,
         quiet,
         view::{ask, last_lines, last_words, said},
@@ -444,14 +443,20 @@ mod tests {
             cdi: true,
             for_kubelet: false,
         };
-        Containerd.restore_saved(&host, &goal).await.expect("put back");
+        Containerd
+            .restore_saved(&host, &goal)
+            .await
+            .expect("put back");
         let text = fakes.files.text(CONFIG);
         let read = super::super::parse_config(&text).expect("TOML");
         assert_eq!(read.programs["nvidia"], toolkit::RUNTIME, "{text}");
         assert!(read.systemd_cgroup["nvidia"], "{text}");
         assert!(text.contains("/home/kubernetes/bin"), "{text}");
         let before = fakes.files.mutations();
-        Containerd.restore_saved(&host, &goal).await.expect("put back");
+        Containerd
+            .restore_saved(&host, &goal)
+            .await
+            .expect("put back");
         assert_eq!(fakes.files.mutations(), before);
         fakes.files.put(CONFIG, "version = ");
         assert!(Containerd.restore_saved(&host, &goal).await.is_err());

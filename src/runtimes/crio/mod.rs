@@ -118,7 +118,11 @@ pub fn reads_hooks(files: &[ConfigFile]) -> bool {
         let directory = directory.as_str().unwrap_or_default();
         directory.trim_end_matches('/') == HOOKS
     };
-    directories.is_some_and(|directories| directories.as_array().is_some_and(|all| all.iter().any(is_it)))
+    directories.is_some_and(|directories| {
+        directories
+            .as_array()
+            .is_some_and(|all| all.iter().any(is_it))
+    })
 }
 
 /// Returns errors for runtimes that exist only in files that CRI-O does not read.

@@ -9,8 +9,8 @@ use crate::{
     host::{ExecError, FileKind, FilesError, Output, ReadFiles, Reader},
     model::document::FileSettings,
     runtimes::{
-        Answer, Broken, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, NVIDIA,
-        Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, LiveConfig, Surroundings,
+        Answer, Broken, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, LiveConfig,
+        NVIDIA, Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings,
         Validated, cdi, crictl,
         program::{Named, is_missing},
         view::{ask, last_lines, last_words, said},

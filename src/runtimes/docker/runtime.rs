@@ -9,8 +9,9 @@ use crate::{
     model::document::{Document, FileSettings, Format},
     runtimes::{
         Answer, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm, LackError,
-        OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError, ReloadWords, Report,
-        Runtime, RuntimeFacts, RuntimeView, LiveConfig, Surroundings, VARIABLES, Validated, cdi, mounts,
+        LiveConfig, OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError,
+        ReloadWords, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings, VARIABLES,
+        Validated, cdi, mounts,
         program::Named,
         quiet,
         view::{ask, last_lines, last_words, said},
@@ -53,7 +54,9 @@ static FACTS: RuntimeFacts = RuntimeFacts {
 /// Parses the output of [`super::info`].
 fn of_info(output: &Output) -> LiveConfig {
     match super::parse_info(&output.stdout) {
-        Ok(info) if output.ok() && info.server_errors.is_empty() => LiveConfig::Known(config_of(info)),
+        Ok(info) if output.ok() && info.server_errors.is_empty() => {
+            LiveConfig::Known(config_of(info))
+        }
         Ok(info) => {
             let said = info.server_errors.first().cloned();
             LiveConfig::Silent(said.unwrap_or_else(|| last_words(output)))
@@ -67,7 +70,8 @@ fn of_info(output: &Output) -> LiveConfig {
 }
 
 fn config_of(info: Info) -> Config {
-    let uses_cdi = (info.cdi_directories.as_ref()).is_some_and(|directories| !directories.is_empty());
+    let uses_cdi =
+        (info.cdi_directories.as_ref()).is_some_and(|directories| !directories.is_empty());
     Config {
         lenient: info.is_lenient(),
         without_cdi: info.needs_cdi() && !uses_cdi,

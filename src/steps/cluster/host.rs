@@ -96,7 +96,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     let Some(spec) = spec(desired) else {
         return no_cluster();
     };
-    let method = spec.method.method();
+    let method = spec.method.implementation();
     if !method.starts_kubelet() {
         return Assessment::not_applicable(format!(
             "only kubeadm requires kernel settings, but the join method is {}",
@@ -204,7 +204,7 @@ impl Step for ClusterKernel {
         // Read nothing without a kubeadm-managed kubelet, because the filesystem table may not be readable by all
         // users.
         let starts_kubelet =
-            spec(cx.desired).is_some_and(|spec| spec.method.method().starts_kubelet());
+            spec(cx.desired).is_some_and(|spec| spec.method.implementation().starts_kubelet());
         let state = match starts_kubelet {
             true => detect(cx)?,
             false => ClusterKernelState::default(),

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    joined, name, no_cluster,
+    joined, name, no_cluster, place,
     restart_agent::{self, Outdated},
-    place, skew, wanted, spec,
+    skew, spec, wanted,
 };
 use crate::{
     change::{Change, Join},
@@ -81,7 +81,7 @@ async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<JoinState, StepError>
         node: name(cx, spec)?,
         ..JoinState::default()
     };
-    let method = spec.method.method();
+    let method = spec.method.implementation();
     if let Some(joined_file) = method.joined_file() {
         state.has_joined_file = files.exists(joined_file)?;
     }
@@ -214,7 +214,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     if state.has_joined_file {
         return Assessment::satisfied("`cluster.joined-file` exists");
     }
-    if spec.method.method().is_joined_by_provider() {
+    if spec.method.implementation().is_joined_by_provider() {
         return Assessment::BlockedNow {
             why: "`cluster.join` is \"managed\", but the kubelet has no kubeconfig"
                 .to_owned(),
@@ -236,7 +236,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         has_program: state.has_program,
         conflicts: state.is_kept_back,
     };
-    if let Some(Lack { why, hint }) = spec.method.method().missing(&found) {
+    if let Some(Lack { why, hint }) = spec.method.implementation().missing(&found) {
         return Assessment::blocked(why, hint);
     }
     if let Some(refused) = skew::refused(spec, &state.versions) {
@@ -259,7 +259,7 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
         kubeconfig, server, ..
     } = membership;
     let is = format!("the machine is a node of the cluster at {server} (by `{kubeconfig}`)");
-    let method = spec.method.method();
+    let method = spec.method.implementation();
     let other = method.another(membership, state.config.as_deref(), state.wanted.as_ref());
     if let Some(other) = other {
         return Assessment::blocked(
@@ -291,7 +291,7 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
 }
 
 fn changes(state: &JoinState, spec: &ClusterSpec, node: &NodeName) -> Vec<Change> {
-    let method = spec.method.method();
+    let method = spec.method.implementation();
     let taints: Vec<_> = match method.registers_taints() {
         false => Vec::new(),
         true => (spec.node.taints.iter())

@@ -6,8 +6,8 @@
 pub(super) mod host;
 pub(super) mod join;
 pub(super) mod node;
-mod restart_agent;
 pub(super) mod packages;
+mod restart_agent;
 pub(super) mod skew;
 
 use crate::{
@@ -41,7 +41,7 @@ fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> 
 /// Returns the cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    let method = spec.method.method();
+    let method = spec.method.implementation();
     let kubelets = (found.as_ref()).map_or(&[][..], |found| method.kubelets_of(&found.kubeconfig));
     if !kubelets.is_empty() {
         let mut runs = false;

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{WantedLabels, joined, name, no_cluster, wanted, spec};
+use super::{WantedLabels, joined, name, no_cluster, spec, wanted};
 use crate::{
     change::{Admission, Change},
     config::desired::{ClusterSpec, Desired, JoinMethod},

@@ -23,7 +23,7 @@ pub(super) struct Outdated {
 }
 
 pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Outdated>, StepError> {
-    let Some(agent) = spec.method.method().agent() else {
+    let Some(agent) = spec.method.implementation().agent() else {
         return Ok(None);
     };
     let Some(toolkit) = &cx.desired.toolkit else {

@@ -13,9 +13,8 @@ use camino::Utf8Path;
 use super::{
     DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
     driver_packages::adopts,
-    packages,
+    messages, packages,
     specs::{Comparison, compare},
-    messages,
 };
 use crate::{
     change::{Change, Lock},

@@ -156,7 +156,10 @@ fn gpus_without_reported_fabric_have_not_joined() {
     let mut lost = state("535.261.03-1");
     lost.silent = Some("GPU 1 did not respond to NVML".to_owned());
     let (why, _, retryable) = decide(&lost, &wanted()).expect_blocked_now();
-    assert!(retryable.is_some() && why.contains("it is unknown"), "{why}");
+    assert!(
+        retryable.is_some() && why.contains("it is unknown"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Contents, Estimate, Exclusion, Further, HalfDone, Impact,
-    LowerBounds, Mark, NoHolds, Package, PackageCondition, AvailablePackage, Removals, Settings,
+    Action, ArchiveError, AvailablePackage, Commands, Contents, Estimate, Exclusion, Further,
+    HalfDone, Impact, LowerBounds, Mark, NoHolds, Package, PackageCondition, Removals, Settings,
     SourceEntry, SourceFailure, SourceIssue, TransactionRequest, contradictions,
 };
 

@@ -248,6 +248,10 @@ async fn old_agent_unit_and_cloud_setup_are_detected() {
         let (state, want) = (machine::state(&host, facts.clone()), desired());
         let cx = machine::cx(&host, &facts, &state, &want);
         let found = is_kept_back(&cx, agents::K3S.unit, agents::CLOUD_SETUP).await;
-        assert_eq!(found.expect("readable"), is_kept, "{directory} {load} {file}");
+        assert_eq!(
+            found.expect("readable"),
+            is_kept,
+            "{directory} {load} {file}"
+        );
     }
 }

@@ -244,7 +244,9 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_sources, failures_by_source, fault, preflight_issue, remedy_for, telling_line};
+    use super::{
+        failed_sources, failures_by_source, fault, preflight_issue, remedy_for, telling_line,
+    };
     use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 

@@ -25,8 +25,8 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
-    LowerBounds, Mark, Package, AvailablePackage, Removals, Settings, SourceEntry, SourceFailure,
+    Action, ArchiveError, AvailablePackage, Backend, Commands, DatabaseError, Estimate, Exclusion,
+    Fault, Further, LowerBounds, Mark, Package, Removals, Settings, SourceEntry, SourceFailure,
     SourceIssue, TransactionRequest, Updater,
 };
 use crate::{

@@ -198,7 +198,10 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceI
 const UNREADABLE: &str = "is readable only by root, but apt verifies signatures as the user `_apt`";
 
 /// Returns the reason a keyring has no key, or `None` if it may have one or is not readable.
-fn issue_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
+fn issue_of(
+    files: &dyn ReadFiles,
+    key: &str,
+) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
         // If the complete directory is empty, the tree may not contain it.

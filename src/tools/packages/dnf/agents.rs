@@ -17,7 +17,8 @@ pub fn end(files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
     let mut homes: Vec<Utf8PathBuf> = Vec::new();
     for repository in files.list(Utf8Path::new(CACHE))? {
         let directory = Utf8Path::new(CACHE).join(repository);
-        let is_directory = (files.stat(&directory)?).is_some_and(|stat| stat.kind == FileKind::Directory);
+        let is_directory =
+            (files.stat(&directory)?).is_some_and(|stat| stat.kind == FileKind::Directory);
         let home = directory.join(HOME);
         if is_directory && files.exists(&home)? {
             homes.push(home);

@@ -24,8 +24,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
 use super::{
-    Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
-    Further, HalfDone, HoldList, Mark, Package, AvailablePackage, Removals, Settings, SourceEntry,
+    Action, ArchiveError, AvailablePackage, Backend, Commands, Contents, DatabaseError, Estimate,
+    Exclusion, Fault, Further, HalfDone, HoldList, Mark, Package, Removals, Settings, SourceEntry,
     SourceFailure, SourceIssue, Streams, TransactionRequest,
 };
 use crate::{

@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use super::commands;
 use crate::{
     host::Query,
-    tools::packages::{Contents, AvailablePackage},
+    tools::packages::{AvailablePackage, Contents},
 };
 
 /// One line per version. dnf replaces `\t` and `\n` itself.

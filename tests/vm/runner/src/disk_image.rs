@@ -79,7 +79,8 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     let kind = format!("image-made-{name}");
     let made = bed.cached(&kind, &recipe, None, |dir| {
         let file = format!("{name}.qcow2");
-        let directories = [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
+        let directories =
+            [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
         let mut argv = [
             "unshare",
             "--mount",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::simulation::{INSIDE, Fakes, devices, gpus, listing, program, write};
+use crate::simulation::{Fakes, INSIDE, devices, gpus, listing, program, write};
 use crate::tables::{MachineSpec, Machines};
 use crate::{pci, simulation};
 

@@ -1,8 +1,8 @@
 //! Signed repositories with the vendors' layout and with generated keys: for apt here, for dnf in `rpm`. They contain
 //! the container toolkit from its real source, and the fake packages of `packages.toml` and of the directory `rpms`.
 
-pub mod rpm;
 mod fake;
+pub mod rpm;
 pub mod table;
 
 use std::collections::BTreeMap;
