@@ -160,7 +160,7 @@ fn changes_left_by_uninstall_remain_applied() {
 
 #[test]
 fn reduced_change_remains_applied_for_the_other_steps() {
-    let receipt = receipt("withdrawn-in-part.jsonl");
+    let receipt = receipt("reduced-in-part.jsonl");
     assert_eq!(
         applied(&receipt),
         ["3 runtime.docker-nvidia", "1 driver.packages"]
@@ -179,7 +179,7 @@ fn reduced_change_remains_applied_for_the_other_steps() {
 #[test]
 fn last_recorded_policy_is_used() {
     assert_eq!(receipt("complete.jsonl").policy, None);
-    let policy = receipt("withdrawn-in-part.jsonl").policy.unwrap();
+    let policy = receipt("reduced-in-part.jsonl").policy.unwrap();
     assert_eq!(policy.lock_timeout_seconds, 600);
     assert_eq!(policy.pause_units, ["apt-daily.timer"]);
 }

@@ -2,12 +2,12 @@
 //! entry has a source. The crate performs no I/O.
 //!
 //! ```
-//! use gpu_compat::{Matrix, pick::{Wish, pick}};
+//! use gpu_compat::{Matrix, pick::{Constraints, pick}};
 //!
 //! let matrix = Matrix::builtin()?;
-//! let h100 = matrix.meanings("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
-//! let wish = Wish { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Wish::default() };
-//! let pick = pick(&matrix, &wish)?;
+//! let h100 = matrix.name_matches("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
+//! let constraints = Constraints { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Constraints::default() };
+//! let pick = pick(&matrix, &constraints)?;
 //! println!("{} with {} modules", pick.branch, pick.flavor);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -11,7 +11,7 @@ pub enum ConditionMeaning {
     #[default]
     Ready,
     /// The node has a problem, like `MemoryPressure` and the conditions of the node problem detector.
-    ChangeError,
+    Problem,
 }
 
 /// How to handle a driver that gpu-bootstrap did not install.

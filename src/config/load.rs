@@ -407,7 +407,7 @@ mod tests {
                 "check.node-condition=A",
                 "check.node-condition-true=problem"
             ]),
-            ("A".to_owned(), ConditionMeaning::ChangeError)
+            ("A".to_owned(), ConditionMeaning::Problem)
         );
         for wrong in ["Ready", "a b", "/x", "-x"] {
             let set = format!("check.node-condition={wrong}");

@@ -521,7 +521,7 @@ mod tests {
             format!("PACKAGE_VERSION=\"580.1\"\n{conf}\n"),
         )
         .expect("written");
-        let words = ["modules".to_owned(), "take".to_owned()];
+        let words = ["modules".to_owned(), "fetch".to_owned()];
         std::fs::write(at("override"), override_text(&own, &words)).expect("written");
         std::fs::create_dir(at("clang")).expect("made");
         std::fs::write(at("clang/.config"), "CONFIG_CC_IS_CLANG=y\n").expect("written");

@@ -146,10 +146,10 @@ mod tests {
         let warned = report(Exit::Drift, &[pass, ("mem.remap.pending", Warn)]);
         let strict = condition(&warned, ConditionMeaning::Ready, &[FailOn::Warn], 8);
         assert_eq!(strict.status, "False");
-        let theirs = condition(&warned, ConditionMeaning::ChangeError, &[FailOn::Warn], 8);
+        let theirs = condition(&warned, ConditionMeaning::Problem, &[FailOn::Warn], 8);
         assert_eq!((theirs.status, theirs.reason), ("True", strict.reason));
         let fine = report(Exit::Ok, &[pass]);
-        let fine = condition(&fine, ConditionMeaning::ChangeError, &[FailOn::Fail], 1);
+        let fine = condition(&fine, ConditionMeaning::Problem, &[FailOn::Fail], 1);
         assert_eq!(fine.status, "False");
         assert_eq!(fine.message, "1 GPU; no fault in driver and runtimes");
     }
