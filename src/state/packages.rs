@@ -1,4 +1,4 @@
-//! The installed packages, from the database of any package manager.
+//! Reads the installed packages from the dpkg or rpm database.
 
 use super::{Noted, State, StateError};
 use crate::{
@@ -15,23 +15,21 @@ pub(super) type KnownPackages = Result<Vec<KnownPackage>, String>;
 pub(super) struct KnownPackage {
     pub name: String,
     pub version: String,
-    /// Whether NVIDIA made the package. `None` if the package does not specify its maker.
+    /// Whether NVIDIA built the package. `None` if its metadata contains neither a maintainer nor a vendor.
     pub by_vendor: Option<bool>,
 }
 
-/// An installed package that is a part of the driver and has its version.
+/// An installed package that belongs to the driver, so its version should be the driver version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverPart {
-    /// The package's name.
     pub name: String,
-    /// The driver's version.
     pub version: DriverVersion,
-    /// Whether NVIDIA made the package. `None` if the package does not specify its maker.
+    /// Whether NVIDIA built the package. `None` if its metadata contains neither a maintainer nor a vendor.
     pub by_vendor: Option<bool>,
 }
 
 impl State {
-    /// The installed packages that must all have the driver version.
+    /// The installed driver packages, which must all have the same version.
     ///
     /// # Errors
     /// The reason, if the installed packages are unknown.
@@ -41,7 +39,7 @@ impl State {
         Ok(packages.iter().filter_map(part).collect())
     }
 
-    /// Names and versions of the installed packages that match one of these shell patterns.
+    /// Names and versions of the installed packages whose names match at least one of these shell patterns.
     ///
     /// # Errors
     /// The reason, if the installed packages are unknown.
@@ -71,7 +69,7 @@ impl State {
         read.map(Option::as_deref).map_err(Clone::clone)
     }
 
-    /// The installed packages, from the database of the machine.
+    /// The installed packages. The database is read only once for each state.
     pub(super) async fn installed(&self) -> &Noted<KnownPackages> {
         let read = || async {
             let mut reader = FactReader::new(&*self.host.files);
@@ -84,7 +82,7 @@ impl State {
         self.memo.packages.get_or_init(read).await
     }
 
-    /// Reads the database of the machine's package manager.
+    /// Determines the package manager of the machine and reads its database.
     async fn find_packages(&self, reader: &mut FactReader<'_>) -> KnownPackages {
         let fact = "driver.package-version";
         let found = Manager::ALL.into_iter().find(|manager| {
@@ -98,7 +96,7 @@ impl State {
         let program = manager.backend().database_program();
         if let (Some(program), false) = (program, self.scope.executes) {
             return Err(format!(
-                "the {program} database can only be read by `{program}`, which was not run"
+                "the {program} database can only be read with `{program}`, and no program is run with `--root`"
             ));
         }
         match self.database(manager).await {
@@ -108,7 +106,7 @@ impl State {
     }
 }
 
-/// Returns the package as a driver component, or `None` if it is not one or has an independent version.
+/// Returns the package as a part of the driver, or `None` if it does not belong to the driver or has an independent version.
 fn part(package: &KnownPackage) -> Option<DriverPart> {
     let rules = &table().driver_packages;
     let is_one = |patterns: &[String]| {
@@ -122,12 +120,12 @@ fn part(package: &KnownPackage) -> Option<DriverPart> {
     })
 }
 
-/// Determines for each unpacked package whether NVIDIA made it.
+/// Returns the unpacked packages, and whether NVIDIA built them.
 fn by_maker(packages: &[packages::Package]) -> Vec<KnownPackage> {
     let vendor = &table().vendor;
     packages
         .iter()
-        // The files of an unpacked driver are on disk even if it is not configured.
+        // The files of an unpacked package are on disk, even if the package is not configured yet.
         .filter(|package| package.is_unpacked())
         .map(|package| {
             let by_mail = (package.packager.as_deref())
@@ -154,14 +152,14 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn rpm_is_only_run_if_execution_is_allowed() {
+    async fn rpm_is_not_run_with_root_option() {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).installed().await.value.clone();
         assert!(get().await.unwrap_err().contains("apt or dnf"));
         fakes.files.put_directory("/var/lib/rpm", 0o755);
         let below = state_below_root(&host, facts());
         let unread = below.installed().await.value.clone();
-        assert!(unread.unwrap_err().contains("not run"));
+        assert!(unread.unwrap_err().contains("no program is run"));
         assert!(fakes.exec.log().is_empty());
         assert!(get().await.unwrap_err().contains("rpm"));
         fakes.exec.on("rpm", |_, _| {
@@ -177,12 +175,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn driver_components_have_the_driver_version() {
+    async fn packages_with_independent_versions_are_not_driver_parts() {
         let (host, fakes) = fake::host();
         let names = rows! {
             "nvidia-kernel-dkms", "535.261.03-1";
             "libcuda1", "535.247.01-1";
-            // These have independent versions.
+            // These packages have independent versions.
             "nvidia-modprobe", "570.133.07-1";
             "nvidia-container-toolkit", "1.20.0-1";
             "nvidia-driver-pinning-595", "595.58.03-1";
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dpkg_database_is_read_as_a_file() {
+    async fn dpkg_database_is_read_without_running_dpkg() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/var/lib/dpkg/status",

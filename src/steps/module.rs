@@ -1,5 +1,5 @@
-//! `driver.module`: the loaded module is the installed one. Otherwise the installed module is loaded, or a reboot is
-//! required.
+//! `driver.module`: ensures that the loaded driver module is the installed one. If it is not, the step loads the installed
+//! module or requires a reboot.
 
 use async_trait::async_trait;
 
@@ -25,28 +25,27 @@ pub struct Module;
 struct ModuleState {
     /// The version of the loaded module.
     loaded: Option<DriverVersion>,
-    /// The flavor of the loaded module, if reported.
+    /// The flavor of the loaded module, if it is known.
     flavor: Option<Flavor>,
-    /// The version of the installed packages.
+    /// The driver version of the installed packages.
     packaged: Option<DriverVersion>,
-    /// The module of the next boot.
     next: NextModule,
-    /// Blocked in-tree drivers that are currently loaded.
+    /// Loaded in-tree drivers that are on the denylist, such as nouveau.
     denied_loaded: Vec<String>,
-    /// Required modules that are not loaded.
+    /// Modules that should be loaded, but are not.
     not_loaded: Vec<String>,
-    /// Whether a module is on disk for the running kernel.
+    /// Whether the running kernel has a driver module on disk.
     on_disk: bool,
     /// Whether all driver packages are installed.
     installed: bool,
-    /// A driver without packages is kept, regardless of its version.
+    /// Whether a driver that was installed without packages is kept, regardless of its version.
     adopts: bool,
 }
 
 /// The module that the next boot loads.
 #[derive(Debug, Clone, Default)]
 struct NextModule {
-    /// The module version, if it is readable.
+    /// The version of this module, if it can be read.
     version: Option<DriverVersion>,
     /// The kernel of the next boot, if it differs from the running kernel and has a module.
     kernel: Option<String>,
@@ -89,9 +88,9 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
         not_loaded: driver
             .load_modules
             .iter()
-            // The kernel lists loaded modules with underscores.
+            // `/proc/modules` uses underscores in all names, such as `nvidia_uvm` for `nvidia-uvm`.
             .filter(|module| !loaded_modules.contains(&module.replace('-', "_")))
-            // A recorded image may lack the list. On a machine with a driver, it is never empty.
+            // An empty list means that `/proc/modules` is missing, as in some recordings, so the loaded modules are unknown.
             .filter(|_| !loaded_modules.is_empty())
             .cloned()
             .collect(),
@@ -126,7 +125,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     match &state.loaded {
         Some(loaded) if fits(loaded) && state.not_loaded.is_empty() => {
-            Assessment::satisfied(format!("module {loaded} is loaded, as installed"))
+            Assessment::satisfied(format!("the installed module {loaded} is loaded"))
         }
         _ if desired.image => {
             Assessment::awaits_boot("modules are loaded at the first boot of the image")
@@ -170,15 +169,15 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                 Assessment::needs("the module is not loaded", changes)
             } else if let Some(next) = &state.next.kernel {
                 let why = format!(
-                    "no module for the running kernel, but one for kernel {next}, which the \
-                     next boot starts"
+                    "the running kernel has no driver module, but kernel {next} of the next boot \
+                     has one"
                 );
                 Assessment::needs(why.clone(), vec![Change::Reboot { why }])
             } else if state.installed && !driver.is_compiled() {
                 Assessment::blocked(
                     "the driver packages have no module for the running kernel",
-                    "boot a kernel with a driver module (`ls /lib/modules/*/*/nvidia*`, or \
-                     another entry of the boot loader), or set `driver.build = \"dkms\"`",
+                    "in the boot loader, select a kernel that has a driver module (`ls \
+                     /lib/modules/*/*/nvidia*` lists them), or set `driver.build = \"dkms\"`",
                 )
             } else {
                 Assessment::After {
@@ -191,8 +190,8 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     }
 }
 
-/// Returns a mismatch of a module with the right version: the loaded flavor is not the installed one, or the next
-/// boot would load a different version.
+/// Checks a loaded module that has the installed version. Returns an assessment if the installed flavor is a different one, or
+/// if the next boot would load a different version.
 fn not_as_packaged(
     state: &ModuleState,
     driver: &DriverSpec,
@@ -216,11 +215,11 @@ fn not_as_packaged(
         .filter(|next| *next != packaged)?;
     let kernel = (facts.kernel.next_boot.as_ref()).or(facts.kernel.running.as_ref());
     let kernel = kernel.map_or_else(|| "of the next boot".to_owned(), ToString::to_string);
-    // Packages that are about to be replaced install a different module.
+    // The block is not permanent, because an earlier step may replace the packages, and with them the module on disk.
     Some(Assessment::BlockedNow {
         retryable: None,
         why: format!(
-            "module {packaged} is loaded, as installed, but the next boot would load {next}, which \
+            "the installed module {packaged} is loaded, but the next boot would load {next}, which \
              is on disk for kernel {kernel}"
         ),
         hint: match &driver.dkms {
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn loaded_and_installed_must_agree() {
+    fn different_loaded_version_needs_a_reboot() {
         let (want, facts) = (desired(), facts());
         decide(&state("535.261.03", "535.261.03"), &want, &facts).expect_satisfied();
         let (why, changes) =
@@ -342,12 +341,12 @@ mod tests {
         now.next.version = "535.261.03".parse().ok();
         decide(&now, &want, &facts).expect_satisfied();
         now.next.version = "535.247.01".parse().ok();
-        // Not permanent, because the packages may still be replaced.
+        // The block is not permanent, because the packages may still be replaced.
         let (why, hint, retryable) = decide(&now, &want, &facts).expect_blocked_now();
         assert_eq!(retryable, None);
         assert!(why.contains("the next boot would load 535.247.01"), "{why}");
         assert!(hint.contains("535.261.03"), "{hint}");
-        // If a different version is loaded, the reboot comes first.
+        // If the loaded version also differs, the step first requires a reboot.
         now.loaded = "535.216.01".parse().ok();
         decide(&now, &want, &facts).expect_needs();
     }
@@ -376,14 +375,14 @@ mod tests {
         let (why, changes) = decide(&moved, &want, &facts()).expect_needs();
         assert!(why.contains("kernel 6.1.0-49-amd64"), "{why}");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
-        // Without such a kernel, waiting does not add a packaged module.
+        // If the next kernel has no module either, only another kernel or DKMS helps, so the step is blocked.
         moved.next.kernel = None;
         want.driver.as_mut().expect("a driver").dkms = None;
         decide(&moved, &want, &facts()).expect_blocked();
     }
 
     #[test]
-    fn existing_modules_are_loaded_in_order() {
+    fn modules_on_disk_are_loaded() {
         let (want, facts) = (desired(), facts());
         let (_, changes) = decide(&state("", "535.261.03"), &want, &facts).expect_needs();
         assert_eq!(

@@ -1,20 +1,22 @@
-//! Detects whether cloud-init is still running. `cloud-init status --wait` has no timeout and never returns if cloud-init
-//! itself started gpu-bootstrap, so this module reads the same files as that command.
+//! Detects whether cloud-init is still running. This module reads the same files as `cloud-init status --wait`. It does not run
+//! that command, which has no timeout and never returns if cloud-init itself started gpu-bootstrap.
 
 use camino::Utf8Path;
 
 use crate::host::{FilesError, ReadFiles};
 
-/// cloud-init is running while the first file exists and the second does not (`is_running` in `cloudinit/cmd/status.py`). The
-/// first stage of each boot writes the first file. The last stage writes the second file when it finishes, after all `runcmd`
-/// entries.
+/// Written by the first cloud-init stage of each boot. Source: `is_running` in `cloudinit/cmd/status.py`, which also reads
+/// [`RESULT`].
 const STATUS: &str = "/run/cloud-init/status.json";
+
+/// Written at the end of the last stage, after all `runcmd` entries.
 const RESULT: &str = "/run/cloud-init/result.json";
 
-/// The cgroup of this process, proc_pid_cgroup(5).
+/// The cgroup of this process. The format is described in proc_pid_cgroup(5).
 const OUR_GROUP: &str = "/proc/self/cgroup";
 
-/// The services of the cloud-init stages. Newer versions have only `cloud-init-main.service`.
+/// The services of the cloud-init stages. Since cloud-init 24.3, all stages run in `cloud-init-main.service`, unless the
+/// distribution reverts this (cloud-init documentation, "Breaking changes").
 const SERVICES: [&str; 6] = [
     "cloud-init-local.service",
     "cloud-init.service",
@@ -24,15 +26,15 @@ const SERVICES: [&str; 6] = [
     "cloud-final.service",
 ];
 
-/// Whether a stage of this boot is still running.
+/// Whether cloud-init has not finished all stages of this boot.
 ///
 /// # Errors
-/// If the files of cloud-init cannot be read.
+/// If the existence of the cloud-init files cannot be determined.
 pub fn is_running(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     Ok(files.exists(Utf8Path::new(STATUS))? && !files.exists(Utf8Path::new(RESULT))?)
 }
 
-/// Whether cloud-init started this process, and therefore waits for it.
+/// Whether cloud-init started this process. If so, cloud-init waits for this process to exit.
 ///
 /// # Errors
 /// If the cgroup of this process cannot be read.
@@ -52,7 +54,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn it_is_running_between_its_two_files() {
+    fn cloud_init_runs_until_the_result_file_exists() {
         let files = FakeFiles::new();
         assert!(!is_running(&files).unwrap());
         files.put(STATUS, "{}");
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_cloud_init_are_detected_by_cgroup() {
+    fn cloud_init_processes_are_detected_by_cgroup() {
         for (group, ours) in rows! {
             "0::/system.slice/cloud-final.service\n", true;
             "1:name=systemd:/system.slice/cloud-init.service\n0::/\n", true;

@@ -1,5 +1,5 @@
-//! The error type of changes and of code that works with changes. It is created where the error occurs, with a machine-readable
-//! reason and a hint for the user.
+//! The error type for all work on the machine: changes, cluster joins, and external tools. An error gets its machine-readable
+//! reason and its hint for the user where it occurs.
 
 use std::{error::Error, fmt::Display};
 
@@ -10,21 +10,21 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// The reason if a stop request ended a wait. Nothing failed, and no command was interrupted.
+/// The reason if a stop was requested during a wait. Nothing has failed, and no command was interrupted.
 pub const STOPPED: &str = "stopped";
 
-/// The reason if a file was modified after the new content was computed from it. The file was not written.
+/// The reason if a file was modified after its new content had been computed, so it was not written.
 pub const CHANGED_SINCE: &str = "changed-since";
 
-/// The error of a change, or of other work.
 #[must_use]
 #[derive(Debug, thiserror::Error)]
 #[error("{what}{}", attached(.words))]
 pub struct ChangeError {
-    /// The failed action. It completes "failed to".
+    /// The failed action, worded to follow "failed to", such as "install packages".
     pub what: String,
-    /// Additional lines, such as the end of a log.
+    /// Additional lines that are printed below the message, such as the end of a log.
     pub words: Option<String>,
+    /// The machine-readable reason, such as `tool-failed`. Scripts depend on it, so it must not change.
     pub reason: &'static str,
     pub exit: Exit,
     pub hint: Option<String>,
@@ -36,16 +36,16 @@ pub struct ChangeError {
     pub class: Class,
 }
 
-/// Error classes that code distinguishes.
+/// The errors that callers handle differently.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Class {
     #[default]
     Other,
     /// The package manager failed.
     PackageManager(Fault),
-    /// No repository has a matching version of this package.
+    /// No repository has a suitable version of the package with this name.
     NoVersion(String),
-    /// The transaction would install another kernel.
+    /// The transaction would install a kernel that is not in the plan.
     NewKernel,
     /// The key of a repository could not be downloaded.
     KeyNotFetched,
@@ -75,7 +75,7 @@ impl ChangeError {
         Self::new(reason, what).exiting(Exit::Blocked)
     }
 
-    /// A tool failed for a reason that is not in a table.
+    /// An external tool failed, and no more specific reason is known.
     pub fn tool(what: impl Into<String>, source: ExecError) -> Self {
         Self::new("tool-failed", what).caused_by(source)
     }
@@ -85,13 +85,13 @@ impl ChangeError {
         Self::new("tool-output", format!("{what}: {why}"))
     }
 
-    /// This version does not support the change.
+    /// gpu-bootstrap cannot make this change on the machine.
     pub fn unsupported(what: impl Display) -> Self {
         Self::blocked(
             "unsupported",
-            format!("{what}: not supported by this version"),
+            format!("{what}: not supported by this version of gpu-bootstrap"),
         )
-        .advice("do it manually, and run `gpu-bootstrap check` to audit the machine")
+        .advice("make this change manually, then run `gpu-bootstrap check`")
     }
 
     /// An internal error.
@@ -101,7 +101,7 @@ impl ChangeError {
             .advice("this is a bug; please report it")
     }
 
-    /// A stop request ended a wait.
+    /// A stop was requested during a wait.
     pub fn stopped(what: &str) -> Self {
         Self::new(STOPPED, format!("{what}: stop requested"))
     }
@@ -132,7 +132,7 @@ impl ChangeError {
         Self { class, ..self }
     }
 
-    /// The result of the command that is the cause.
+    /// Returns the command error that caused this error, if any.
     pub fn ended(&self) -> Option<&ExecError> {
         self.source.as_ref()?.downcast_ref()
     }

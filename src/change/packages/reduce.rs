@@ -1,5 +1,5 @@
-//! Reverts the obsolete part of a package transaction. Several steps share a transaction, so a step that is no longer
-//! configured only removes its own packages.
+//! Reverts the obsolete part of a package transaction. Several steps share a transaction, so if one of them is no longer
+//! configured, only its packages are removed.
 
 use std::collections::BTreeSet;
 
@@ -13,21 +13,24 @@ use crate::{
     tools::packages::Mark,
 };
 
-/// The remainder of a reduced change.
+/// The result of [`Applier::reduce`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reduced {
-    /// The result.
+    /// The result of the removal.
     pub reverted: Reverted,
-    /// The undo of the remaining change.
+    /// The undo of the part that is still applied.
     pub rest: Undo,
 }
 
 impl Applier {
-    /// Removes the packages that a transaction installed, except for the `wanted` ones and the dependencies of packages that
-    /// are kept. `holds` are packages that gpu-bootstrap holds. Their holds are released first, because a held package cannot
-    /// be removed, and set again on packages that are kept, even after a failure.
+    /// Removes the packages that a transaction installed. Packages in `wanted` are kept, and so are packages that another kept
+    /// package depends on.
     ///
-    /// Accounts and paths in `/etc` cannot be assigned to a package. They are handled with the last package.
+    /// `holds` are the packages that gpu-bootstrap holds. A held package cannot be removed, so the holds of the candidates are
+    /// released first. Holds on packages that are kept are set again, even after a failure.
+    ///
+    /// Accounts and files in `/etc` cannot be assigned to a single package, so they remain recorded until the last package of
+    /// the transaction is removed.
     ///
     /// # Errors
     /// If the removal fails. The change remains applied.
@@ -57,7 +60,7 @@ impl Applier {
             .into_iter()
             .filter(|name| candidates.contains(name) && holds.contains(name))
             .collect();
-        // The packages to remove are only known after the holds are released.
+        // Release the holds first, so that the simulation shows which packages can really be removed.
         let reduced = async {
             if !held.is_empty() {
                 self.unhold(&held, sink).await?;
@@ -66,10 +69,10 @@ impl Applier {
                 .await
         };
         let reduced = reduced.await;
-        // Only a note, because the packages are removed anyway and the first error takes precedence.
+        // Only a note, because the removal has already finished, and its own error takes precedence.
         if let Err(error) = self.hold_again(&held, sink).await {
             sink.note(&format!(
-                "failed to {}; the next `install` holds them again",
+                "failed to {}; the next `install` holds the packages again",
                 one_line(&error)
             ));
         }
@@ -78,7 +81,7 @@ impl Applier {
         Ok(reduced)
     }
 
-    /// Sets the holds again for packages that still exist.
+    /// Sets the holds again on packages that were not removed.
     async fn hold_again(&self, names: &[String], sink: &dyn Sink) -> Result<(), ChangeError> {
         if names.is_empty() {
             return Ok(());
@@ -95,7 +98,7 @@ impl Applier {
             .await
     }
 
-    /// Removes the candidates that no other package depends on.
+    /// Removes the candidates, except for those that packages outside the candidates depend on.
     async fn reduce_packages(
         &self,
         transaction: &str,
@@ -117,7 +120,7 @@ impl Applier {
         let is_whole = stays(effects, &going).is_empty();
         let (part, mut rest) = split(effects, &going);
         let reverted = if going.is_empty() {
-            Reverted::nothing("other packages depend on its packages")
+            Reverted::nothing("the packages are still configured, or other packages depend on them")
         } else if is_whole {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
@@ -130,7 +133,7 @@ impl Applier {
         if is_whole && !matches!(reverted, Reverted::Left { .. }) {
             rest = Effects::default();
         }
-        // Packages that could not be removed are still ours.
+        // Packages that were not removed stay in the record, because gpu-bootstrap installed them.
         let now = self.inventory().await?;
         let is_there =
             |name: &&String| now.packages.contains_key(*name) || now.configured.contains(*name);
@@ -152,22 +155,22 @@ impl Applier {
 }
 
 fn nothing() -> Undo {
-    Undo::nothing("it was undone")
+    Undo::nothing("the change was undone")
 }
 
-/// The packages of a transaction that are kept.
+/// The packages of a transaction that are not removed.
 fn stays<'e>(effects: &'e Effects, going: &BTreeSet<String>) -> BTreeSet<&'e String> {
     (effects.appeared.iter().chain(&effects.refilled))
         .filter(|name| !going.contains(*name))
         .collect()
 }
 
-/// Splits the effects into those on removed packages and all others.
+/// Splits the effects into those of the packages to remove and the rest.
 fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
     let part = Effects {
         appeared: effects.appeared.intersection(going).cloned().collect(),
         refilled: effects.refilled.intersection(going).cloned().collect(),
-        // A package that was requested manually since is kept.
+        // The undo needs this set to keep packages that were marked as manually installed since then.
         automatic: effects.automatic.intersection(going).cloned().collect(),
         there: effects.there.clone(),
         ..Effects::default()
@@ -186,7 +189,7 @@ mod tests {
     use crate::change::packages::Unowned;
 
     #[test]
-    fn unowned_files_stay_recorded_until_the_last_package() {
+    fn accounts_stay_recorded_until_the_last_removal() {
         let set = |names: &[&str]| -> BTreeSet<String> {
             names.iter().map(|name| (*name).to_owned()).collect()
         };

@@ -1,5 +1,5 @@
-//! The k3s and RKE2 agents. Their unit starts the agent, and the kubelet in its process registers the node. The server is
-//! configured in a file that the step writes.
+//! Joins a k3s or RKE2 cluster with its agent. gpu-bootstrap writes a configuration file for the agent and starts its systemd
+//! unit. The agent process contains the kubelet, which registers the node.
 
 mod tool;
 
@@ -26,7 +26,7 @@ use crate::{
     work::{ChangeError, Hands, Reverted, Sink},
 };
 
-/// The settings of both agents.
+/// The properties that the k3s and RKE2 join methods share.
 const ROW: MethodRow = MethodRow {
     keys: &["server", "token"],
     runtimes: Cluster::BringsOwn("k3s and RKE2 ship their own"),
@@ -62,8 +62,9 @@ fn read(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<(String,
     let source = wrong.needed(
         "token",
         given.token,
-        "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\": the output of \
-            `k3s token create --ttl 30m`, or the file `agent-token` of a server started with `--agent-token`",
+        "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
+            `k3s token create --ttl 30m` or `rke2 token create --ttl 30m` on a server, or use the file `agent-token` of a \
+            server that was started with `--agent-token`)",
     );
     Some((server?, source?.clone()))
 }
@@ -73,7 +74,7 @@ fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String
     let example = format!("set it to \"https://HOST:{port}\"");
     let server = wrong.needed("server", given.server, &example)?;
     if !server.starts_with("https://") {
-        let why = format!("{name} requires the full URL of the server");
+        let why = format!("{name} requires an `https://` URL");
         return wrong.add("server", &why, &example);
     }
     if *port != API_PORT
@@ -82,22 +83,22 @@ fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String
             .ends_with(&format!(":{API_PORT}"))
     {
         let why =
-            format!("port {API_PORT} is the API server, but {name} registers nodes at {port}");
+            format!("port {API_PORT} is for the API, but {name} nodes register at port {port}");
         return wrong.add("server", &why, &example);
     }
-    // The files for `cloud-init` use `@` for placeholders.
+    // The cloud-init templates mark values with `@`, such as `@TOKEN@`, and the marks must be removed.
     if server.contains('@') {
         return wrong.add("server", "a server URL must not contain `@`", &example);
     }
     Some(server.to_owned())
 }
 
-/// Joins with an agent.
+/// Joins with the k3s or RKE2 agent.
 pub(super) struct ByAgent<'a> {
     pub agent: &'static Agent,
     pub server: &'a str,
     pub token_source: &'a TokenSource,
-    /// Its leave method.
+    /// The undo of the join, which is stored in the journal.
     pub leave: Leave,
 }
 
@@ -121,14 +122,14 @@ impl Joining for ByAgent<'_> {
         if !found.has_unit {
             return Some(Lack {
                 why: format!("`{unit}` does not exist"),
-                hint: "install the agent first without starting it. gpu-bootstrap does not install it, because its vendors \
-                       provide it as a script or in separate packages",
+                hint: "install the agent without starting it, with the script or the packages of k3s or RKE2, then run the \
+                       command again; gpu-bootstrap does not install it",
             });
         }
         found.conflicts.then(|| Lack {
             why: format!("`{unit}` does not start while `{CLOUD_SETUP}` is enabled"),
-            hint: "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl \
-                   disable nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
+            hint: "install an agent release from October 2025 or newer, which does not have this restriction, or run \
+                   `systemctl disable nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
         })
     }
 
@@ -144,7 +145,8 @@ impl Joining for ByAgent<'_> {
         Some((self.agent.config, content))
     }
 
-    /// Its kubelet connects to a proxy on the machine, so its kubeconfig and our agent configuration identify the cluster.
+    /// The server in the kubeconfig is a local proxy of the agent, so it does not identify the cluster. Instead, compares the
+    /// path of the kubeconfig, which identifies the agent, and the server in our configuration file.
     fn another(
         &self,
         membership: &Membership,
@@ -155,7 +157,7 @@ impl Joining for ByAgent<'_> {
             name, config: path, ..
         } = self.agent;
         if membership.kubeconfig != self.agent.kubeconfig {
-            return Some(format!("the settings specify the agent of {name}"));
+            return Some(format!("the settings specify the {name} agent"));
         }
         let (joined, server) = (config.and_then(server_of)?, self.server);
         (joined != server)
@@ -175,17 +177,18 @@ impl Joining for ByAgent<'_> {
     }
 }
 
-/// Stops an agent.
+/// Leaves the cluster by stopping the agent.
 pub(super) struct StopAgent(pub &'static Agent);
 
 #[async_trait]
 impl Leaving for StopAgent {
-    /// The unit starts at the next boot and joins with our configuration.
+    /// Our configuration file is sufficient, because with it the unit may join at any later start, such as the next boot.
     fn has_begun(&self, hands: &Hands) -> Result<bool, ChangeError> {
         Ok(hands.host.files.exists(Utf8Path::new(self.0.config))?)
     }
 
-    /// An agent that has joined reads its own token at each start.
+    /// Stops an agent that has not joined, and removes its token file. After a join, the token file is kept, because the agent
+    /// reads it at each start.
     async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), ChangeError> {
         match hands.joined_cluster()? {
             Some(_) => Ok(()),
@@ -218,7 +221,7 @@ impl Hands {
             (self.host.files).write(path, content.as_bytes(), 0o600)?;
         }
         let joined = self.start_agent(agent, join, sink).await;
-        // Even if a stop was requested. The first error takes precedence.
+        // Stop the agent even after a stop request. The join error takes precedence over an error here.
         if joined.is_err()
             && let Err(error) = self.hold_agent_back(agent, sink).await
         {
@@ -234,8 +237,8 @@ impl Hands {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
-        // A running agent that has not joined has not read the configuration. It only counts as started when it has joined, for
-        // which systemd sets no time limit.
+        // Restart the agent, because one that is already running has not read our configuration. Do not wait for the start job:
+        // it finishes only after the agent has joined, and the unit disables its time limit (`TimeoutStartSec=0`).
         for (verb, cmd) in [
             ("stop", systemctl::act("stop", agent.unit)),
             ("start", systemctl::start_no_block(agent.unit)),
@@ -247,7 +250,7 @@ impl Hands {
         let joined = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(agent.unit).await?;
-                // Without a certificate it is not a member yet, and could not be undone.
+                // Wait for the kubelet's certificate. Before that, the machine is not a node, and the join could not be undone.
                 let there =
                     (self.joined_cluster()?).is_some_and(|now| now.kubeconfig == kubeconfig);
                 Ok((there && unit.is_active()).then_some(()))
@@ -259,7 +262,7 @@ impl Hands {
         }
     }
 
-    /// Stops an agent that is no longer waited for. Otherwise it would continue, and join a cluster at an unexpected time.
+    /// Stops an agent whose join failed or was interrupted. Otherwise the agent would retry, and could join unexpectedly later.
     pub(crate) async fn hold_agent_back(
         &self,
         agent: &Agent,
@@ -275,7 +278,7 @@ impl Hands {
             }
             false => Ok(()),
         };
-        // The agent writes this file before the kubelet is running, so it would be treated as a membership.
+        // The agent writes the kubeconfig before the kubelet runs. The file must not be mistaken for a membership later.
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if self.host.files.exists(kubeconfig)? {
             self.host.files.remove(kubeconfig)?;
@@ -284,7 +287,7 @@ impl Hands {
         stopped
     }
 
-    /// Removes our token file.
+    /// Removes our copy of the token, if it exists.
     pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), ChangeError> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
@@ -310,10 +313,10 @@ impl Hands {
         self.forget_token(agent)?;
         Ok(Reverted::left(
             format!(
-                "the data and the containers of {} (removed by its script `{}-killall.sh`)",
+                "the data and the containers of {} (`{}-killall.sh` stops the containers)",
                 agent.name, agent.name
             ),
-            format!("{} was already installed on this machine", agent.name),
+            format!("gpu-bootstrap did not install {}", agent.name),
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! `kubeadm join` and `kubeadm reset`.
+//! The commands `kubeadm join` and `kubeadm reset`, and the configuration and the error messages of `kubeadm join`.
 //!
 //! Sources: Kubernetes, "kubeadm Configuration (v1beta4)"; kubernetes/kubernetes 1.34, `cmd/kubeadm/app/constants/constants.go`
 //! (paths), `cmd/kubeadm/app/discovery/token/token.go` and `cmd/kubeadm/app/util/pubkeypin/pubkeypin.go` (messages).
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The kubeconfig of the kubelet, which exists after the machine has joined.
+/// The kubeconfig of the kubelet. It is written during the join, before the cluster has issued the client certificate.
 pub const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 
 /// The kubeconfig with the bootstrap token. It exists only during a join or after an interrupted one.
@@ -30,7 +30,8 @@ pub const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 /// The cluster's CA certificate. kubeadm writes it after discovery.
 pub const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
-/// Paths that exist only on a control plane: static pod manifests, the CA key, the etcd data.
+/// Files of a control plane: static pod manifests, the CA key, the etcd data. A worker may also have the manifests directory,
+/// but without manifests.
 pub const OF_CONTROL_PLANES: [&str; 3] = [
     "/etc/kubernetes/manifests",
     "/etc/kubernetes/pki/ca.key",
@@ -45,13 +46,13 @@ pub enum KubeadmDiscovery<'a> {
         /// `HOST:PORT` of the API server.
         server: &'a str,
         token: &'a Secret,
-        /// Digests of the public key of the CA certificate.
+        /// Accepted digests of the CA public key (`sha256:` and the digest).
         ca_cert_hashes: &'a [String],
     },
     /// By a kubeconfig.
     File {
         path: &'a Utf8PathBuf,
-        /// The token for the first certificate request.
+        /// The bootstrap token that the kubelet uses to request its first client certificate.
         token: Option<&'a Secret>,
     },
 }
@@ -121,7 +122,8 @@ pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>)
     Secret::new(format!("{configuration:#}\n"))
 }
 
-/// Joins with a configuration file. kubeadm has its own time limits: `timeout` applies to each phase.
+/// Joins with a configuration file. `timeout` is the limit of each of the four kubeadm phases in [`join_configuration`], so the
+/// deadline of the command is longer than the sum of these limits.
 #[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     Cmd::new(
@@ -131,12 +133,13 @@ pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     .deadline(timeout * 4 + Duration::from_secs(60))
 }
 
-/// Explains a kubeadm join error. `signed` means that the API server shows with a signature that it has the token, before the
-/// token is used. In that case, a 401 response does not mean that the token is wrong.
+/// Finds the cause of a failed `kubeadm join` in its output. `signed` is true for token discovery: kubeadm first verifies that
+/// the cluster has signed its discovery data with the token. The token is therefore valid, and a later 401 response has another
+/// cause.
 pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
     let rows = faults::of_join("kubeadm");
     let output = output.to_lowercase();
-    // The output before it is progress.
+    // The lines before the last `error:` are progress messages.
     let output = &output[output.rfind("\nerror:").unwrap_or_default()..];
     let found = faults::find(rows, output);
     let blames_token =
@@ -146,11 +149,11 @@ pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
         .unwrap_or(found)
 }
 
-/// The first minor version that rejects older kernels (its check `SystemVerification`), and the minimum kernel version.
-/// Sources: kubernetes/kubernetes#129462 and kubernetes/system-validators#48.
+/// The preflight check `SystemVerification` of kubeadm 1.32 and newer rejects kernels older than 4.19. Sources:
+/// kubernetes/kubernetes#129462 and kubernetes/system-validators#48.
 const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
-/// Returns the reason if kubeadm rejects a kernel.
+/// Returns the reason if this kubeadm version rejects this kernel. `None` if it accepts the kernel or if a version is invalid.
 #[must_use]
 pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
     let ((_, minor), found) = (series(version)?, series(kernel)?);
@@ -158,12 +161,12 @@ pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
     (minor >= since && found < oldest).then(|| {
         let (major, second) = oldest;
         format!(
-            "kubeadm 1.{since} and newer requires kernel {major}.{second} or newer, but this machine has {kernel}"
+            "kubeadm 1.{since} or newer requires kernel {major}.{second} or newer, but the kernel of this machine is {kernel}"
         )
     })
 }
 
-/// Reverts the changes of `kubeadm join`.
+/// Reverts the changes of `kubeadm join` on this machine. The node object remains in the cluster.
 #[must_use]
 pub fn reset(socket: &str) -> Cmd {
     let socket = format!("--cri-socket={socket}");
