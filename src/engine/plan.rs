@@ -18,25 +18,28 @@ use crate::{
     step::Assessment,
 };
 
-/// The change kind of a reboot in plans.
+/// The change kind of a planned reboot.
 const REBOOT: &str = "reboot";
 
-/// The items that the plan has already listed. If several steps need the same packages or new
-/// package lists, one transaction provides them, and they are listed with the first of these steps.
+/// The items that the plan already lists. If several steps need the same packages or a refresh of
+/// the package lists, `install` does this once, so only the first of these steps lists it.
 #[derive(Debug, Default)]
 struct Listed {
+    /// Packages, each with the step that lists it.
     packages: Vec<(PackageSpec, StepId)>,
-    /// Package actions, without versions.
+    /// Simulated package actions such as `+ NAME`, without versions.
     actions: BTreeSet<String>,
     /// Whether a refresh of the package lists is listed.
     refreshed: bool,
-    /// Whether a transaction that cannot be simulated yet is listed.
+    /// Whether [`NOT_SIMULATED`] is listed.
     deferred: bool,
 }
 
 impl Listed {
-    /// Returns the part of a change that is not listed yet. The error is the step that already
-    /// lists all of it.
+    /// Returns the part of a change that is not listed yet.
+    ///
+    /// # Errors
+    /// If the whole change is already listed: the step that lists it.
     fn rest(&mut self, step: &StepId, change: &Change) -> Result<Change, StepId> {
         let Change::InstallPackages {
             packages, removing, ..
@@ -64,13 +67,14 @@ impl Listed {
         })
     }
 
-    /// Whether the change only repeats a refresh of the package lists.
+    /// Whether the change is a refresh of the package lists, and an earlier step already lists one.
     fn repeats_refresh(&mut self, change: &Change) -> bool {
         matches!(change, Change::RefreshRepositories)
             && std::mem::replace(&mut self.refreshed, true)
     }
 
-    /// Returns the lines of a simulation that are not listed yet.
+    /// Returns the lines of a simulation without actions that are already listed. `None` if no line
+    /// remains.
     fn rest_of_simulation(&mut self, text: &str) -> Option<String> {
         if text == NOT_SIMULATED && std::mem::replace(&mut self.deferred, true) {
             return None;
@@ -85,7 +89,7 @@ impl Listed {
 }
 
 impl Session {
-    /// Previews all pending changes.
+    /// Returns the report of `plan`, with previews of all pending changes.
     pub(super) async fn planned(&self, jobs: Vec<Job>) -> RunReport {
         let mut notes = Vec::new();
         let mut steps = Vec::with_capacity(jobs.len());
@@ -152,15 +156,15 @@ impl Session {
             self.tools.note(
                 &mut notes,
                 format!(
-                    "`install --reboot` first makes the next boot continue the run, and reverts \
-                     this when the run finishes: {}",
+                    "`install --reboot` first prepares the next boot to continue the run, and \
+                     reverts these changes when the run finishes: {}",
                     first.join("; ")
                 ),
             );
         }
         self.emit_ends(&jobs);
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);
-        // Repeating a validation after a boot does not change the machine.
+        // A validation that is repeated after a boot is not drift, because it changes nothing.
         let pending = jobs.iter().any(|job| {
             let would_change =
                 (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange);
@@ -192,8 +196,9 @@ impl Session {
         }
     }
 
-    /// Returns the diff of a change. A simulation can fail because earlier changes are not applied
-    /// yet. This is expected, and there is no diff then.
+    /// Returns the diff of a change, or `None` if the preview fails. The failure is added to `notes`,
+    /// unless it is a package simulation and changes of earlier steps are pending. Such a simulation
+    /// may fail only because these changes are not applied yet.
     async fn preview(
         &self,
         job: &Job,
@@ -209,7 +214,7 @@ impl Session {
                     self.tools.note(
                         notes,
                         format!(
-                            "`{}`: no preview of \"{}\": {}",
+                            "`{}`: no preview of \"{}\": failed to {}",
                             job.id,
                             change.summary(),
                             one_line(&failure)

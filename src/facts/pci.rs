@@ -1,5 +1,5 @@
-//! NVIDIA GPUs, NVSwitches and network devices on the PCI bus, and display adapters and
-//! accelerators of other vendors. Read from sysfs.
+//! Reads the relevant devices on the PCI bus from sysfs: NVIDIA GPUs, NVSwitches, NVIDIA and Mellanox
+//! network devices, and display adapters and accelerators of other vendors.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The relevant devices on the bus.
+/// The relevant devices on the bus. [`Facts`](crate::facts::Facts) describes the fields.
 #[derive(Debug, Default)]
 pub(super) struct Bus {
     pub gpus: Vec<GpuFact>,
@@ -24,11 +24,12 @@ pub(super) struct Bus {
     pub nvlink_management: Option<bool>,
 }
 
-/// A string in the vital product data of the network device that manages NVLink switches. HGX
-/// boards since Blackwell show their switches nowhere else. Source: NVIDIA/gpu-driver-container.
+/// A string in the vital product data (VPD) of the network device that manages NVLink switches. On
+/// HGX boards since Blackwell, the switches themselves are not on the PCI bus. Source:
+/// NVIDIA/gpu-driver-container.
 const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
 
-/// A PCI function of NVIDIA or Mellanox, or a GPU of another vendor.
+/// A PCI function of NVIDIA or Mellanox, or a display adapter or accelerator of another vendor.
 #[derive(Debug)]
 struct SysfsFunction {
     address: PciAddress,
@@ -36,12 +37,13 @@ struct SysfsFunction {
     class: PciClass,
     subsystem: Option<PciId>,
     numa_node: Option<u32>,
-    /// A virtual function of a device of this machine (SR-IOV). The kernel links it to its physical
-    /// function. In a guest, a passed-through function has no such symlink.
+    /// Whether this is an SR-IOV virtual function whose physical function is on this machine, so that
+    /// the kernel creates the symlink `physfn`. In a guest, a passed-through virtual function has no
+    /// such symlink.
     is_virtual: bool,
 }
 
-/// Reads every function on the bus, ordered by address.
+/// Reads the relevant devices on the bus, sorted by address.
 pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCatalog>) -> Bus {
     let mut bus = Bus::default();
     if !reader.exists("gpus", DEVICES) {
@@ -88,8 +90,8 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
     bus
 }
 
-/// Whether a network device manages NVLink switches. `None` if no product data is readable, as in a
-/// guest or without root.
+/// Whether a network device manages NVLink switches. `None` if no product data is readable, for
+/// example in a guest or without root.
 fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option<bool> {
     let fact = "nvlink-management";
     let mut told = None;
@@ -104,7 +106,8 @@ fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option
     told
 }
 
-/// Reads one function. Returns `None` if it is not relevant or its kind cannot be read.
+/// Reads one function. Returns `None` if it is not relevant, or if its address, ID or class cannot
+/// be read.
 fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
     let directory = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
@@ -131,7 +134,7 @@ fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
         class,
         is_virtual: reader.answer(&fact, physical).flatten().is_some(),
         subsystem: subsystem(reader),
-        // The kernel writes -1 if the firmware does not report a node.
+        // If the firmware does not report a NUMA node, the value is -1, which does not parse.
         numa_node: reader
             .value(&fact, &format!("{directory}/numa_node"))
             .and_then(|node| node.parse().ok()),
@@ -151,6 +154,7 @@ fn number(reader: &mut FactReader<'_>, fact: &str, directory: &str, name: &str) 
 
 fn parse_number(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("0x")?;
+    // `from_str_radix` also accepts a sign.
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
     plain
         .then(|| u16::from_str_radix(digits, 16).ok())
@@ -186,7 +190,10 @@ fn gpu(
         if missing {
             reader.unknown(
                 format!("gpus[{}].{key}", function.address),
-                format!("{} is neither in the matrix nor in `pci.ids`", function.id),
+                format!(
+                    "not found in the matrix or `pci.ids` (PCI ID {})",
+                    function.id
+                ),
             );
         }
     }
@@ -223,8 +230,9 @@ fn other(
     }
 }
 
-/// Whether a device is an NVSwitch. Other NVIDIA bridges have the same class, so the catalog
-/// decides by ID. Without a catalog, the name in `pci.ids` decides.
+/// Whether a device is an NVSwitch. The class is not sufficient, because other NVIDIA bridges also
+/// have it, so the PCI ID is looked up in the catalog. Without a catalog, the name in `pci.ids` is
+/// checked.
 fn is_nvswitch(catalog: Option<&dyn DeviceCatalog>, device: &PciFact) -> bool {
     match catalog {
         Some(catalog) => catalog.is_nvswitch(device.pci_id),
@@ -295,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn node_with_all_device_kinds() {
+    fn all_device_kinds_are_detected() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         put(files, "0000:5d:00.0", "0x10de", "0x2330", "0x030200");
@@ -344,7 +352,7 @@ mod tests {
         let gpus: Vec<String> = bus.gpus.iter().map(|g| g.pci_address.to_string()).collect();
         assert_eq!(gpus, ["0000:41:00.0"]);
         assert_eq!(bus.virtual_functions.len(), 1);
-        // In the guest, the function has no physical function.
+        // In the guest, the function has no symlink to a physical function.
         let (host, fakes) = fake::host();
         put(&fakes.files, "0000:06:00.0", "0x10de", "0x2330", "0x030200");
         let mut reader = FactReader::new(host.reader().files());
@@ -391,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_bus_is_unknown_and_empty_bus_is_not() {
+    fn only_a_missing_bus_is_unknown() {
         let (host, fakes) = fake::host();
         let mut reader = FactReader::new(host.reader().files());
         assert!(gather(&mut reader, None).gpus.is_empty());
@@ -403,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_function_is_listed() {
+    fn unreadable_function_is_unknown() {
         let (host, fakes) = fake::host();
         put(
             &fakes.files,

@@ -1,4 +1,4 @@
-//! A read-only host: reading works, everything else is rejected with a reason.
+//! A read-only host: files can be read, but writes, commands, HTTP requests, NVML and CUDA fail with a given reason.
 
 use std::io;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use super::{
     HttpRequest, HttpResponse, Nvml, Output, ReadFiles, Stat,
 };
 
-/// Files that can only be read.
+/// A file reader whose write operations fail.
 #[derive(Debug, Clone)]
 pub struct ReadOnly<R> {
     files: R,
     why: &'static str,
 }
 
-/// Programs, network and NVML that reject every call.
+/// Rejects every command, HTTP request, and NVML or CUDA query.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusing {
-    /// The reason.
+    /// The reason in the errors.
     pub why: &'static str,
 }
 
-/// Creates a read-only host with these files. `why` is the reason for rejected calls.
+/// Creates a read-only host with these files. `why` is the reason in the errors.
 #[must_use]
 pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
     let refusing = Refusing { why };
@@ -46,7 +46,7 @@ pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
 }
 
 impl<R: ReadFiles> ReadOnly<R> {
-    /// Wraps files and rejects every write with this reason.
+    /// Wraps a file reader. `why` is the reason in the errors of write operations.
     #[must_use]
     pub fn new(files: R, why: &'static str) -> Self {
         Self { files, why }

@@ -1,4 +1,5 @@
-//! Container Device Interface specifications: which device nodes and files a container gets for a GPU.
+//! Parses Container Device Interface (CDI) specifications, which list the device nodes, mounts and hooks of a container with a
+//! GPU.
 //!
 //! Source: the CDI specification, <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 
@@ -16,25 +17,26 @@ use crate::{
 /// The device kind of NVIDIA GPUs.
 pub const KIND: &str = "nvidia.com/gpu";
 
-/// The specification that gpu-bootstrap generates with the NVIDIA toolkit. The toolkit would write JSON if the name did not end
-/// with `.yaml`. Source: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`.
+/// The specification that gpu-bootstrap generates with the NVIDIA toolkit. The toolkit derives the format from the extension:
+/// `.yaml` or `.json`. Source: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`.
 pub const FILE: &str = "/etc/cdi/nvidia.yaml";
 
-/// The directories that runtimes read by default. A device in the later directory hides a device of the same name in the
-/// earlier one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
+/// The directories that runtimes read by default. A device in the second directory hides a device of the same name in the first
+/// one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
 pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// The fields of a specification that gpu-bootstrap uses. Other fields are for the tools that write and use it.
+/// A specification, with only the fields that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
-    /// The version of the format, for example `0.5.0`: the lowest version that supports all used features.
+    /// The version of the format, for example `0.5.0`. The toolkit writes the lowest version that supports all features in the
+    /// file.
     pub cdi_version: String,
-    /// The device kind. A container requests a device by kind and name.
+    /// The device kind. A container requests a device by kind and name, for example `nvidia.com/gpu=0`.
     pub kind: String,
     /// The devices that a container can request by name.
     pub devices: Vec<CdiDevice>,
-    /// Additional edits for every container that requests a device.
+    /// Edits for every container that requests at least one of the devices, in addition to the edits of the device.
     pub container_edits: Edits,
 }
 
@@ -42,7 +44,7 @@ pub struct Spec {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiDevice {
-    /// An index, a UUID, or `all`.
+    /// An index (`0`, or `0:1` for a MIG device), a UUID, or `all`.
     pub name: String,
     /// The edits for a container that requests the device.
     #[serde(default)]
@@ -54,7 +56,7 @@ pub struct CdiDevice {
 #[serde(default, rename_all = "camelCase")]
 pub struct Edits {
     pub device_nodes: Vec<DeviceNode>,
-    /// Files and directories of the host.
+    /// Files and directories of the host that are mounted.
     pub mounts: Vec<CdiMount>,
     /// Host programs that prepare the container. If one is missing, the container does not start.
     pub hooks: Vec<Hook>,
@@ -71,14 +73,14 @@ pub struct DeviceNode {
     minor: i64,
 }
 
-/// A file or directory of the host that is mounted in a container.
+/// A file or directory of the host that is mounted into a container.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiMount {
     host_path: String,
 }
 
-/// A host program that a runtime executes for a container. `hookName`, `args`, `env` and `timeout` are only for the runtime.
+/// A host program that a runtime executes for a container. The fields `hookName`, `args`, `env` and `timeout` are not read.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Hook {
     path: String,
@@ -91,8 +93,8 @@ impl DeviceNode {
         self.host_path.as_deref().unwrap_or(&self.path)
     }
 
-    /// Returns the major and minor number of the container's node. Without a major number, the runtime uses the numbers of the
-    /// host. A missing minor number means zero.
+    /// Returns the major and minor number in the specification. `None` if it has no major number, because the runtime then uses
+    /// the numbers of the host node. A missing minor number means zero.
     #[must_use]
     pub fn numbers(&self) -> Option<(i64, i64)> {
         self.major.map(|major| (major, self.minor))
@@ -100,18 +102,18 @@ impl DeviceNode {
 }
 
 impl Spec {
-    /// Whether the version is 0.7.0 or newer. Since 1.19.1, the NVIDIA toolkit writes this version if a device node has a
-    /// group, like the nodes in `/dev/dri` (`additionalGids`, `internal/edits/device.go`). Programs with an older library
-    /// reject the complete file.
+    /// Whether the version is 0.7.0 or newer, which supports groups of device nodes (`additionalGids`). Runtimes with an older
+    /// CDI library reject the whole file. Since 1.19.1, the NVIDIA toolkit writes 0.7.0 if a device node has a group, like the
+    /// nodes in `/dev/dri`. Source: nvidia-container-toolkit, `internal/edits/device.go`.
     #[must_use]
     pub fn has_groups(&self) -> bool {
         let mut numbers = self.cdi_version.split('.').map(str::parse::<u32>);
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (0, 7))
     }
 
-    /// Returns a device name that this version does not allow: before 0.5.0, names cannot start with a digit. In that case
-    /// runtimes reject the complete file. Source: container-device-interface, `specs-go/version.go` (`ValidateVersion`,
-    /// `requiresV050`).
+    /// Returns the first device name that starts with a digit, if the version is older than 0.5.0 and does not allow it.
+    /// Runtimes reject the whole file because of such a name. Source: container-device-interface, `specs-go/version.go`
+    /// (`ValidateVersion`, `requiresV050`).
     #[must_use]
     pub fn forbidden_name(&self) -> Option<&str> {
         let version = self
@@ -130,13 +132,13 @@ impl Spec {
         iter::once(&self.container_edits).chain(of_devices)
     }
 
-    /// Returns the device nodes, each once.
+    /// Returns the device nodes of all edits, without duplicates.
     #[must_use]
     pub fn device_nodes(&self) -> BTreeSet<&DeviceNode> {
         self.edits().flat_map(|edits| &edits.device_nodes).collect()
     }
 
-    /// Returns the paths that must exist on the host, each once.
+    /// Returns the paths of mounts, hooks and device nodes that must exist on the host, without duplicates.
     #[must_use]
     pub fn host_paths(&self) -> BTreeSet<&str> {
         let mounts = self.edits().flat_map(|edits| &edits.mounts);
@@ -167,7 +169,7 @@ pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
 }
 
-/// Whether a specification exists.
+/// Whether one of the default directories contains a specification.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -181,8 +183,8 @@ pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     Ok(false)
 }
 
-/// Returns the driver version in a library name such as `libcuda.so.535.261.03`. `None` if the name has no version or another
-/// version (`libnvidia-egl-gbm.so.1.1.0`): driver branches have three digits.
+/// Returns the driver version in a library path such as `/usr/lib/libcuda.so.535.261.03`. `None` if the file name has no
+/// version, or another version such as in `libnvidia-egl-gbm.so.1.1.0`. Driver branches have at least three digits.
 #[must_use]
 pub fn driver_of(path: &str) -> Option<DriverVersion> {
     let (_, name) = path.rsplit_once('/')?;
@@ -209,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Output of nvidia-ctk 1.20.1.
+    /// Based on the output of nvidia-ctk 1.20.1.
     const SPEC: &str = r#"---
 cdiVersion: 0.5.0
 kind: nvidia.com/gpu
@@ -315,13 +317,13 @@ containerEdits:
     }
 
     #[test]
-    fn unquoted_name_is_text() {
+    fn unquoted_number_is_a_device_name() {
         let spec = parse("devices:\n- name: 0\n").expect("a specification");
         assert_eq!(spec.devices[0].name, "0");
     }
 
     #[test]
-    fn json_is_accepted_as_yaml() {
+    fn json_specification_is_parsed() {
         let spec = parse(r#"{"devices": [{"name": "0"}]}"#).expect("a specification");
         assert_eq!(spec.devices.len(), 1);
     }

@@ -1,5 +1,5 @@
-//! Checks the device nodes of the NVIDIA driver: character devices with the driver's major and minor numbers. Programs cannot
-//! use a node of another type or number, even if its name is right.
+//! Checks that the NVIDIA device nodes in `/dev` are character devices with the driver's major and minor numbers. Programs
+//! cannot use a node with the right name but the wrong type or number.
 
 use camino::Utf8Path;
 
@@ -11,8 +11,8 @@ use crate::{
 /// The kernel's list of major device numbers.
 const MAJORS: &str = "/proc/devices";
 
-/// The non-GPU nodes that every CUDA program opens, and their minor numbers. Source: NVIDIA/nvidia-container-toolkit,
-/// `internal/system/nvdevices`.
+/// The control nodes, which do not belong to a single GPU, and their minor numbers. Source:
+/// NVIDIA/nvidia-container-toolkit, `internal/system/nvdevices`.
 const CONTROL: [(&str, u32); 4] = [
     ("nvidiactl", 255),
     ("nvidia-modeset", 254),
@@ -20,7 +20,7 @@ const CONTROL: [(&str, u32); 4] = [
     ("nvidia-uvm-tools", 1),
 ];
 
-/// Returns the NVIDIA character devices in `/proc/devices`: names and major numbers.
+/// Returns the NVIDIA character device drivers in `/proc/devices`: names and major numbers.
 #[must_use]
 pub fn majors(text: &str) -> Vec<(String, u32)> {
     text.lines()
@@ -34,9 +34,9 @@ pub fn majors(text: &str) -> Vec<(String, u32)> {
         .collect()
 }
 
-/// Returns the driver names in `/proc/devices` that can own a device node, or nothing for a node of another driver. Source:
-/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`. Before 550.40, GPU nodes were owned by
-/// `nvidia-frontend`.
+/// Returns the possible names in `/proc/devices` of the driver that owns a device node. Empty for nodes of other drivers.
+/// Before 550.40, the owner of GPU nodes was `nvidia-frontend`. Source: NVIDIA/nvidia-container-toolkit,
+/// `internal/info/proc/devices/devices.go`.
 #[must_use]
 pub fn drivers_of(path: &str) -> &'static [&'static str] {
     let Some(name) = path.strip_prefix("/dev/") else {
@@ -66,10 +66,11 @@ pub struct NodeFault {
     pub remedy: String,
 }
 
-/// Returns the first node in `/dev` that differs from the one that the loaded driver creates.
+/// Returns the first NVIDIA node in `/dev` with a wrong type or number. If `/proc/devices` does not list the driver, the major
+/// number is not compared.
 ///
 /// # Errors
-/// If a node or a kernel list cannot be read.
+/// If `/dev`, a node or `/proc/devices` cannot be read.
 pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
     let text = |path: &str| files.read_lossy(Utf8Path::new(path));
     let majors = majors(&text(MAJORS)?.unwrap_or_default());
@@ -93,7 +94,7 @@ fn of_node(
     path: &str,
     (major, minor): (Option<u32>, u32),
 ) -> Result<Option<NodeFault>, FilesError> {
-    // A symlink may point to a node with another name.
+    // A symlink may point to the node of another device.
     let real = files.resolve(path.into())?.unwrap_or_else(|| path.into());
     let Some(stat) = files.stat(&real)? else {
         return Ok(None);
@@ -104,7 +105,7 @@ fn of_node(
             if !is_right {
                 let right = major.unwrap_or(is_major);
                 let why = format!(
-                    "`{path}` is device {is_major}:{is_minor}, but the driver has {right}:{minor}"
+                    "`{path}` is device {is_major}:{is_minor}, but the driver uses {right}:{minor}"
                 );
                 return Ok(Some(made_again(why, "rm", path)));
             }
@@ -119,18 +120,19 @@ fn of_node(
     Ok(Some(made_again(why, remove, path)))
 }
 
-/// A container runtime creates a directory if the device node that it mounts is missing on the host.
+/// Containers that use the node must be restarted, because they have mounted the wrong one. If a device node to mount is
+/// missing on the host, a container runtime creates a directory in its place.
 fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
         remedy: format!(
-            "run `{remove} {}`, then `nvidia-modprobe -c 0 -u`; restart the containers that use it",
+            "run `{remove} {}`, then `nvidia-modprobe -c 0 -u`; restart the containers that use the node",
             shell_word(path)
         ),
     }
 }
 
-/// Returns the minor number that belongs to the name of a node, or `None` for other files.
+/// Returns the minor number of the NVIDIA node with this name, or `None` for other files.
 fn minor_of(name: &str) -> Option<u32> {
     let control = CONTROL.iter().find(|(known, _)| *known == name);
     match control {
@@ -212,13 +214,13 @@ mod tests {
                 "/dev/nvidia-uvm",
                 510,
                 0,
-                "`/dev/nvidia-uvm` is device 510:0, but the driver has 511:0",
+                "`/dev/nvidia-uvm` is device 510:0, but the driver uses 511:0",
             ),
             (
                 "/dev/nvidia11",
                 195,
                 1,
-                "`/dev/nvidia11` is device 195:1, but the driver has 195:11",
+                "`/dev/nvidia11` is device 195:1, but the driver uses 195:11",
             ),
         ] {
             let files = machine();
@@ -233,7 +235,7 @@ mod tests {
         assert_eq!(why(&files).as_deref(), Some(expected));
         files.take("/dev/nvidiactl");
         files.put_link("/dev/nvidiactl", "/dev/nvidia-modeset");
-        let expected = "`/dev/nvidiactl` is device 195:254, but the driver has 195:255";
+        let expected = "`/dev/nvidiactl` is device 195:254, but the driver uses 195:255";
         assert_eq!(why(&files).as_deref(), Some(expected));
     }
 }

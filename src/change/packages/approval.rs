@@ -1,5 +1,5 @@
-//! Decides what a package transaction may do, from data only: which versions are requested, and whether the simulation only
-//! contains actions that the plan approves.
+//! Selects the package versions to request, and checks that a simulated transaction contains only actions that the plan
+//! approves. These functions do not access the machine.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -17,25 +17,25 @@ use crate::{
 /// The actions that the plan approves.
 #[derive(Debug, Default)]
 pub(super) struct Approved<'p> {
-    /// Packages in the plan.
+    /// Packages that the plan requests.
     pub named: BTreeSet<&'p str>,
-    /// Patterns of packages that may be removed.
+    /// Name patterns of packages that may be removed.
     pub removing: Vec<&'p str>,
-    /// Patterns of packages that may be upgraded in addition to the named ones.
+    /// Name patterns of packages that may be upgraded in addition to the named ones.
     pub upgrading: Vec<&'p str>,
     /// Held packages.
     pub held: BTreeSet<String>,
-    /// The transaction is a removal, so no package may be installed.
+    /// Whether the transaction is a removal, so that no package may be installed.
     pub only_removals: bool,
-    /// Packages that the plan upgrades, downgrades or removes despite our own holds. Packages with other holds are not
-    /// included.
+    /// Packages that may be upgraded, downgraded or removed even if gpu-bootstrap holds them. `Applier::moving` has already
+    /// rejected changes of packages with other holds.
     pub moving: BTreeSet<String>,
 }
 
-/// Selects the version to request.
+/// Selects the version of a package to request, see [`preferred`].
 ///
-/// The candidate is selected if it matches, because it follows pins and priorities. Otherwise the newest matching version of
-/// the highest priority is selected.
+/// # Errors
+/// If no available version matches the requested one. The message lists the available versions.
 pub(super) fn choose(
     backend: &dyn Backend,
     spec: &PackageSpec,
@@ -43,7 +43,7 @@ pub(super) fn choose(
 ) -> Result<String, ChangeError> {
     let wanted = spec.version.as_deref().unwrap_or("*");
     let none = |offered: String| {
-        let (package, wanted) = (&spec.name, spec.version.as_deref().unwrap_or("any"));
+        let (package, wanted) = (&spec.name, spec.version.as_deref().unwrap_or("*"));
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
         ChangeError {
             hint: (Fault::NotFound.hint_for(backend.name())).map(str::to_owned),
@@ -64,8 +64,9 @@ pub(super) fn choose(
     })
 }
 
-/// Returns the candidate if it fits, otherwise the newest fitting version of the highest priority. A version that an
-/// administrator has forbidden never fits.
+/// Returns the package manager's candidate if it fits, because it respects pins and priorities. Otherwise returns the fitting
+/// version with the highest priority, and the newest one if several have this priority. A version that an administrator has
+/// forbidden never fits.
 pub(super) fn preferred(
     backend: &dyn Backend,
     offer: &AvailablePackage,
@@ -84,7 +85,8 @@ pub(super) fn preferred(
         .map(|(version, _)| version.clone())
 }
 
-/// Returns the simulated actions that the plan does not approve. Each text begins with `would`.
+/// Describes the simulated actions that the plan does not approve. Each description starts with "would" and needs a subject
+/// such as "it".
 pub(super) fn objections(
     backend: &dyn Backend,
     actions: &[Action],
@@ -137,13 +139,14 @@ pub(super) fn objections(
     reasons
 }
 
-/// Returns `true` if a package is a driver component, by its name or its version.
+/// Whether a package is a driver component, according to its name or its version.
 pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
     let is_driver = |version: DriverVersion| version.branch() >= DriverVersion::OLDEST_BRANCH;
     carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
 }
 
-/// Rejects driver components from a repository that an administrator has forbidden and that only our preference would allow.
+/// Rejects driver component versions that an administrator has forbidden with a preference for their repository. Our own
+/// preference for the driver branch would allow them again.
 pub(super) fn allowed(
     backend: &dyn Backend,
     actions: &[Action],
@@ -175,7 +178,8 @@ pub(super) fn allowed(
     .advice(hint))
 }
 
-/// The error for a transaction that the plan does not approve. The transaction may be different with newer package lists.
+/// Returns the error for a transaction that the plan does not approve. It is marked as dependent on the package lists, because
+/// newer lists may lead to a different transaction.
 pub(super) fn disapproved(reason: &'static str, why: &str) -> ChangeError {
     ChangeError {
         depends_on_lists: true,
@@ -183,7 +187,8 @@ pub(super) fn disapproved(reason: &'static str, why: &str) -> ChangeError {
     }
 }
 
-/// Rejects a transaction that installs packages excluded by [`Guard`].
+/// Rejects a transaction that would install a kernel that is not in `named`, or a driver of a branch other than the one in
+/// [`Guard`].
 pub(super) fn guarded(
     backend: &dyn Backend,
     actions: &[Action],
@@ -214,8 +219,8 @@ pub(super) fn guarded(
             let why =
                 format!("it would install a driver of a branch other than {wanted}: {drivers}");
             Err(disapproved("driver-branch", &why).advice(
-                "the archive replaced that branch by a newer one: set `driver.branch` to an \
-                 available branch",
+                "set `driver.branch` to an available branch, because the archive has replaced \
+                 the selected branch with a newer one",
             ))
         }
         _ if !kernels.is_empty() => {
@@ -232,9 +237,9 @@ pub(super) fn guarded(
     }
 }
 
-/// Rejects a transaction that would install a driver module and a library of the same branch in different versions, because
-/// NVML would then fail. A module package for one kernel has the version of the kernel. Its driver version is the lowest
-/// version that it accepts of the other driver packages.
+/// Rejects a transaction that would install a precompiled driver module and driver libraries of the same branch but different
+/// versions, because NVML would then fail. The package of such a module has the version of its kernel, so the driver version of
+/// the module is the lowest version of the other driver packages that it accepts.
 pub(super) fn same_version(
     backend: &dyn Backend,
     actions: &[Action],
@@ -257,12 +262,12 @@ pub(super) fn same_version(
                 && version.is_some_and(|version| version.branch() == branch && version != module)
             {
                 let why = format!(
-                    "the module in `{}` is driver {module}, but `{name}` would be {to}",
+                    "the module in `{}` has driver version {module}, but `{name}` would have {to}",
                     package.name
                 );
                 return Err(disapproved("driver-module-version", &why).advice(format!(
-                    "the archive has modules and libraries of different versions for this kernel: run the \
-                     command again later, or {}, which compiles the module in the version of the libraries",
+                    "run the command again later, when the archive has a module and libraries of the same \
+                     version for this kernel, or {}, which compiles a module that matches the libraries",
                     Build::COMPILE
                 )));
             }
@@ -271,8 +276,8 @@ pub(super) fn same_version(
     Ok(())
 }
 
-/// Adds the held packages to an error about unmet dependencies that mentions them. A hold is the likely cause, but package
-/// managers do not report it.
+/// If an error about unmet dependencies mentions held packages, adds a list of them and returns [`Fault::Held`]. The hold is
+/// the likely cause, but package managers do not report it.
 pub(super) fn name_held_packages(
     fault: Fault,
     told: String,
@@ -349,7 +354,7 @@ mod tests {
             name_held_packages(Fault::Unmet, told.into(), &held("libnvidia-container1"));
         assert_eq!(fault, Fault::Held);
         assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
-        // A hold on another package is not an explanation.
+        // A held package is listed only if the error contains its complete name.
         let (fault, text) = name_held_packages(Fault::Unmet, told.into(), &held("libnvidia"));
         assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
     }
@@ -397,7 +402,7 @@ mod tests {
                 expected
             );
         }
-        // With equal priorities the newest version is selected, but never one that a preference excludes.
+        // With equal priorities the newest version is selected, but never one with a negative priority.
         let equal = offer(
             Some("2"),
             &[("2", 500), ("1.2", 500), ("1.1", 500), ("1.3", -1)],
@@ -444,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn excluded_kernels_and_branches_are_detected_by_version() {
+    fn new_kernel_or_other_driver_branch_is_rejected() {
         let guard = Guard {
             driver: Some(Branch(550)),
             kernels: vec!["linux-image-*".into()],
@@ -454,7 +459,7 @@ mod tests {
             let named = ["linux-image-6.1.0-44-amd64"];
             guarded(APT.backend(), &[action], &named, &guard).err()
         };
-        // A helper in Debian 13 with its own source package and version.
+        // In Debian 13, `nvidia-modprobe` has a separate source package, so its version differs from the driver version.
         for allowed in [
             install("nvidia-modprobe", None, "570.133.07-1"),
             install("nvidia-kernel-dkms", None, "550.163.01-2"),
@@ -475,7 +480,7 @@ mod tests {
             "{what}"
         );
         let error = evaluate(install("linux-image-6.8.0-1050-aws", None, "6.8.1"));
-        let error = error.expect("a new kernel needs consent");
+        let error = error.expect("a new kernel is rejected");
         assert_eq!(
             (error.exit(), error.reason()),
             (Exit::Blocked, "new-kernel")
@@ -524,7 +529,10 @@ mod tests {
             (error.exit(), error.reason()),
             (Exit::Blocked, "driver-module-version")
         );
-        assert!(error.to_string().contains("driver 580.159.03"), "{error}");
+        assert!(
+            error.to_string().contains("driver version 580.159.03"),
+            "{error}"
+        );
     }
 
     fn remove(name: &str) -> Action {
@@ -535,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_matches_foreign_package_without_architecture() {
+    fn removal_pattern_ignores_the_architecture() {
         let approved = Approved {
             removing: vec!["libnvidia-*"],
             only_removals: true,

@@ -1,5 +1,5 @@
 //! Reverts a package transaction: removes the packages that it installed, and reinstalls the packages that it removed. Files
-//! that package scripts created are left to the package manager's purge.
+//! created by package scripts are removed only if the package manager's purge removes them.
 
 use std::collections::BTreeSet;
 
@@ -27,16 +27,18 @@ use crate::{
 /// The release of the running kernel.
 const RUNNING: &str = "/proc/sys/kernel/osrelease";
 
-/// A list in the state directory: existing files that the removal of packages may also remove.
+/// A file in the state directory that lists the backups of files that existed before the packages. The removal of the packages
+/// may also remove these files.
 const TO_PUT_BACK: &str = "put-back.json";
 
-/// Packages that cannot be removed.
+/// Packages that must be kept, and the reason.
 pub(super) struct Kept {
     pub(super) names: Vec<String>,
     why: Option<String>,
 }
 
 impl Applier {
+    /// Reverts a transaction. `effects` is `None` if the transaction was interrupted. Its effects are then determined first.
     pub(in crate::change) async fn revert_packages(
         &self,
         transaction: &str,
@@ -70,15 +72,15 @@ impl Applier {
         self.name_beside(&effects.beside, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         let reverted = Reverted::of(endings);
-        // A package that appears later was installed by another program.
+        // Remove the records, so that packages that other programs install later do not count as ours.
         if all_gone && !matches!(reverted, Reverted::Left { .. }) {
             self.forget_transactions(transaction, effects)?;
         }
         Ok(reverted)
     }
 
-    /// Configures unpacked packages, because otherwise the package manager may not work. Packages that are about to be removed
-    /// may be among them: if they cannot be configured, they can still be removed.
+    /// Configures unpacked packages, because the package manager may not work otherwise. A failure is only logged, because the
+    /// packages that cannot be configured may be the ones that are removed next.
     async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         if self.half_done().await?.is_empty() {
             return Ok(());
@@ -91,7 +93,7 @@ impl Applier {
             if error.reason == STOPPED {
                 return Err(error);
             }
-            sink.line(&format!("{error}; the removal continues without it"));
+            sink.line(&format!("failed to {error}; the removal continues"));
         }
         Ok(())
     }
@@ -102,7 +104,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
-        // An interrupted removal may have removed it already.
+        // If an earlier undo was interrupted, it may already have removed the runtime binary.
         let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
         let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?
             || effects.appeared.iter().any(is_of_toolkit);
@@ -131,7 +133,7 @@ impl Applier {
                 "this kernel is running; boot another kernel before you remove it",
             ));
         }
-        // The administrator has marked the package as manually installed after our change.
+        // The transaction installed the package as a dependency, and the administrator marked it as manually installed later.
         let asked_for = |name: &String| {
             effects.automatic.contains(name)
                 && inventory.packages.contains_key(name)
@@ -142,7 +144,7 @@ impl Applier {
         if !wanted.is_empty() {
             endings.push(Reverted::left(
                 listed(&wanted),
-                "marked as manually installed since then",
+                "marked as manually installed after the transaction",
             ));
         }
         let needed = self.needed_by_daemons(&both).await?;
@@ -161,15 +163,15 @@ impl Applier {
         let there = self.save_what_was_there(effects)?;
         let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
         let units = self.units_of(&going).await?;
-        // Removals come before purges. `apt-get purge` also purges packages that depend on the purged ones (`removals` in
-        // tests/packages), so packages that should only be removed would lose their configuration.
+        // Remove packages before purging others: `apt-get purge` also purges packages that depend on the purged ones (scenario
+        // `removals` in `tests/packages`), so packages that should only be removed would lose their configuration.
         if !remove.is_empty() {
             let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::done(format!("removed {}", listed(&remove))));
-            // The removal also removed packages that depend on these. A removed package without configuration is unknown to the
-            // package manager.
+            // The removal may also have removed packages from `purge`, if they depend on the removed ones. Those that left no
+            // configuration are now unknown to the package manager.
             let now = self.inventory_of_packages().await?;
             purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
         }
@@ -190,8 +192,8 @@ impl Applier {
         Ok((endings, kept.names.is_empty()))
     }
 
-    /// Backs up files that existed before the packages, and lists them on disk. Otherwise, after a kill during the removal, the
-    /// next run could no longer back them up.
+    /// Backs up files that existed before the packages. The backups are listed on disk, because if this run is killed during
+    /// the removal, the next run can only restore the files using this list.
     fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
@@ -226,7 +228,7 @@ impl Applier {
             }
             self.restore_saved(file)?;
             back.push(file.path.to_string());
-            // The package manager may have kept it under another name.
+            // rpm may have kept a copy with the suffix `.rpmsave`. Remove it if it is identical.
             let copy = (self.backend.removed_configuration())
                 .map(|ending| Utf8PathBuf::from(format!("{}{ending}", file.path)));
             if let Some(copy) = copy
@@ -246,7 +248,8 @@ impl Applier {
         ))])
     }
 
-    /// Returns the unit files of packages, sockets first, because an active socket would start its service again.
+    /// Returns the unit files of packages, or none if systemd is not running. Sockets are first, because an active socket would
+    /// start its service again.
     async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
@@ -259,7 +262,7 @@ impl Applier {
                 .iter()
                 .any(|directory| path.parent() == Some((*directory).into()))
         };
-        // A template itself never runs.
+        // Skip template units, because only their instances run.
         let is_unit = |path: &&Utf8PathBuf| {
             is_in(path)
                 && matches!(path.extension(), Some("socket" | "service"))
@@ -270,8 +273,8 @@ impl Applier {
         Ok(units)
     }
 
-    /// Stops daemons whose packages were removed. If `policy-rc.d` prevented the package script from stopping a daemon, it
-    /// would continue to run without its program.
+    /// Stops daemons whose packages were removed. Package scripts do not stop a daemon if `policy-rc.d` forbids it, so it would
+    /// continue to run although its binary was removed.
     async fn stop_without_program(
         &self,
         units: &[Utf8PathBuf],
@@ -282,7 +285,7 @@ impl Applier {
             let Some(unit) = path.file_name() else {
                 continue;
             };
-            // The administrator may have a unit with this name.
+            // The administrator may have created a unit with the same name.
             if self.host.files.exists(path)?
                 || self.host.files.exists(&systemctl::own_file(unit))?
             {
@@ -297,15 +300,16 @@ impl Applier {
             endings.push(match stopped {
                 Ok(_) => Reverted::done(format!("stopped `{unit}`")),
                 Err(error) => Reverted::left(
-                    format!("`{unit}`, which is running without its program"),
-                    one_line(&error),
+                    format!("`{unit}`, which is running although its package was removed"),
+                    format!("failed to {}", one_line(&error)),
                 ),
             });
         }
         Ok(endings)
     }
 
-    /// Returns the packages that belong to the running kernel: its image, and packages that the image depends on.
+    /// Returns the packages of the running kernel that must be kept: its image, and packages of the same release that the image
+    /// depends on.
     async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, ChangeError> {
         let release = self
             .host
@@ -336,7 +340,7 @@ impl Applier {
         Ok(stays)
     }
 
-    /// Performs an approved removal. It is approved again before each retry.
+    /// Performs a removal that is already approved. Each retry requires a new approval.
     async fn remove_with_retries(
         &self,
         what: &str,
@@ -355,7 +359,7 @@ impl Applier {
         self.forget_removed().await
     }
 
-    /// Simulates a removal and fails if it would remove anything except the packages and `along`.
+    /// Simulates a removal. Fails if it would remove anything other than the packages, `along` and `packages.may-remove`.
     async fn approve_removal(
         &self,
         packages: &[String],
@@ -366,7 +370,7 @@ impl Applier {
         Ok(actions)
     }
 
-    /// Returns the actions of a removal, and the ones that are not approved.
+    /// Simulates a removal. Returns its actions, and descriptions of the actions that are not approved.
     async fn evaluate_removal(
         &self,
         packages: &[String],
@@ -387,13 +391,13 @@ impl Applier {
         Ok((actions, reasons))
     }
 
-    /// Returns the packages that must be kept, because packages that were installed later depend on them.
+    /// Returns the packages that must be kept, because other packages depend on them.
     pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
-            // Try each package separately: its removal would also remove the packages that depend on it. If there are none, it
-            // can be removed.
+            // Simulate the removal of each package separately. A package can be removed if only packages of this list depend on
+            // it.
             for name in packages {
                 let alone = self.objection_to_removal(std::slice::from_ref(name), packages);
                 if alone.await?.is_some() {
@@ -404,8 +408,8 @@ impl Applier {
         Ok(Kept { names, why })
     }
 
-    /// Returns the packages that must be kept, because the configuration of a daemon still contains the toolkit's runtime after
-    /// its undo. Without the runtime binary, the daemon could not start containers with the runtime.
+    /// Returns the package of the NVIDIA runtime and its dependencies, if the configuration of a daemon still contains the
+    /// runtime because it could not be restored. Without the runtime binary, the daemon could not start containers that use it.
     async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let mut kept = Kept {
             names: Vec::new(),
@@ -432,7 +436,7 @@ impl Applier {
         if kept.names.is_empty() {
             return Ok(kept);
         }
-        // A package whose removal would also remove one of these must be kept as well.
+        // Also keep the dependencies of these packages, because removing a dependency would remove the packages.
         kept.names
             .extend(self.needed_by_others(&others).await?.names);
         kept.why = Some(format!(
@@ -442,7 +446,8 @@ impl Applier {
         Ok(kept)
     }
 
-    /// Returns the reason the packages cannot be removed without removing more than `along`.
+    /// Returns the reason that a removal is not approved: it would remove more than the packages, `along` and
+    /// `packages.may-remove`.
     async fn objection_to_removal(
         &self,
         packages: &[String],
@@ -457,12 +462,14 @@ impl Applier {
                     .then(|| format!("their removal {}", reasons.join("; it "))))
             }
             // A package that must be kept depends on them.
-            Err(error) if is_unmet(&error) => Ok(Some(error.to_string().replace('\n', " "))),
+            Err(error) if is_unmet(&error) => {
+                Ok(Some(format!("failed to {error}").replace('\n', " ")))
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// Reinstalls the packages that the transaction removed, in their previous version.
+    /// Reinstalls the packages that the transaction removed, in their previous versions.
     async fn reinstall(
         &self,
         gone: &[PackageSpec],
@@ -485,7 +492,7 @@ impl Applier {
             Ok(()) => Reverted::done(format!("reinstalled {what}")),
             // A stop request is not a failure, because the next run tries again.
             Err(error) if error.reason == STOPPED => return Err(error),
-            Err(error) => Reverted::left(what, format!("they could not be reinstalled: {error}")),
+            Err(error) => Reverted::left(what, format!("not reinstalled: failed to {error}")),
         }])
     }
 
@@ -508,6 +515,7 @@ impl Applier {
         ))))
     }
 
+    /// Marks packages as automatically installed if the transaction removed this mark.
     async fn restore_marks(
         &self,
         effects: &Effects,
@@ -532,8 +540,8 @@ impl Applier {
         ))])
     }
 
-    /// Upgraded packages are kept, because an older version may not be able to read the data of the newer one, and may no
-    /// longer be available. This is reported with the command for a downgrade.
+    /// Reports the packages that the transaction upgraded, with the command for a downgrade. They are not downgraded, because
+    /// an older version may not be able to read the data of the newer one, and may no longer be available.
     async fn report_moved(&self, moved: &[PackageSpec]) -> Result<Option<Reverted>, ChangeError> {
         let inventory = self.inventory_of_packages().await?;
         let stays: Vec<(String, String)> = moved
@@ -558,7 +566,8 @@ impl Applier {
         Ok((!what.is_empty()).then(|| Reverted::left(what.join(", "), why)))
     }
 
-    /// Makes systemd unload removed unit files. A failure is only reported, because the files are removed.
+    /// Makes systemd unload removed unit files. A failure does not fail the undo, because the files are already removed. It is
+    /// reported as a remaining part.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
         // Not needed if systemd is not running.
         if !self.host.files.exists(systemctl::BOOTED.into())? {

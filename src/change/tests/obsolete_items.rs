@@ -140,7 +140,7 @@ async fn manually_requested_package_is_kept_with_dependencies(kind: Kind) {
     };
     assert!(what.contains("1 package (docker.io)"), "{what}");
     assert!(what.contains("1 package (runc)"), "{what}");
-    assert!(why.contains("marked as manually installed since"), "{why}");
+    assert!(why.contains("marked as manually installed after"), "{why}");
     assert!(why.contains("would remove docker.io"), "{why}");
     assert_eq!(there(&apt), ["docker.io", "runc"]);
 }

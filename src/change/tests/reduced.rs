@@ -127,7 +127,7 @@ async fn manually_requested_package_is_not_removed(kind: Kind) {
         .unwrap();
     assert!(
         matches!(&reduced.reverted, Reverted::Left { what, why }
-            if what.contains("runc") && why.contains("manually installed since")),
+            if what.contains("runc") && why.contains("manually installed after")),
         "{:?}",
         reduced.reverted
     );

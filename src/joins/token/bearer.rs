@@ -1,4 +1,5 @@
-//! The identity of an instance as a bearer token from the metadata service.
+//! Authentication with a bearer token (Azure, Google Cloud): the metadata service returns an access token for the identity of
+//! the instance.
 
 use super::{Clouds, TokenFailure, document};
 use crate::model::{
@@ -7,6 +8,7 @@ use crate::model::{
 };
 
 impl Clouds<'_> {
+    /// Returns the `authorization` header.
     pub(crate) async fn bearer(
         &self,
         cloud: &'static CloudRow,
