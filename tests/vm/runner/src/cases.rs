@@ -433,7 +433,9 @@ fn check(case: &Case) -> Result<()> {
         bail!("`waits` is only for slow cases: `takes` is missing");
     }
     if case.cluster.is_some() && case.tier == Tier::Core {
-        bail!("a case with a `cluster` is too slow for the tier `core`: Kubernetes is compiled for it");
+        bail!(
+            "a case with a `cluster` is too slow for the tier `core`: Kubernetes is compiled for it"
+        );
     }
     for step in &case.run {
         let kinds = [

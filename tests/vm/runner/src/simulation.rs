@@ -46,7 +46,10 @@ const PROGRAMS: [(&str, &str); 16] = [
     ("small-boot", include_str!("../files/small-boot.sh")),
     ("record.sh", include_str!("../../../gpu/record.sh")),
     ("sound", include_str!("../files/sound.sh")),
-    ("sandboxed-check", include_str!("../files/sandboxed-check.sh")),
+    (
+        "sandboxed-check",
+        include_str!("../files/sandboxed-check.sh"),
+    ),
     ("installed", include_str!("../files/installed.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
