@@ -282,7 +282,7 @@ fn preflight_issue(state: &CdiState, spec: &Cdi, loaded: &DriverVersion) -> Opti
     if let Some(why) = dead {
         return Some(Assessment::blocked(
             why,
-            "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which recreates it",
+            "remove the node, then reboot, which recreates it",
         ));
     }
     let stranger = cdi_rules::hiding(&spec.path, &state.seen)

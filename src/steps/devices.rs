@@ -259,19 +259,22 @@ pub fn agree(
                  replace the machine if that does not help",
         );
     }
-    let missing: Vec<String> = view
-        .devices
-        .iter()
+    let missing: Vec<u32> = (view.devices.iter())
         .map(|device| device.minor.unwrap_or(device.index))
         .filter(|minor| !state.nodes.contains(minor))
-        .map(|minor| format!("`/dev/nvidia{minor}`"))
         .collect();
     if !missing.is_empty() {
+        let nodes: Vec<String> = (missing.iter())
+            .map(|minor| format!("`/dev/nvidia{minor}`"))
+            .collect();
+        let minors: String = missing.iter().map(|minor| format!(" -c {minor}")).collect();
         return Err(differ(
             ProbeLayer::DeviceNodes,
-            format!("{} missing", missing.join(", ")),
-            "run `nvidia-modprobe -c 0 -u` to create the device nodes; a udev rule of the driver \
-             package normally does this",
+            format!("{} missing", nodes.join(", ")),
+            &format!(
+                "run `nvidia-modprobe{minors}` to create the device nodes; a udev rule of the driver package normally \
+                 does this"
+            ),
         ));
     }
     Ok(())

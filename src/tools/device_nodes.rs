@@ -126,9 +126,24 @@ fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
         remedy: format!(
-            "run `{remove} {}`, then `nvidia-modprobe -c 0 -u`; restart the containers that use the node",
-            shell_word(path)
+            "run `{remove} {}`, then `{}`; restart the containers that use the node",
+            shell_word(path),
+            creation(path)
         ),
+    }
+}
+
+/// Returns the command that creates an NVIDIA device node. With `-u`, `-c` is the minor number of a UVM node instead of a GPU.
+/// Source: NVIDIA/nvidia-modprobe, `main` in `nvidia-modprobe.c`.
+#[must_use]
+pub fn creation(path: &str) -> String {
+    let name = path.strip_prefix("/dev/").unwrap_or(path);
+    match name {
+        "nvidia-uvm" | "nvidia-uvm-tools" => "nvidia-modprobe -u -c 0".to_owned(),
+        "nvidia-modeset" => "nvidia-modprobe -m".to_owned(),
+        _ => minor_of(name).map_or("nvidia-modprobe".to_owned(), |minor| {
+            format!("nvidia-modprobe -c {minor}")
+        }),
     }
 }
 
@@ -168,6 +183,19 @@ mod tests {
 
     fn why(files: &FakeFiles) -> Option<String> {
         Some(fault(files).expect("readable")?.why)
+    }
+
+    #[test]
+    fn each_node_has_the_command_that_creates_it() {
+        for (path, command) in rows! {
+            "/dev/nvidia3", "nvidia-modprobe -c 3";
+            "/dev/nvidiactl", "nvidia-modprobe -c 255";
+            "/dev/nvidia-uvm", "nvidia-modprobe -u -c 0";
+            "/dev/nvidia-uvm-tools", "nvidia-modprobe -u -c 0";
+            "/dev/nvidia-modeset", "nvidia-modprobe -m";
+        } {
+            assert_eq!(super::creation(path), command);
+        }
     }
 
     #[test]
