@@ -367,7 +367,7 @@ mod tests {
             K3S.kubeconfig, Some(SERVER), &k3s, None;
             K3S.kubeconfig, Some("https://10.9.9.9:6443"), &k3s,
                 Some("it joined https://10.9.9.9:6443");
-            kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s");
+            kubeadm::KUBELET_CONF, None, &k3s, Some("the k3s agent");
             nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
             kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
         } {

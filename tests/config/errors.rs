@@ -113,7 +113,7 @@ fn wrong_environment_and_flags() {
         Machine::debian().set("runtime=docker"),
         Machine::debian().set("runtime.use="),
         Machine::debian().set("driver.branch"),
-        Machine::debian().set("driver.flavor=open"),
+        Machine::debian().set("driver.flavour=open"),
         Machine::debian().set("driver.flavor=closed"),
         Machine::debian().set("driver.rollback=maybe"),
         Machine::debian().set("=1"),
