@@ -14,8 +14,8 @@ const PROGRAM: &str = "/gpu-bootstrap";
 /// The directory of its libraries in the container. The name is unique, so that it hides no directory of the image, and the
 /// container toolkit mounts no driver libraries there.
 const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
-/// Parts of glibc that the driver libraries are linked with, but gpu-bootstrap may not be. Since glibc 2.34 the last three are
-/// empty, but must still exist.
+/// Parts of glibc that the driver libraries are linked with, but gpu-bootstrap may not be. The last three are empty in newer
+/// versions, but must still exist.
 const OF_LIBC: [&str; 4] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
 const LIBC: &str = "libc.so.6";
 /// The hidden subcommand that prints the visible devices and libraries.
@@ -124,7 +124,10 @@ const NOT_PREPARED: &str = "validation-not-prepared";
 fn unprepared(error: FilesError) -> ChangeError {
     let hint = match error.disk() {
         Some(_) => error.hint(),
-        None => Some("check the permissions and the filesystem of this path, then run the command again".to_owned()),
+        None => Some(
+            "check the permissions and the filesystem of this path, then run the command again"
+                .to_owned(),
+        ),
     };
     ChangeError {
         hint,
