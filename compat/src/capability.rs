@@ -1,11 +1,11 @@
-//! The compute capability of a GPU: the version of the machine code that it executes.
+//! The compute capability of a GPU, which determines the machine code that the GPU can execute.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::text::{as_text, excerpt};
 
-/// A text that is not a compute capability.
+/// The error for a text that is not a compute capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a compute capability such as `9.0`")]
 pub struct CapabilityError {
@@ -15,9 +15,9 @@ pub struct CapabilityError {
 /// A compute capability, such as 9.0 for Hopper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ComputeCapability {
-    /// 9 of `9.0`.
+    /// The 9 in `9.0`.
     pub major: u32,
-    /// 0 of `9.0`.
+    /// The 0 in `9.0`.
     pub minor: u32,
 }
 

@@ -19,17 +19,17 @@ pub struct ContainerdCheck;
 
 #[derive(Debug, Clone)]
 struct CgroupState {
-    /// `None` if containerd is not installed.
+    /// The configuration of the CRI plugin. `None` if containerd is not installed.
     cri: Option<Config>,
-    /// The cgroup driver of the kubelet, if it is configured: `systemd` or `cgroupfs`.
+    /// The cgroup driver of the kubelet, `systemd` or `cgroupfs`. `None` if no kubelet is configured.
     kubelet: Option<String>,
-    /// The runtime of the kubelet if it is not this containerd, such as `k3s`.
+    /// Name and socket of the kubelet's runtime if it is not this containerd, such as the containerd of k3s.
     other: Option<String>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     let files = subject.host.files();
-    // A kubelet with a socket that belongs to no known runtime may use this containerd at another address.
+    // A socket of an unknown runtime (its name is the path) may be another address of this containerd.
     let other = (subject.state.kubelet_runtime()?)
         .filter(|found| found.name != RuntimeKind::Containerd.name() && found.name != found.socket);
     let path = subject.state.kubelet_config()?;
@@ -50,7 +50,8 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     })
 }
 
-/// The effective containerd configuration, or the configuration files if containerd must not be called.
+/// Returns the effective containerd configuration, or the configuration in the files if containerd cannot be queried, as with
+/// `--root`.
 async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
     let view = subject.state.runtime(RuntimeKind::Containerd).await?;
     let unexpected = |what: &str, why: &str| StepError::Unexpected {
@@ -58,7 +59,7 @@ async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
         why: why.to_owned(),
     };
     match (&view.said, &view.broken) {
-        (LiveConfig::Silent(why), _) => Err(unexpected("containerd's configuration", why)),
+        (LiveConfig::Silent(why), _) => Err(unexpected("the containerd configuration", why)),
         (LiveConfig::Unknown(_), Some(broken)) => {
             Err(unexpected(broken.path.as_str(), &broken.why))
         }
@@ -98,23 +99,23 @@ fn decide(state: &CgroupState) -> Finding {
     };
     let set = |runtime: &str, value: bool| {
         format!(
-            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (on an image that \
-             generates this file at boot, also in its source), then run `systemctl restart containerd`"
+            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (if this file is \
+             generated at boot, also in its template), then run `systemctl restart containerd`"
         )
     };
-    // If two runtimes of a node differ, the pods of one of them do not stay up.
+    // The kubelet has one cgroup driver, so if two runtimes differ, the pods of one of them do not stay up.
     let other =
         (cri.runtimes.iter()).find(|name| name.starts_with("nvidia") && of(name) != systemd);
     if let Some(other) = other {
         return with(
             Verdict::Fail,
             format!(
-                "pods do not stay up, because containerd's runtime `{default}` uses the cgroup driver {}, but `{other}` uses \
-                 {}",
+                "pods do not stay up, because the containerd runtime `{default}` uses the cgroup driver {}, but `{other}` \
+                 uses {}",
                 said(systemd),
                 said(of(other))
             ),
-            "the same for all runtimes",
+            "the same cgroup driver for all runtimes",
             set(other, systemd),
         );
     }
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn containerd_that_the_kubelet_does_not_use_is_skipped() {
+    fn unused_containerd_is_skipped() {
         let mut unused = state(Some(false), Some(false), Some("systemd"));
         unused.other = Some("k3s at `/run/k3s/containerd/containerd.sock`".to_owned());
         let finding = decide(&unused);

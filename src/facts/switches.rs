@@ -1,28 +1,28 @@
-//! Detects whether the GPUs are connected through NVLink switches, from all evidence in files.
-//! Boards before Blackwell have their switches on the PCI bus. Later boards have a network device
-//! whose vital product data is readable only by root and not visible in a guest, so the instance
+//! Detects whether the GPUs are connected through NVLink switches. Before Blackwell, the switches
+//! are PCI devices. Since Blackwell, a network device manages them, which is identified by its vital
+//! product data (VPD). The VPD is readable only by root and not visible in a guest, so the instance
 //! type and the board are also used as evidence.
 
 use gpu_compat::matrix::{Fabric, Matrix};
 
 use super::{Facts, GpuFact};
 
-/// Evidence of the switches.
+/// The evidence of switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
-    /// This number of switches is on the bus.
+    /// The number of switches on the PCI bus.
     Bus(usize),
-    /// The vital product data of a network device.
+    /// The VPD of a network device.
     ProductData,
-    /// The instance type has switches.
+    /// The name of an instance type with switches.
     InstanceType(String),
-    /// The machine has all GPUs of a baseboard that always has switches.
+    /// The label of a baseboard that always has switches. The machine has all of its GPUs.
     Board(String),
-    /// NVML reports that GPUs are waiting to join a fabric.
+    /// NVML reports that GPUs are waiting to join a fabric. Only found by the fabric check.
     Nvml,
 }
 
-/// The number of GPUs on a Blackwell baseboard.
+/// The number of GPUs on an HGX Blackwell baseboard.
 const BASEBOARD: usize = 8;
 
 /// Returns the required fabric software and the evidence, or `None` without evidence of switches.
@@ -46,7 +46,8 @@ pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
     {
         return Some((row.fabric, Evidence::InstanceType(name.clone())));
     }
-    // A guest may have all GPUs of a board whose switches are managed outside the guest.
+    // The board is evidence only on bare metal, because a guest may have all GPUs of a board whose
+    // switches are managed on the host. If the VPD is readable and does not match, there are no switches.
     let is_metal = facts.virtualization.as_deref() == Some("none");
     let boards = facts
         .gpus
@@ -108,7 +109,7 @@ mod tests {
             guest.cloud.instance_type = Some(name.to_owned());
             assert_eq!(of(&guest).map(|(fabric, _)| fabric), fabric, "{name}");
         }
-        // Eight B300 on bare metal. In a guest, or with fewer GPUs, this is not evidence.
+        // Eight B300 are evidence on bare metal. Fewer GPUs, or eight in a guest, are not.
         assert!(matches!(
             of(&on("10de:3182", 8)),
             Some((Fabric::FmNvlsm, Evidence::Board(_)))

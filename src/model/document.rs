@@ -1,5 +1,6 @@
-//! JSON and TOML files of other programs. Keys are read, set and removed individually, and everything else is
-//! preserved: values, their order, TOML comments, line endings, and a missing newline at the end.
+//! Edits JSON and TOML files of other programs. Keys are read, set and removed individually. Everything else is
+//! preserved: other values, their order, TOML comments and formatting, line endings, and a missing newline at the end.
+//! JSON is formatted again, with the indentation of the file.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -23,9 +24,9 @@ pub struct Setting {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileSettings {
-    /// The path. The extension determines the format.
+    /// The path, which determines the [`Format`].
     pub path: Utf8PathBuf,
-    /// The keys in the order in which they are set.
+    /// The settings, in the order in which they are applied.
     pub settings: Vec<Setting>,
 }
 
@@ -39,7 +40,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format by file extension. CRI-O files are TOML regardless of their name.
+    /// Returns the format for a file extension. CRI-O files with any other extension are TOML.
     #[must_use]
     pub fn of(path: &Utf8Path) -> Option<Self> {
         match path.extension() {
@@ -61,9 +62,9 @@ pub struct Document {
 /// The line endings of a text.
 #[derive(Debug, Clone, Copy, Default)]
 struct Style {
-    /// With a carriage return.
+    /// Whether every line ends with CRLF.
     crlf: bool,
-    /// Without a newline at the end.
+    /// Whether the last line has no newline.
     open: bool,
 }
 
@@ -79,30 +80,30 @@ enum Content {
 /// The reason that a key cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// The text does not have the format.
+    /// The text is not valid JSON or TOML.
     #[error("{0}")]
     Syntax(String),
     /// A parent of the key is a value instead of a table.
     #[error("cannot set `{key}`: `{place}` is not a table")]
     NoTable {
-        /// The parent.
+        /// The dotted path of the parent.
         place: String,
-        /// The key.
+        /// The dotted path of the key.
         key: String,
     },
-    /// The value does not exist in TOML.
-    #[error("the value of `{key}` does not exist in TOML")]
+    /// TOML cannot represent the value.
+    #[error("the value of `{key}` cannot be represented in TOML")]
     NoValue {
-        /// The key.
+        /// The dotted path of the key.
         key: String,
     },
 }
 
 impl Document {
-    /// Parses a text. An empty text is a document without keys. A byte order mark is ignored.
+    /// Parses a text. An empty text is a document without keys. A byte order mark is removed.
     ///
     /// # Errors
-    /// The location and the reason if it is invalid.
+    /// If the text is invalid. The error contains the reason, and for JSON the location.
     pub fn parse(format: Format, text: &str) -> Result<Self, DocumentError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let content = match format {
@@ -147,7 +148,8 @@ impl Document {
         }
     }
 
-    /// Returns whether two documents are equivalent: the same values in JSON, in TOML also the same comments.
+    /// Returns whether two documents are equivalent. JSON documents must have the same values, and TOML documents the
+    /// same text, including comments. Line endings are ignored.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         match (&self.content, &other.content) {
@@ -156,7 +158,7 @@ impl Document {
         }
     }
 
-    /// Returns whether the document contains only the format version.
+    /// Returns whether the document has no key except `version`.
     #[must_use]
     pub fn is_bare(&self) -> bool {
         (self.all().as_object()).is_some_and(|all| all.keys().all(|name| name == "version"))
@@ -171,10 +173,11 @@ impl Document {
         }
     }
 
-    /// Applies a setting. Missing parent tables are created. Tables that become empty and have no header are removed.
+    /// Applies a setting. Setting a key creates missing parents. Removing a key also removes parents that become empty,
+    /// except inline tables and TOML tables with a header.
     ///
     /// # Errors
-    /// If a parent is a value, or TOML does not support the value.
+    /// If a parent is a value, or TOML cannot represent the value.
     pub fn set(&mut self, setting: &Setting) -> Result<(), DocumentError> {
         let Some((name, tables)) = setting.key.split_last() else {
             return Ok(());
@@ -210,7 +213,7 @@ impl Document {
         text
     }
 
-    /// Returns the text, with any line endings.
+    /// Returns the text before its original line endings are restored.
     fn body(&self) -> String {
         match &self.content {
             Content::Json { object, indent } => {
@@ -268,7 +271,7 @@ fn set_json(
     Ok(())
 }
 
-/// Returns the error of a key with a value as its parent. `left` is the number of remaining tables.
+/// Returns the error for a key with a value as a parent. `left` is the number of parents from this value on.
 fn no_table(key: &KeyPath, left: usize) -> DocumentError {
     let place = key.len().saturating_sub(left);
     DocumentError::NoTable {
@@ -286,7 +289,7 @@ fn set_toml(
 ) -> Result<(), DocumentError> {
     let Some((first, rest)) = tables.split_first() else {
         match table.get_mut(name) {
-            // Comments of an old value are kept for the new one.
+            // Keep the comments of the old value.
             Some(old) => replace(old, item),
             None => drop(table.insert(name, item)),
         }
@@ -300,7 +303,7 @@ fn set_toml(
     let inner = (table.get_mut(first))
         .and_then(Item::as_table_like_mut)
         .ok_or_else(|| no_table(key, tables.len()))?;
-    // A table with its own keys needs a header. Without it, they would belong to another table.
+    // A table with values needs a header, otherwise they would belong to the previous table.
     set_toml(inner, rest, name, item, key)?;
     if rest.is_empty()
         && let Some(inner) = table.get_mut(first).and_then(Item::as_table_mut)
@@ -385,7 +388,7 @@ fn value_as_json(value: &toml_edit::Value) -> Value {
         toml_edit::Value::Integer(number) => Value::from(*number.value()),
         toml_edit::Value::Float(number) => Value::from(*number.value()),
         toml_edit::Value::Boolean(truth) => Value::Bool(*truth.value()),
-        // JSON has no time type, so compare its text.
+        // JSON has no type for dates and times.
         toml_edit::Value::Datetime(time) => Value::String(time.value().to_string()),
         toml_edit::Value::Array(list) => list.iter().map(value_as_json).collect(),
         toml_edit::Value::InlineTable(table) => Value::Object(
@@ -402,7 +405,7 @@ fn as_toml(value: &Value) -> Option<Item> {
         return value_as_toml(value).map(Item::Value);
     };
     let mut table = Table::new();
-    // Values come first, because those after a header would belong to it.
+    // Values must be before tables: a value after the header of a nested table would belong to that table.
     let (tables, values): (Vec<_>, Vec<_>) =
         object.iter().partition(|(_, value)| value.is_object());
     for (name, value) in values.into_iter().chain(tables) {
@@ -435,10 +438,10 @@ fn value_as_toml(value: &Value) -> Option<toml_edit::Value> {
     })
 }
 
-/// Checks that a text is TOML.
+/// Checks that a text is valid TOML.
 ///
 /// # Errors
-/// The location and the reason in one line.
+/// If it is invalid. The error contains the reason and the location in one line.
 pub fn check_toml(text: &str) -> Result<(), String> {
     toml::from_str::<toml::Table>(text)
         .map(drop)
@@ -520,7 +523,7 @@ mod tests {
     const NVIDIA: [&str; 5] = ["plugins", "cri", "containerd", "runtimes", "nvidia"];
 
     #[test]
-    fn removing_toml_keys_restores_each_byte() {
+    fn removed_toml_key_leaves_no_trace() {
         let mut document = toml(CONFIG);
         let entry = json!({"options": {"SystemdCgroup": true}, "runtime_type": "r"});
         document.set(&setting(&NVIDIA, entry.clone())).unwrap();
@@ -537,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn value_keeps_its_comment() {
+    fn changed_value_keeps_its_comment() {
         let mut document = toml(CONFIG);
         document
             .set(&setting(&["disabled_plugins"], json!([])))
@@ -566,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn key_of_new_table_stays_in_its_table() {
+    fn new_keys_belong_to_their_tables() {
         let mut document = toml("version = 3\n\n[a.b]\nx = 1\n");
         document.set(&setting(&["c", "name"], json!("n"))).unwrap();
         document.set(&setting(&["root"], json!("/r"))).unwrap();
@@ -635,8 +638,7 @@ mod tests {
         #[test]
         fn parsed_text_is_written_unchanged(text in "(\\[[a-c]\\]|[a-c] = |\\{\"a\": |[0-9]|\"|\n|\\}|#|.)*") {
             if let Ok(document) = Document::parse(Format::Toml, &text) {
-                // A missing last newline is added, `toml_edit` ends each line with a line feed, and no reader needs
-                // the byte order mark.
+                // Ignore newlines at the end, CRLF (`toml_edit` writes LF) and the byte order mark.
                 let written = document.text();
                 let text = text.strip_prefix('\u{feff}').unwrap_or(&text).replace("\r\n", "\n");
                 proptest::prop_assert_eq!(written.trim_end_matches('\n'), text.trim_end_matches('\n'));

@@ -1,4 +1,4 @@
-//! The root filesystem of the probe container: the gpu-bootstrap binary and its libraries.
+//! Prepares the root filesystem of the probe container: the gpu-bootstrap binary and its libraries.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -11,29 +11,29 @@ use crate::{
 
 /// The path of the binary in the container.
 const PROGRAM: &str = "/gpu-bootstrap";
-/// The directory of its libraries, which no distribution and no toolkit uses.
+/// The directory of its libraries in the container. The name is unique, so that it hides no directory of the image, and the
+/// container toolkit mounts no driver libraries there.
 const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
-/// Components of the C library that the driver libraries are linked with, but gpu-bootstrap may not be. They are empty in newer
+/// Parts of glibc that the driver libraries are linked with, but gpu-bootstrap may not be. The last three are empty in newer
 /// versions, but must still exist.
 const OF_LIBC: [&str; 4] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
-/// The C library in the same directory.
 const LIBC: &str = "libc.so.6";
 /// The hidden subcommand that prints the visible devices and libraries.
 const SUBCOMMAND: &str = "container-probe";
 
-/// A root filesystem that only contains the running gpu-bootstrap. An upgrade may have replaced its file or a library since it
-/// started.
+/// A root filesystem with the running binary and the libraries that it has loaded, even if an upgrade has replaced these files
+/// since it started.
 pub(super) struct Root {
     pub(super) directory: Utf8PathBuf,
-    /// Path of the dynamic loader in it. `None` for a static binary.
+    /// Path of the dynamic loader in the container. `None` for a static binary.
     loader: Option<String>,
 }
 
 impl Root {
-    /// Packs the binary with its libraries.
+    /// Copies the binary and its libraries to `probe/rootfs` in the state directory.
     ///
     /// # Errors
-    /// If a file cannot be read or written.
+    /// If a file cannot be read or written, or the libraries cannot be determined.
     pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ChangeError> {
         let maps = host
             .files
@@ -44,10 +44,10 @@ impl Root {
         let [_, libraries @ ..] = &objects[..] else {
             return Err(unknown("`/proc/self/maps` contains no program"));
         };
-        // `check --validate` may be the first command that writes there.
+        // `check --validate` may be the first command that writes to the state directory.
         (host.files.create_directory(state, 0o700)).map_err(unprepared)?;
         let directory = state.join("probe").join("rootfs");
-        // The hooks of the container toolkit write the loader cache in `etc`.
+        // The hooks of the container toolkit write `/etc/ld.so.cache`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
             (host.files.create_directory(&directory.join(place), 0o755)).map_err(unprepared)?;
         }
@@ -82,7 +82,7 @@ impl Root {
         Ok(Self { directory, loader })
     }
 
-    /// The command line in the container.
+    /// The command line of the probe in the container.
     pub(super) fn command(&self) -> Vec<&str> {
         match &self.loader {
             Some(loader) => vec![
@@ -96,7 +96,7 @@ impl Root {
         }
     }
 
-    /// The mounts for a container with another image: the path on the host, and the path in the container.
+    /// The mounts that add the probe to a container with another image: host path and container path.
     pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
         let libraries = self.loader.iter().map(|_| LIBRARY_FOLDER);
         ([PROGRAM].into_iter().chain(libraries))
@@ -105,7 +105,7 @@ impl Root {
     }
 }
 
-/// The expected paths of the C library components that are not mapped.
+/// Returns the parts of glibc that are not mapped, with their expected paths in the directory of `libc.so.6`.
 fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
     let paths: Vec<&Utf8Path> = libraries
         .iter()
@@ -124,7 +124,10 @@ const NOT_PREPARED: &str = "validation-not-prepared";
 fn unprepared(error: FilesError) -> ChangeError {
     let hint = match error.disk() {
         Some(_) => error.hint(),
-        None => Some("free disk space in `/var/lib`, then run it again".to_owned()),
+        None => Some(
+            "check the permissions and the filesystem of this path, then run the command again"
+                .to_owned(),
+        ),
     };
     ChangeError {
         hint,
@@ -138,10 +141,11 @@ fn unprepared(error: FilesError) -> ChangeError {
 
 fn unknown(why: &str) -> ChangeError {
     let what = format!("find the libraries of gpu-bootstrap: {why}");
-    ChangeError::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run it again")
+    ChangeError::new(NOT_PREPARED, what)
+        .advice("check that `/proc` is mounted, then run the command again")
 }
 
-/// The library content that this process has mapped.
+/// Returns the content of a library as this process has mapped it.
 fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ChangeError> {
     let Mapped {
         path,
@@ -154,12 +158,12 @@ fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ChangeError> {
     }
     let why = match host.files.read(Utf8Path::new(link)) {
         Ok(Some(content)) => return Ok(content),
-        Ok(None) => "it is missing".to_owned(),
+        Ok(None) => "the link is missing".to_owned(),
         Err(error) => one_line(&error),
     };
     let what = format!("read `{link}`, the running copy of the replaced file `{path}`: {why}");
     Err(ChangeError::new(NOT_PREPARED, what)
-        .advice("run `gpu-bootstrap install` again, which then uses the new library"))
+        .advice("run `gpu-bootstrap install` again: a new process uses the new library"))
 }
 
 #[cfg(test)]
@@ -168,7 +172,7 @@ mod tests {
     use crate::host::fake;
 
     #[test]
-    fn replaced_libraries_are_packed_as_they_run() {
+    fn replaced_libraries_are_copied_as_mapped() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_c_library_parts_are_packed() {
+    fn unmapped_glibc_parts_are_copied() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -211,7 +215,7 @@ mod tests {
         let root = Root::prepare(&host, "/state".into()).expect("a root filesystem");
         let mut packed = (host.files)
             .list(&root.directory.join("gpu-bootstrap-lib"))
-            .expect("a folder");
+            .expect("a directory");
         packed.sort();
         let all = "ld-linux-x86-64.so.2 libc.so.6 libdl.so.2 libm.so.6 libpthread.so.0";
         assert_eq!(packed.join(" "), all);

@@ -1,35 +1,36 @@
 //! Measures the CPU time of a command, to tell a busy command from a hung one when it prints
 //! nothing.
 //!
-//! DKMS compiles without output. On a busy machine, this takes longer than any limit that would
-//! still detect a hung script. Silence therefore counts only while the processes of a command use
-//! almost no CPU time. The deadline of the command limits everything else.
+//! DKMS compiles without output, which on a slow machine takes longer than any useful limit for
+//! commands without output. A command is therefore considered hung only if it prints nothing and
+//! its processes use almost no CPU time. A busy command is limited only by its deadline.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// The minimum CPU share of a busy command without output. A process that only polls uses less, and
-/// a compiler on a busy machine uses more.
+/// A command is busy if it uses at least this share of one CPU. A process that only polls uses less,
+/// and a compiler on a slow machine uses more.
 const LEAST_SHARE: f64 = 0.01;
 
-/// The kernel's data about a process. Source: proc_pid_stat(5).
+/// Fields of `/proc/PID/stat`, proc_pid_stat(5).
 struct Told {
     parent: i32,
     session: i32,
-    /// CPU time in clock ticks, including its exited child processes.
+    /// User and system time in clock ticks, including child processes that it has waited for.
     ticks: u64,
 }
 
 /// The CPU time of a command so far.
 pub(super) struct CommandWork {
+    /// The first process of the command, which is also its session leader.
     leader: i32,
     ticks: u64,
 }
 
 impl CommandWork {
-    /// Starts measuring a new session with its descendants.
+    /// Creates the counter of a command that has just started in a new session.
     pub(super) fn of(leader: Pid) -> Self {
         Self {
             leader: leader.as_raw(),
@@ -37,14 +38,15 @@ impl CommandWork {
         }
     }
 
-    /// Whether it was busy since the last call, at least `seconds` ago.
+    /// Returns whether the command was busy since the previous call (or its start), which was at
+    /// least `seconds` ago.
     pub(super) fn went_on(&mut self, seconds: f64) -> bool {
         let ticks = ticks(self.leader, &processes());
-        // The value decreases if a process exited and was not waited for, which also counts as
-        // work.
+        // The sum decreases if a process exits and its parent does not wait for it. This also
+        // counts as activity.
         let worked = ticks.abs_diff(self.ticks);
         self.ticks = ticks;
-        // The fallback is USER_HZ on x86-64, time(7).
+        // Ticks per second. The fallback is USER_HZ on x86-64, time(7).
         let second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
         #[expect(clippy::cast_precision_loss, reason = "a tick count for a comparison")]
         let (worked, second) = (worked as f64, second as f64);
@@ -57,7 +59,7 @@ fn processes() -> BTreeMap<i32, Told> {
     entries
         .filter_map(|entry| {
             let process = entry.file_name().to_str()?.parse().ok()?;
-            // The process has just exited.
+            // Fails if the process has just exited.
             let text = fs::read_to_string(entry.path().join("stat")).ok()?;
             Some((process, parse(&text)?))
         })
@@ -72,12 +74,13 @@ fn parse(stat: &str) -> Option<Told> {
     Some(Told {
         parent: fields.get(1)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
+        // utime, stime, cutime, cstime
         ticks: number(11)? + number(12)? + number(13)? + number(14)?,
     })
 }
 
-/// Returns the ticks of a session and its descendants. apt starts dpkg in a separate session if it
-/// has a terminal.
+/// Returns the CPU time of a session and of all descendants of its processes. Descendants may be in
+/// other sessions: apt with a terminal starts dpkg in a separate session.
 fn ticks(leader: i32, processes: &BTreeMap<i32, Told>) -> u64 {
     let in_session = |told: &Told| told.session == leader;
     let mut ours: BTreeSet<i32> = processes
@@ -104,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_with_any_name_is_parsed() {
+    fn process_name_may_contain_parentheses() {
         let stat = "42 (a) b (c) S 7 41 40 0 -1 4194560 1 2 3 4 10 20 300 4000 20 0 1 0 99 0";
         let told = parse(stat).unwrap();
         assert_eq!((told.parent, told.session, told.ticks), (7, 40, 4330));
@@ -133,9 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn busy_process_works_and_idle_process_does_not() {
+    fn only_a_busy_process_counts_as_active() {
         let mut work = CommandWork::of(Pid::this());
-        // This process has used CPU time since it started.
         let end = std::time::Instant::now() + std::time::Duration::from_millis(50);
         while std::time::Instant::now() < end {}
         assert!(work.went_on(0.1));

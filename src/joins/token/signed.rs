@@ -1,6 +1,6 @@
-//! The identity of an instance as role credentials, which sign each request.
+//! Authentication with the role of an instance: its temporary credentials sign each request.
 //!
-//! Source: AWS, "Retrieve security credentials from instance metadata" (`Code`, `AccessKeyId`, `SecretAccessKey`, `Token`).
+//! Source: AWS, "Retrieve security credentials from instance metadata" (`AccessKeyId`, `SecretAccessKey`, `Token`).
 
 use super::{Clouds, StoreRequest, TokenFailure, TokenFault, document};
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
 };
 
 impl Clouds<'_> {
+    /// Returns the headers of a request, including its signature.
     pub(crate) async fn signed(
         &self,
         cloud: &'static CloudRow,
@@ -42,6 +43,7 @@ impl Clouds<'_> {
         ))
     }
 
+    /// Fetches the credentials of the instance's role. The metadata service first returns the name of the role.
     async fn role(
         &self,
         cloud: &'static CloudRow,
@@ -50,6 +52,7 @@ impl Clouds<'_> {
         let roles = self.identity(cloud, row, "").await?;
         let roles = String::from_utf8(roles).unwrap_or_default();
         let role = roles.lines().next().map(str::trim).unwrap_or_default();
+        // The name becomes a part of the next path.
         if role.is_empty() || role.contains(['/', '?', '#', ' ']) {
             let why = "the instance has no role".to_owned();
             return Err((TokenFault::NoIdentity, why));

@@ -1,4 +1,4 @@
-//! The apt files of a repository and a version preference.
+//! Generates the apt files of a repository, of its priority, and of a version pin.
 
 use camino::Utf8PathBuf;
 
@@ -7,7 +7,8 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// Returns the keyring path of a repository (ours or one of the distribution), or `None` if apt uses its own keyrings.
+/// Returns the keyring of a repository: an existing one, or ours if the repository has a key URL. `None` if apt uses its own
+/// keyrings.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     // apt derives the keyring format from the file extension.
@@ -24,7 +25,6 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
-/// Returns the path of the source file.
 fn source_path(repository: &Repository) -> Utf8PathBuf {
     Utf8PathBuf::from(format!(
         "/etc/apt/sources.list.d/gpu-bootstrap-{}.sources",
@@ -32,7 +32,7 @@ fn source_path(repository: &Repository) -> Utf8PathBuf {
     ))
 }
 
-/// Returns the repository in apt's deb822 format, `sources.list(5)`.
+/// Returns the path and the content of the source file, in deb822 format, `sources.list(5)`.
 #[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let mut text = HEADER.to_owned();
@@ -53,15 +53,15 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
 
 /// Prefix of our files in `/etc/apt/preferences.d`. For each version, the first record that lists the package takes precedence,
 /// `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in name order (tested with apt 2.6).
-/// Our files must be last, so that they never allow a version that an administrator's record blocks. A record has only one pin,
-/// so our records cannot be restricted to one repository.
+/// Our files must be last, so that they never allow a version that a record of the administrator blocks. A record has only one
+/// `Pin` field, so a pin on a version cannot be restricted to one repository.
 pub const PREFERENCES: &str = "zz-gpu-bootstrap-";
 
 fn preferences(name: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/apt/preferences.d/{PREFERENCES}{name}"))
 }
 
-/// Returns a version preference in the format of `apt_preferences(5)`.
+/// Returns the path and the content of a version pin, `apt_preferences(5)`.
 #[must_use]
 pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     (
@@ -75,9 +75,10 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// Returns the file that sets the priority of a repository's packages, or `None` to keep apt's default. `apt_preferences(5)`:
-/// `origin` is the host name of the URL. A mirror may contain other repositories under the same host name, such as backports,
-/// so the record lists the packages: `*` would apply to all of these repositories.
+/// Returns the path and the content of the file that sets the priority of a repository's packages, or `None` to keep the default
+/// priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`. The
+/// record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such as
+/// backports.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;
@@ -88,8 +89,8 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let (_, rest) = repository.url.split_once("://")?;
     let authority = rest.split('/').next().unwrap_or_default();
     let host_and_port = authority.rsplit('@').next().unwrap_or_default();
-    // The brackets of an IPv6 address are part of the URL only: `apt-cache policy` prints `origin fd00::1`, and a pin on
-    // `[fd00::1]` has no effect (tested with apt 2.6).
+    // An IPv6 address has brackets only in the URL: `apt-cache policy` prints `origin fd00::1`, and a pin on `[fd00::1]` has no
+    // effect (tested with apt 2.6).
     let host = match host_and_port.strip_prefix('[') {
         Some(rest) => rest.split(']').next(),
         None => host_and_port.split(':').next(),
@@ -149,7 +150,7 @@ mod tests {
                 "{text}"
             );
         }
-        // The priority must not apply to other repositories on the same server.
+        // Without packages, the priority would apply to other repositories on the same server.
         let none = Repository {
             packages: vec![],
             ..toolkit()
@@ -170,13 +171,13 @@ mod tests {
                 "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
             ]
         );
-        // Additional components of the distribution's archive, trusted by apt's own keyrings.
+        // An additional component of the distribution's archive is verified with apt's own keyrings.
         repository.key_url = None;
         assert!(!source(&repository).1.contains("Signed-By"));
     }
 
     #[test]
-    fn pin_prefers_a_version() {
+    fn pin_has_package_and_version_patterns() {
         let (_, text) = pin(&Pin {
             name: "driver".into(),
             packages: vec!["nvidia-*".into(), "libnvidia-*".into()],
