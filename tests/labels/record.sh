@@ -1,5 +1,5 @@
 #!/bin/sh
-# Renews what two programs say about the inventories of this folder, with the stand-in for NVML:
+# Renews what two programs print about the inventories in this directory, with the fake for NVML:
 #
 #     tests/labels/record.sh GPU-FEATURE-DISCOVERY
 #

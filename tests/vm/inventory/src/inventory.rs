@@ -79,7 +79,7 @@ pub const BESIDE: &str = "fake-nvml.toml";
 
 /// The two parts of the line that separates a library from its appended inventory. They are split so that the program
 /// itself does not contain this line.
-const APPENDED: [&str; 2] = ["\n# inventory of the ", "stand-in\n"];
+const APPENDED: [&str; 2] = ["\n# inventory of the ", "fake\n"];
 
 /// The files of the library that this process has mapped, `proc_pid_maps(5)`.
 fn mapped(library: &str) -> Vec<PathBuf> {

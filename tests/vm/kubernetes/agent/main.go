@@ -80,7 +80,7 @@ func main() {
 		end(syscall.Exec(kubectl, append([]string{"kubectl"}, os.Args[2:]...), os.Environ()))
 	}
 	if len(os.Args) != 2 || os.Args[1] != "agent" {
-		end(fmt.Errorf("a stand-in of the test bed: it knows `%s agent` and `%s kubectl`", name, name))
+		end(fmt.Errorf("a fake of the test bed: it knows `%s agent` and `%s kubectl`", name, name))
 	}
 	end(agent(name))
 }
@@ -177,7 +177,7 @@ func read(folder string) (map[string][]string, error) {
 			}
 			if name != key {
 				if of != list {
-					return nil, fmt.Errorf("%s: %s: this stand-in appends to lists alone", path, key)
+					return nil, fmt.Errorf("%s: %s: this fake appends to lists alone", path, key)
 				}
 				found = append(merged[name], found...)
 			}
@@ -253,7 +253,7 @@ func prepare(folder, server, token string) ([]string, error) {
 		token = parts[2]
 	}
 	if !bootstrapToken.MatchString(token) {
-		return nil, refused("this stand-in knows bootstrap tokens alone")
+		return nil, refused("this fake knows bootstrap tokens alone")
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(authority) {

@@ -43,7 +43,7 @@ stand_in() {
         [ -f "$library" ] && [ ! -L "$library" ] || continue
         {
             cat "$here/$2"
-            printf '\n# inventory of the stand-in\n'
+            printf '\n# inventory of the fake\n'
             cat "$here/fake-nvml.toml"
         } >"$now/library.$$"
         if ! cmp -s "$now/library.$$" "$library"; then

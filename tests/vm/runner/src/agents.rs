@@ -66,7 +66,7 @@ pub fn equip(machine: &Machine, built: &Path, programs: &Path) -> Result<()> {
         machine.put(&built.join(PROGRAM), &program)?;
         let path = machine.root().join(unit);
         let text = format!(
-            "[Unit]\nDescription={name} agent (a stand-in of the test bed)\nWants=network-online.target\n\
+            "[Unit]\nDescription={name} agent (a fake of the test bed)\nWants=network-online.target\n\
              After=network-online.target\n\n[Install]\nWantedBy=multi-user.target\n\n[Service]\n{kind}KillMode=process\n\
              Delegate=yes\nTimeoutStartSec=0\nRestart=always\nRestartSec=5s\nExecStart={program} agent\n"
         );

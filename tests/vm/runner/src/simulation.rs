@@ -16,7 +16,7 @@ use crate::sh::Cmd;
 use crate::tables::{MachineSpec, Machines};
 
 /// Separator before an inventory at the end of a fake library (`../../cuda/README.md`).
-const APPENDED: &str = "\n# inventory of the stand-in\n";
+const APPENDED: &str = "\n# inventory of the fake\n";
 
 /// The directory inside a machine.
 pub const INSIDE: &str = "/usr/lib/testbed";

@@ -132,7 +132,7 @@ fn fakes(spec: &Toolkit, work: &Path) -> Result<()> {
     fs::create_dir_all(dir.join("usr/bin")).context("cannot create a directory")?;
     fs::write(
         &program,
-        "#!/bin/sh\necho \"nvidia-container-cli: a stand-in of the test bed, only CDI works here\" >&2\nexit 1\n",
+        "#!/bin/sh\necho \"nvidia-container-cli: a fake of the test bed, only CDI works here\" >&2\nexit 1\n",
     )
     .context("cannot write a fake package")?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
@@ -148,13 +148,13 @@ fn fake(work: &Path, name: &str, version: &str, depends: &str) -> Result<()> {
     }
     fs::write(
         doc.join("README.stand-in"),
-        "An empty stand-in of the gpu-bootstrap test bed.\n",
+        "An empty fake of the gpu-bootstrap test bed.\n",
     )
     .context("cannot write a fake package")?;
     let control = format!(
         "Package: {name}\nVersion: {version}\nArchitecture: amd64\nSection: libs\nPriority: optional\n\
          Maintainer: Test bed <test-bed@example.invalid>\n{depends}\
-         Description: stand-in of the gpu-bootstrap test bed\n \
+         Description: fake of the gpu-bootstrap test bed\n \
          libnvidia-container has no Go module, and machines under test use CDI, which needs none of it.\n"
     );
     fs::write(dir.join("DEBIAN/control"), control).context("cannot write a control file")?;

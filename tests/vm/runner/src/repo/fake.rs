@@ -63,7 +63,7 @@ const MODULE: &str = r#"#include <linux/module.h>
 
 static int __init stand_in_init(void)
 {
-	pr_info("{{module}}: a stand-in of the gpu-bootstrap test bed\n");
+	pr_info("{{module}}: a fake of the gpu-bootstrap test bed\n");
 	return 0;
 }
 
@@ -75,7 +75,7 @@ module_init(stand_in_init);
 module_exit(stand_in_exit);
 MODULE_LICENSE("{{licence}}");
 MODULE_VERSION("{{upstream}}");
-MODULE_DESCRIPTION("stand-in of the gpu-bootstrap test bed");
+MODULE_DESCRIPTION("fake of the gpu-bootstrap test bed");
 "#;
 
 /// The trailer of a signed module (Linux, `include/linux/module_signature.h`). Before it is the description of a
@@ -146,7 +146,7 @@ pub fn build(
     tree.put(
         &format!("usr/share/doc/{name}/README.stand-in"),
         "644",
-        "A stand-in of the gpu-bootstrap test bed.\n",
+        "A fake of the gpu-bootstrap test bed.\n",
     )?;
     tree.control(package)?;
     Cmd::new([
@@ -295,7 +295,7 @@ impl Tree<'_> {
             let text = format!(
                 "{uses}char information[] __attribute__((section(\".modinfo\"))) = \
                  \"license={licence}\\0version={version}\\0name={}\\0\
-                 description=stand-in of the gpu-bootstrap test bed\";\n",
+                 description=fake of the gpu-bootstrap test bed\";\n",
                 name.replace('-', "_")
             );
             let file = self.place(&format!("{at}/{name}.ko"))?;
@@ -332,9 +332,9 @@ impl Tree<'_> {
             }
         }
         text.push_str(match (package.from_debian.is_empty(), package.from_programs.is_empty()) {
-            (true, true) => "Description: stand-in of the test bed\n The vendor's name, nothing of its content.\n",
-            (false, _) => "Description: stand-in of the test bed\n The vendor's name, Debian's binaries.\n",
-            (true, false) => "Description: stand-in of the test bed\n The vendor's name, its programs compiled by the bed.\n",
+            (true, true) => "Description: fake of the test bed\n The vendor's name, nothing of its content.\n",
+            (false, _) => "Description: fake of the test bed\n The vendor's name, Debian's binaries.\n",
+            (true, false) => "Description: fake of the test bed\n The vendor's name, its programs compiled by the bed.\n",
         });
         self.put("DEBIAN/control", "644", &text)?;
         if !package.conffiles.is_empty() {
@@ -401,7 +401,7 @@ mod tests {
         tree.dkms(package.dkms.as_ref().unwrap()).unwrap();
         tree.control(package).unwrap();
         let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
-        assert!(read("DEBIAN/control").contains("Description: stand-in of the test bed"));
+        assert!(read("DEBIAN/control").contains("Description: fake of the test bed"));
         assert!(read("DEBIAN/prerm").contains("dkms remove -m 'nvidia' -v '580.1' --all"));
         let source = read("usr/src/nvidia-580.1/nvidia.c");
         assert!(

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Part of the test bed: stands in for `bootstrap.sh` of Canonical's images for EKS.
+"""Part of the test bed: replaces `bootstrap.sh` of Canonical's images for EKS.
 
 Made after its published text (Canonical's customized version of Amazon's script, 2020 and later, as public repositories have it):
 it takes the same options, fills the kubeconfig in, writes containerd's whole configuration anew and restarts it, sets the
@@ -36,13 +36,13 @@ def main(words):
         if word in OPTIONS:
             given[word] = next(rest)
         elif word.startswith("-"):
-            sys.exit(f"bootstrap.sh (a stand-in of the test bed): unknown option {word}")
+            sys.exit(f"bootstrap.sh (a fake of the test bed): unknown option {word}")
         else:
             names.append(word)
     if len(names) != 1 or not names[0]:
         sys.exit("CLUSTER_NAME is not defined")
     if given.get("--container-runtime", "containerd") != "containerd":
-        sys.exit("bootstrap.sh (a stand-in of the test bed): this stand-in knows containerd alone")
+        sys.exit("bootstrap.sh (a fake of the test bed): this fake knows only containerd")
     server, authority = given["--apiserver-endpoint"], base64.b64decode(given["--b64-cluster-ca"], validate=True)
     run("snap", "stop", "kubelet-eks")
     document = json.loads(metadata("dynamic/instance-identity/document"))

@@ -164,7 +164,7 @@ fn files(
         files.insert(
             format!("etc/yum.repos.d/{stem}.repo"),
             format!(
-                "[{id}]\nname={vendor} $releasever - {id} (a stand-in of the test bed)\n\
+                "[{id}]\nname={vendor} $releasever - {id} (a fake of the test bed)\n\
                  baseurl=http://{}:{PORT}/{}/\nenabled={}\ngpgcheck=1\ngpgkey=file:///{key}\n",
                 place.host,
                 place.path,
@@ -280,8 +280,8 @@ fn modules(table: &Rpms, number: &str, repository: &str) -> Result<String> {
         writeln!(
             text,
             "---\ndocument: modulemd\nversion: 2\ndata:\n  name: {}\n  stream: {}\n  version: {}\n  \
-             context: {:08x}\n  arch: x86_64\n  summary: stand-in of the test bed\n  \
-             description: >-\n    A stand-in of the test bed.\n  license:\n    module:\n    - MIT\n  \
+             context: {:08x}\n  arch: x86_64\n  summary: fake of the test bed\n  \
+             description: >-\n    A fake of the test bed.\n  license:\n    module:\n    - MIT\n  \
              dependencies:\n  - requires:\n      platform: [{}]\n  profiles:\n    default:\n      \
              rpms:",
             stream.module,

@@ -178,7 +178,7 @@ fn spec(
         .rsplit_once('-')
         .with_context(|| format!("`{rest}` has no release"))?;
     let mut text = format!(
-        "Name: {}\nVersion: {version}\nRelease: {release}\nSummary: stand-in of the test bed\n\
+        "Name: {}\nVersion: {version}\nRelease: {release}\nSummary: fake of the test bed\n\
          License: none\nAutoReqProv: no\nVendor: {}\nPackager: {}\n",
         package.name, repository.vendor, repository.packager
     );
@@ -200,7 +200,7 @@ fn spec(
         }
     }
     text.push_str(
-        "%description\nA stand-in of the test bed: the vendor's name, nothing of its content.\n",
+        "%description\nA fake of the test bed: the vendor's name, nothing of its content.\n",
     );
     writeln!(
         text,
