@@ -95,13 +95,13 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
         dkms::override_text(program, &words_of(driver, spec))
     );
     if state.content.as_ref() == Some(&content) {
-        let said = state
+        let last = state
             .said
             .as_deref()
-            .map(|said| format!("; for this kernel it {said}"))
+            .map(|last| format!("; for this kernel it {last}"))
             .unwrap_or_default();
         return Assessment::satisfied(format!(
-            "DKMS fetches modules from {sources} before compiling{said}"
+            "DKMS fetches modules from {sources} before compiling{last}"
         ));
     }
     Assessment::needs(
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn last_build_output_matches_kernel_and_driver() {
         let (host, fakes) = fake::host();
-        for (module, kernel, said) in [
+        for (module, kernel, entry) in [
             ("nvidia", "6.1.0-44-amd64", "took nvidia from /srv/modules"),
             ("nvidia", "6.1.0-45-amd64", "found none for 6.1.0-45-amd64"),
             ("zfs", "6.1.0-44-amd64", "knows no zfs"),
@@ -241,7 +241,7 @@ mod tests {
             let directory = format!("/var/lib/dkms/{module}/535.261.03/{kernel}/x86_64");
             let file = format!("{directory}/module/{module}.ko");
             fakes.files.put(&file, "a module");
-            let log = format!("a compiler\n{}{said}\n", prebuilt::SAYS);
+            let log = format!("a compiler\n{}{entry}\n", prebuilt::SAYS);
             fakes.files.put(&format!("{directory}/log/make.log"), log);
         }
         let (facts, want) = (fixtures::facts(), wanted());
