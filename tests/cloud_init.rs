@@ -649,7 +649,7 @@ fn documents_state_provider_and_agent_limits() {
         ("docs/cloud-init.md", "`daemonset`; not AKS Automatic"),
         (
             "README.md",
-            "create the runtime class (k3s, RKE2 and the GPU Operator bring it)",
+            "create the runtime class (k3s, RKE2 and the GPU Operator create it)",
         ),
     ] {
         let all = text(&format!("../{document}"));

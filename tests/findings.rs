@@ -8,9 +8,10 @@ use toml::{Table, Value};
 /// Renders the documentation page.
 fn page() -> String {
     let mut page = String::from(
-        "<!-- Generated from src/model/findings.toml by `make update`. -->\n\n# The findings of `check`\n\nBy layer, from the \
-         hardware to the cluster. A failure has the kind of its row; a warning of a `fault` row is a risk. `gpu-bootstrap \
-         explain ID` prints one row, and a command that shows details.\n",
+        "<!-- Generated from src/model/findings.toml by `make update`. -->\n\n# The findings of `check`\n\nThis page \
+         lists the findings by layer, from the hardware to the cluster. A failure has the kind in its row, and so has a \
+         warning, except that a warning of the kind `fault` is a risk. `gpu-bootstrap explain ID` prints one row, and a \
+         command that shows details.\n",
     );
     for layer in Layer::ALL {
         write!(

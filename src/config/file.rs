@@ -117,23 +117,23 @@ settings! {
         pub source: Option<Word> => r#"`"nvidia"`; on Ubuntu `"distribution"`, unless only the NVIDIA repository has the required fabric manager"#,
         /// Precompiled modules, or modules compiled on the machine.
         pub build: Option<Build> => r#"`"precompiled"` if the source has modules for the kernel, otherwise `"dkms"`"#,
-        /// Kernels that may be installed for the driver module: `"no"` for none; `"same-series"` for a newer one of
-        /// the same series and flavor (6.8, `aws`) if the kernels of the machine have no precompiled module, even if
-        /// one could be compiled; `"any"` also for a different series if no module is available otherwise. Each needs
-        /// one reboot.
+        /// Kernels that may be installed for the driver module. `"no"`: none. `"same-series"`: a newer kernel of the
+        /// same series and flavor (such as 6.8 and `aws`) if the kernels of the machine have no precompiled module,
+        /// even if DKMS could compile one. `"any"`: also a kernel of a different series if no module is available
+        /// otherwise. A new kernel needs one reboot.
         pub may_change_kernel: Option<KernelPolicy> => r#"`"same-series"`"#,
         /// Policy for a driver that gpu-bootstrap did not install: `"refuse"` stops the run (exit 5). `"keep"` uses a
         /// driver from the NVIDIA installer or the image (e.g. the Amazon accelerated image for EKS) if it supports
         /// the GPUs, with a warning if its branch is not the configured one. `"replace"` removes it. A driver that
-        /// gpu-bootstrap installed is replaced without this setting: see [another driver](#another-driver).
+        /// gpu-bootstrap installed is replaced without this setting: see [change the driver](#change-the-driver).
         pub existing: Option<Existing> => r#"`"refuse"`"#,
-        /// If a new driver fails validation, roll back to the previous one, because an old driver is better than a
+        /// If a new driver fails validation, roll back to the previous driver, because an old driver is better than a
         /// node without a working GPU.
         pub rollback: Option<bool> => "`true`",
-        /// A `driver.version` or `toolkit.version` (a full version, not a pattern) that lacks security fixes is not
-        /// newly installed (exit 5; the message contains the NVIDIA bulletin), unless this is `true`. Installed
-        /// versions, the newest version of the source, and the driver of a rollback are exempt: `plan` and `check`
-        /// list their missing fixes.
+        /// `true`: a `driver.version` or `toolkit.version` that lacks security fixes may be installed. By default, the
+        /// run is blocked (exit 5), and the message contains the NVIDIA bulletin. This only applies to a full version,
+        /// not to a pattern. Installed versions, the newest version of the source, and the driver of a rollback are
+        /// always permitted, and `plan` and `check` list their missing fixes.
         pub allow_vulnerable: Option<bool> => "`false`",
         /// CUDA versions of the containers, in quotes, such as `["12.4"]`. A driver that does not support them is not
         /// selected. A version that was never released is rejected. A version that is newer than the matrix causes a
@@ -151,8 +151,8 @@ settings! {
     SecureBootConfig {
         /// For Secure Boot: a private key to sign modules that DKMS compiles.
         pub key: Option<AbsolutePath> => "none",
-        /// Its certificate (DER). It must already be enrolled in the firmware (`db`) or the shim (`MokListRT`).
-        /// Otherwise the run is blocked at once.
+        /// The certificate of this key (DER). It must already be enrolled in the firmware (`db`) or the shim
+        /// (`MokListRT`), otherwise the run is blocked before the first change.
         pub certificate: Option<AbsolutePath> => "none",
     }
 }
@@ -161,11 +161,11 @@ settings! {
     /// Kernel modules that another machine compiled.
     PrebuiltConfig {
         /// Directories, URLs and registry repositories, such as `["oci://registry.example/team/gpu",
-        /// "https://modules.example/gpu", "/srv/modules"]`, that contain archives of `gpu-bootstrap modules export`.
-        /// DKMS queries them before it compiles, also for later kernels, and compiles as usual if none has matching
-        /// modules for the kernel, driver, flavor and distribution. URLs with credentials are rejected, because every
-        /// local user can read them. A registry is accessed only over HTTPS, with the credentials that `docker login`
-        /// stored for root. See [modules that are compiled once](#modules-that-are-compiled-once).
+        /// "https://modules.example/gpu", "/srv/modules"]`, that contain archives from `gpu-bootstrap modules export`.
+        /// DKMS queries them before it compiles modules, also for later kernels. It compiles as usual if none of them
+        /// has modules for the kernel, driver, flavor and distribution. URLs with credentials are rejected, because
+        /// every local user can read them. A registry is accessed only over HTTPS, with the credentials that `docker
+        /// login` stored for root. See [prebuilt driver modules](#prebuilt-driver-modules).
         pub sources: Option<Vec<ModuleSource>> => "`[]`",
         /// Public keys of [minisign](https://jedisct1.github.io/minisign/), each the second line of `minisign.pub`.
         /// An archive is only used if one of them signed it (`ARCHIVE.minisig` next to it). Cannot be combined with
@@ -195,27 +195,28 @@ settings! {
 settings! {
     /// Container runtimes.
     RuntimeConfig {
-        /// The runtimes to install and configure: `docker`, `containerd`, `crio`, `podman`; `[]` for none. Without
-        /// this key, the installed runtimes are used. If there are none, it is `containerd` if the machine joins a
-        /// cluster with kubeadm, a command or its provider; none if k3s, RKE2, k0s or MicroK8s is installed, because
-        /// they include a runtime; and `docker` otherwise. If it joins with k3s, RKE2 or EKS, it is always `[]`.
-        /// containerd as a dependency of Docker counts only if gpu-bootstrap configured it, and Podman does not
-        /// count. `plan` prints the selection and its reason. An existing runtime, even without a package, is only
-        /// configured, not replaced. Podman has no daemon and needs no configuration: version 4.1 and later read the
-        /// CDI specification (`podman run --device nvidia.com/gpu=all`), so `cdi.enabled` and `toolkit.enabled` must
-        /// be `true`. Its packages come from the distribution: Debian 12 and 13, Ubuntu 24.04 and 26.04, AlmaLinux 9
-        /// and 10 (only planned there, not tested). CRI-O is not in the Debian archive, so its package comes from
-        /// repositories that the administrator added. Its nvidia runtime is written to
-        /// `/etc/crio/crio.conf.d/99-nvidia.toml`.
+        /// The runtimes to install and configure: `docker`, `containerd`, `crio`, `podman`; `[]` for none. Without this
+        /// key, the installed runtimes are used. If no runtime is installed, the default is `containerd` if the machine
+        /// joins a cluster with kubeadm, a command or its provider; `[]` if k3s, RKE2, k0s or MicroK8s is installed,
+        /// because they include a runtime; and `docker` otherwise. If the machine joins with k3s, RKE2 or EKS, the
+        /// default is always `[]`. An installed containerd that is a dependency of Docker counts only if gpu-bootstrap
+        /// configured it, and an installed Podman does not count. `plan` prints the selection and its reason. An
+        /// existing runtime, even without a package, is only configured, not replaced. Podman has no daemon and needs
+        /// no configuration: version 4.1 and later read the CDI specification (`podman run --device
+        /// nvidia.com/gpu=all`), so `cdi.enabled` and `toolkit.enabled` must be `true`. Its packages come from the
+        /// distribution: Debian 12 and 13, Ubuntu 24.04 and 26.04, AlmaLinux 9 and 10 (on AlmaLinux, only `plan` was
+        /// tested). CRI-O is not in the Debian archive, so its package comes from repositories that the administrator
+        /// added. The nvidia runtime of CRI-O is written to `/etc/crio/crio.conf.d/99-nvidia.toml`.
         pub r#use: Option<Vec<RuntimeKind>> => "what is installed",
         /// The package source: the distribution's archive or the Docker repository.
         pub source: Option<Word> => r#"`"distribution"`; on AlmaLinux `"docker"`"#,
         /// Make nvidia the default runtime.
         pub nvidia_default: Option<bool> => "`false`",
-        /// Whether Docker may be restarted although this stops containers. Docker reloads the nvidia runtime, but
-        /// enables CDI (25.0 to 28.1) only at a restart. With `"when-idle"`, it is only restarted while no container
-        /// runs, or with Docker's `live-restore`; `plan` lists the containers. With `"always"`, they are stopped. A
-        /// restart of containerd or CRI-O does not stop containers.
+        /// Whether Docker may be restarted, although a restart stops its containers. A reload is sufficient for the
+        /// nvidia runtime, but Docker 25.0 to 28.1 enables CDI only at a restart. `"when-idle"`: Docker is restarted
+        /// only while no container runs, or if its `live-restore` is enabled; `plan` lists the running containers.
+        /// `"always"`: Docker is restarted, and its containers are stopped. A restart of containerd or CRI-O does not
+        /// stop containers.
         pub restart: Option<Restart> => r#"`"when-idle"`"#,
     }
 }
@@ -254,21 +255,21 @@ settings! {
         /// `false`: do not add the repository, because the machine gets its packages from another one. `true`: add it
         /// although no package needs it.
         pub enabled: Option<bool> => "`true` if a selected package needs it, or it is new",
-        /// Its URL, e.g. of a mirror. May contain `{codename}`, `{release}`, `{arch}`, `{package-arch}`,
-        /// `{cuda-arch}`.
+        /// The repository URL, for example of a mirror. May contain `{codename}`, `{release}`, `{arch}`,
+        /// `{package-arch}`, `{cuda-arch}`.
         pub url: Option<Url> => "from the profile",
         /// The URL of the key.
         pub key_url: Option<Url> => "from the profile; for `nvidia-cuda` a file below the repository URL",
         /// Fingerprints of accepted keys, with all 40 digits. Any other key is rejected.
         pub fingerprints: Option<Vec<Fingerprint>> => "from the profile",
-        /// A key file that already exists on the machine, instead of the two above.
+        /// A key file that already exists on the machine, instead of `key-url` and `fingerprints`.
         pub keyring: Option<AbsolutePath> => "none",
         /// deb: suites; `["/"]` for a flat repository.
         pub suites: Option<Vec<Word>> => "from the profile",
         /// deb: components.
         pub components: Option<Vec<Word>> => "from the profile",
-        /// apt: pin priority of the required packages that need it (of all required packages for an additional
-        /// repository).
+        /// apt: pin priority of the required packages that come from this repository. For a repository that is not in
+        /// the profile, it applies to all required packages.
         pub priority: Option<i32> => "`600` for `nvidia-container-toolkit`, otherwise the package manager default",
     }
 }
@@ -295,9 +296,9 @@ settings! {
     /// Conditions for the first change.
     PreflightConfig {
         // An estimate: driver, DKMS with a compiler, headers, Docker and a container image.
-        /// Required free space for a full installation on `/`. If `/usr`, `/var` or the apt download directory are
-        /// separate filesystems, this is their total, with at least an eighth on each. Packages that an interrupted
-        /// run has already installed are subtracted.
+        /// Free space on `/` that a full installation requires. If `/usr`, `/var` or the apt download directory are
+        /// separate filesystems, this is the total of all of them, with at least an eighth on each. The size of
+        /// packages that an interrupted run has already installed is subtracted.
         pub min_free_root: Size = Size::megabytes(6000),
         // The size of an additional initramfs.
         /// Required free space on `/boot`.
@@ -310,12 +311,12 @@ settings! {
 settings! {
     /// The container validation.
     ValidationConfig {
-        /// Run a container with each runtime, which must see all GPUs and compute on them ([the probe](probe.md)).
-        /// CRI-O is excluded because it only runs pods: run a pod with a GPU there. If no container runs (`false`,
-        /// `runtime.use = []`, only CRI-O, or no toolkit), the GPUs must compute on the host (`validation.compute`).
+        /// Run [the probe](probe.md) in a container of each runtime: all GPUs must be visible and run a computation.
+        /// CRI-O is excluded because it only runs pods: run a pod with a GPU there. If no runtime can run the container
+        /// (`false`, `runtime.use = []`, only CRI-O, or no toolkit), the probe runs on the host (`validation.compute`).
         pub container: Option<bool> => "`true`",
         /// The image for the probe, as `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, or `cuda` for the
-        /// [NVIDIA base image](#the-image-of-the-probe).
+        /// [NVIDIA base image](#validation-image).
         pub image: Option<Word> => "a built-in one, which needs no registry",
         /// The time limit of the container.
         pub timeout: Option<TimeLimit> => r#"`"1m"`"#,
@@ -328,8 +329,8 @@ settings! {
     /// The cluster to join after validation.
     ClusterConfig {
         /// The join method: `"kubeadm"`, `"k3s"`, `"rke2"`, `"eks"`, `"command"`; `"managed"` if the provider has
-        /// already joined the machine (node pools of GKE, AKS, EKS): it then only gets its labels, and its startup
-        /// taint is removed.
+        /// already joined the machine (node pools of GKE, AKS, EKS): gpu-bootstrap then only sets the labels and
+        /// removes the startup taint.
         pub join: Option<JoinKind> => r#"`"none"`"#,
         /// kubeadm: the Kubernetes version (1.34 or newer), such as `"1.36"` or `"1.36.4"`. It selects the community repository of
         /// this minor version. kubelet, kubeadm and kubectl are installed and held. A kubelet must not be newer than
@@ -339,15 +340,15 @@ settings! {
         /// with port 9345 for rke2.
         pub server: Option<Word>,
         /// The location of the token: `"file:/etc/gpu-bootstrap/join-token"`, a file that belongs to root and has
-        /// mode 0600, or one of the [other places](#other-places-of-the-token). After the machine has joined, kubeadm
+        /// mode 0600, or one of the [other token sources](#token-sources). After the machine has joined, kubeadm
         /// no longer needs it.
         #[schemars(extend("x-secret" = "place"))]
         pub token: Option<TokenSource>,
         /// kubeadm: the digests of the cluster CA, as printed by `kubeadm token create --print-join-command`. At
         /// least one is required.
         pub ca_cert_hashes: Option<Vec<CaHash>>,
-        /// kubeadm: a kubeconfig with the API server and its CA, instead of server, digests and, if it has
-        /// credentials, the token. Mode 0600.
+        /// kubeadm: a kubeconfig with the API server and its CA. It replaces `cluster.server`, `cluster.ca-cert-hashes`
+        /// and, if it contains credentials, `cluster.token`. Mode 0600.
         pub discovery_file: Option<AbsolutePath>,
         /// kubeadm: preflight checks whose errors are treated as warnings. With `"Swap"`, swap stays enabled. Kernels
         /// older than 4.19 (AlmaLinux, Rocky and RHEL 8) need `"SystemVerification"`.
@@ -359,9 +360,9 @@ settings! {
         /// `command`: a file that exists after the machine has joined.
         pub joined_file: Option<AbsolutePath>,
         /// `command`: program and arguments that remove the machine from its cluster, with the same environment.
-        /// `uninstall` runs it while the machine is a node or `cluster.joined-file` exists, and the file must be gone
-        /// afterwards. Keep `cluster.environment-file` until then. The command must not contain a value from it,
-        /// because the journal stores it.
+        /// `uninstall` runs it if the machine is a node or `cluster.joined-file` exists, and the command must remove
+        /// this file. Keep `cluster.environment-file` until then. The command must not contain a value from
+        /// `cluster.environment-file`, because the journal stores the command.
         pub leave_command: Option<Vec<String>>,
         /// The node name.
         pub node_name: Option<Word> => "the host name",
@@ -371,24 +372,24 @@ settings! {
         /// Set the labels that GPU Feature Discovery would set, and labels that make the GPU Operator use the
         /// installed driver and toolkit. The same labels are written to a file for Node Feature Discovery.
         pub gpu_labels: Option<bool> => "`true`",
-        /// How the device plugin exposes MIG devices, which the labels must match: `"none"`, `"single"`, `"mixed"`.
+        /// The MIG strategy of the device plugin: `"none"`, `"single"` or `"mixed"`. The labels depend on it.
         pub mig_strategy: Option<MigStrategy> => r#"`"none"`"#,
-        /// Taints for registering the node. None on a machine without a GPU. A taint with the key prefix
-        /// `readiness.k8s.io/` is only set, because the node readiness controller removes it. With `join =
-        /// "command"`, the command sets the taints: the default is none, and `check` looks for the taints of this
-        /// setting. With `"eks"` and `"managed"`, the NodePool, node group or node pool sets them, and the key is
-        /// rejected, because our flag would replace the taints of Karpenter.
+        /// Taints with which the node registers. On a machine without a GPU, the default is `[]`. `check` does not
+        /// require a taint with the key prefix `readiness.k8s.io/`, because the node readiness controller removes it.
+        /// With `join = "command"`, the command sets the taints: the default is `[]`, and `check` expects the taints in
+        /// this setting. With `"eks"` and `"managed"`, the NodePool, node group or node pool sets the taints, and this
+        /// key is rejected, because our kubelet flag would replace the taints of Karpenter.
         pub taints: Option<Vec<Taint>> => r#"`["nvidia.com/gpu=present:NoSchedule"]`"#,
         /// Taints that keep all pods away until the node is Ready, labeled and validated; `[]` for none. By default,
-        /// the [usual one](#each-way-to-join) is set if `cluster.kubeconfig-file` is configured, because a node
-        /// cannot change its own taints. With `"eks"` and `"managed"`, the provider sets them (`startupTaints` in
-        /// Karpenter), and they are only removed.
-        pub startup_taints: Option<Vec<Taint>> => "the usual one with `cluster.kubeconfig-file`, otherwise none",
+        /// the [usual startup taint](#join-methods) is set if `cluster.kubeconfig-file` is configured, which is
+        /// required to remove it, because a node cannot change its own taints. With `"eks"` and `"managed"`, the
+        /// provider sets the taints (`startupTaints` in Karpenter), and gpu-bootstrap only removes them.
+        pub startup_taints: Option<Vec<Taint>> => "the usual startup taint if `cluster.kubeconfig-file` is set, otherwise none",
         /// A kubeconfig with permission to change nodes. Mode 0600. Used to remove the startup taint, and by
         /// `uninstall` to drain and delete the node.
         pub kubeconfig_file: Option<AbsolutePath>,
-        /// The time limit for each part of joining: finding the cluster, getting a certificate, starting the kubelet,
-        /// running your commands, becoming Ready.
+        /// The time limit for each part of the join: discovering the cluster, getting a certificate, starting the
+        /// kubelet, running your commands, and becoming Ready.
         pub timeout: Option<TimeLimit> => r#"`"5m"`"#,
     }
 }

@@ -1,7 +1,7 @@
 //! One loop for `check`, `plan` and `install`: assess all steps, then report, or apply and verify.
 //! `uninstall` reverts `install` by reading the journal backwards.
 //!
-//! [`survey`] assesses every step, [`apply`] schedules the changes, [`gate`] merges the package
+//! [`survey`] assesses every step, [`apply`] schedules the changes, [`batch`] merges the package
 //! work of several steps, [`ledger`] is the write-ahead log, [`resume`] continues after a reboot.
 
 mod answers;
@@ -224,7 +224,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The desired state, as far as the current snapshot decides it. See [`steps::settle`].
+    /// The desired state, as far as the current snapshot decides it. See [`steps::resolve`].
     async fn wanted(&self, state: &Arc<State>) -> Option<Arc<Desired>> {
         let desired = self.desired.as_ref()?;
         let resolved = self.resolved();

@@ -2,8 +2,9 @@
 //! synchronized yet) with increasing pauses until the deadline of the run.
 //!
 //! The run does this instead of systemd, because an exit code does not distinguish a slow network
-//! from an unsuitable machine, but an error does (`Report::passes`, `Assessment::BlockedNow`). The
-//! deadline uses the monotonic clock, because the wall clock may be wrong.
+//! from an unsuitable machine, but an error does (`Report::is_retryable`,
+//! `Assessment::BlockedNow`). The deadline uses the monotonic clock, because the wall clock may be
+//! wrong.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},

@@ -39,7 +39,7 @@ pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, Ste
 }
 
 /// Returns the executable in one of our files, as long as it exists and only root can replace it, because another
-/// copy may have written the file. Otherwise the same as [`lasting`].
+/// copy may have written the file. Otherwise the same as [`persistent`].
 pub(super) fn named_or_persistent(
     cx: &Cx<'_>,
     named: Option<&Utf8Path>,

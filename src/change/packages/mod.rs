@@ -2,8 +2,8 @@
 //! time limit, is simulated first, fails if it would do more than the plan approves, downloads before it changes anything, is
 //! non-interactive, and is verified afterwards.
 //!
-//! [`install`] is the transaction, [`later`] defers compilation, [`approval`] decides which actions are allowed, [`run`] runs
-//! the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
+//! [`install`] is the transaction, [`deferred_builds`] defers compilation, [`approval`] decides which actions are allowed,
+//! [`run`] runs the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
 mod deferred_builds;
