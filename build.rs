@@ -16,7 +16,7 @@ const TABLES: [&str; 7] = [
 ];
 
 /// All files in these directories are packed.
-const FOLDERS: [&str; 2] = ["clouds", "profiles"];
+const DIRECTORIES: [&str; 2] = ["clouds", "profiles"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -28,11 +28,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let text = for_programs(&fs::read_to_string(table)?);
         write!(encoder, "{}\n{text}\0", name.display())?;
     }
-    for folder in FOLDERS {
+    for directory in DIRECTORIES {
         // Adding or removing a file changes the modification time of its directory.
-        println!("cargo::rerun-if-changed={folder}");
+        println!("cargo::rerun-if-changed={directory}");
         let mut names = Vec::new();
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(directory)? {
             let name = entry?
                 .file_name()
                 .into_string()
@@ -41,9 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         names.sort();
         for name in names {
-            println!("cargo::rerun-if-changed={folder}/{name}.toml");
-            let text = for_programs(&fs::read_to_string(format!("{folder}/{name}.toml"))?);
-            write!(encoder, "{folder}/{name}\n{text}\0")?;
+            println!("cargo::rerun-if-changed={directory}/{name}.toml");
+            let text = for_programs(&fs::read_to_string(format!("{directory}/{name}.toml"))?);
+            write!(encoder, "{directory}/{name}\n{text}\0")?;
         }
     }
     fs::write(out, encoder.finish()?)?;

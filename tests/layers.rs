@@ -11,7 +11,7 @@ use std::{
 mod source;
 
 /// The layers, from the bottom up. Modules in one line are in the same layer and must not use each other.
-const FLOORS: &[&[&str]] = &[
+const LAYERS: &[&[&str]] = &[
     &["compat"],
     &["model", "exit"],
     &["error"],
@@ -37,7 +37,7 @@ const FLOORS: &[&[&str]] = &[
 ];
 
 fn floor(module: &str) -> Option<usize> {
-    FLOORS.iter().position(|modules| modules.contains(&module))
+    LAYERS.iter().position(|modules| modules.contains(&module))
 }
 
 static PRODUCT: LazyLock<source::Module> = LazyLock::new(|| source::read(Path::new("src")));

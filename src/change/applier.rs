@@ -20,7 +20,7 @@ use super::{
     file,
     labels::written,
     packages::{Lists, OwnHolds, Reduced, WantedPackages},
-    probe::Proving,
+    probe::ProbeCaller,
 };
 use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
@@ -352,7 +352,7 @@ impl ApplyChanges for Applier {
                 inputs,
                 again: _,
             } => {
-                self.run_probe(probe, record, inputs, Proving::Install, sink)
+                self.run_probe(probe, record, inputs, ProbeCaller::Install, sink)
                     .await?;
             }
             Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,

@@ -55,7 +55,7 @@ pub use apply_changes::{ApplyChanges, NoChanges};
 pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, LeaveCluster, RestoreLabels};
-pub use probe::{Proving, ValidationRecord};
+pub use probe::{ProbeCaller, ValidationRecord};
 pub use runtime::RuntimeSettings;
 pub use undo::{FileAfter, FileBefore, FollowUp, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;

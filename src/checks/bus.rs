@@ -13,7 +13,7 @@ use crate::{
     step::StepError,
 };
 
-const REVFF: Id = Id::new("pci.gpu.config-space");
+const CONFIG_SPACE: Id = Id::new("pci.gpu.config-space");
 const AER: Id = Id::new("pci.aer");
 
 /// The revision of a device that does not respond.
@@ -71,7 +71,7 @@ fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> ConfigurationSpace {
 }
 
 fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>) -> Finding {
-    let finding = |status, why: String| Finding::new(REVFF, status, why);
+    let finding = |status, why: String| Finding::new(CONFIG_SPACE, status, why);
     if found.is_empty() {
         return finding(
             Verdict::Skip,
@@ -199,7 +199,7 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
 #[async_trait]
 impl Check for BusCheck {
     fn ids(&self) -> &[Id] {
-        const { &[REVFF, AER] }
+        const { &[CONFIG_SPACE, AER] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {

@@ -492,7 +492,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
             ),
         )));
     }
-    for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
+    for kernel in files.list(Utf8Path::new(kmod::DIRECTORY))? {
         if kernel != running && module(&kernel)? == Some(true) {
             let is_bootable = files.exists(format!("/boot/vmlinuz-{kernel}").as_str().into())?
                 || files.exists(&kmod::directory_of(&kernel).join("vmlinuz"))?;

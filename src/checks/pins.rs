@@ -23,7 +23,7 @@ pub struct PinsCheck;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Moves {
     /// Unknown, with the reason.
-    Unasked(String),
+    NotQueried(String),
     /// The changes that the upgrade would make.
     Found(Vec<Action>),
 }
@@ -42,7 +42,7 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
     let Some(desired) = subject.desired else {
         let why = "the desired state is unknown".to_owned();
         return Ok(PinsState {
-            moves: Moves::Unasked(why.clone()),
+            moves: Moves::NotQueried(why.clone()),
             without: Err(why),
             is_loaded: false,
         });
@@ -57,28 +57,30 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
 async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepError> {
     let (hold, backend) = (&desired.hold.patterns, desired.packages.manager.backend());
     if hold.is_empty() {
-        return Ok(Moves::Unasked("no held packages are configured".to_owned()));
+        return Ok(Moves::NotQueried(
+            "no held packages are configured".to_owned(),
+        ));
     }
     if driver_is_absent(subject.state, desired).await? {
-        return Ok(Moves::Unasked(
+        return Ok(Moves::NotQueried(
             "the packages are not installed yet".to_owned(),
         ));
     }
     let Some(query) = backend.upgrade() else {
         let name = backend.name();
-        return Ok(Moves::Unasked(format!("not checked with {name}")));
+        return Ok(Moves::NotQueried(format!("not checked with {name}")));
     };
     if !backend.has_lists(subject.host.files())? {
-        return Ok(Moves::Unasked("there are no package lists".to_owned()));
+        return Ok(Moves::NotQueried("there are no package lists".to_owned()));
     }
     let output = match subject.host.query(&query).await {
         Ok(output) if backend.has_answered(&output) => output,
         Ok(output) => output.success(query.cmd())?,
-        Err(ExecError::NotQueried { why, .. }) => return Ok(Moves::Unasked(why)),
+        Err(ExecError::NotQueried { why, .. }) => return Ok(Moves::NotQueried(why)),
         Err(error) => return Err(error.into()),
     };
-    if let Some(why) = backend.unasked(&output) {
-        return Ok(Moves::Unasked(why));
+    if let Some(why) = backend.not_queried(&output) {
+        return Ok(Moves::NotQueried(why));
     }
     let is_held = |name: &str| {
         let bare = backend.bare_name(name);
@@ -138,7 +140,7 @@ async fn without(
 fn pins(state: &PinsState) -> Finding {
     let finding = |status, why: String| Finding::new(PINS, status, why);
     let actions = match &state.moves {
-        Moves::Unasked(why) => return finding(Verdict::Skip, why.clone()),
+        Moves::NotQueried(why) => return finding(Verdict::Skip, why.clone()),
         Moves::Found(actions) => actions,
     };
     if actions.is_empty() {
@@ -250,8 +252,8 @@ mod tests {
         ] {
             assert!(finding.why.contains(words), "{}", finding.why);
         }
-        let unasked = state(Moves::Unasked("with `--root`".into()), &[]);
-        assert_eq!(pins(&unasked).status, Verdict::Skip);
+        let not_queried = state(Moves::NotQueried("with `--root`".into()), &[]);
+        assert_eq!(pins(&not_queried).status, Verdict::Skip);
     }
 
     #[test]

@@ -194,7 +194,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
     // NVIDIA/nvidia-container-toolkit issue 63.
     if config.mode.as_deref() == Some("cdi") {
         let directories = match config.spec_directories.is_empty() {
-            true => cdi::FOLDERS.map(str::to_owned).to_vec(),
+            true => cdi::DIRECTORIES.map(str::to_owned).to_vec(),
             false => config.spec_directories,
         };
         let mut any = false;
@@ -224,7 +224,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
 /// Returns the warning about a CDI specification that only root can read: rootless Podman then finds no GPU
 /// (containers/podman issue 17539).
 fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
-    for directory in cdi::FOLDERS.map(Utf8Path::new) {
+    for directory in cdi::DIRECTORIES.map(Utf8Path::new) {
         let Some(of_directory) = files.stat(directory)? else {
             continue;
         };
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn specification_only_for_root_is_reported() {
-        for (directory, file, is_told) in rows! {
+        for (directory, file, is_reported) in rows! {
             0o755, 0o644, false;
             0o700, 0o644, true;
             0o755, 0o600, true;
@@ -330,7 +330,7 @@ mod tests {
             files.put_directory("/etc/cdi", directory);
             files.put_mode("/etc/cdi/nvidia.yaml", "", file);
             let found = only_for_root(&files).unwrap();
-            assert_eq!(found.is_some(), is_told, "{directory:o} {file:o}");
+            assert_eq!(found.is_some(), is_reported, "{directory:o} {file:o}");
             let remedy = found.and_then(|found| found.remedy);
             let wanted = "run `chmod a+rX /etc/cdi /etc/cdi/nvidia.yaml`";
             assert!(remedy.is_none_or(|remedy| remedy == wanted));

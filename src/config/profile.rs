@@ -29,7 +29,7 @@ pub use crate::config::rows::{
 pub const SCHEMA: u32 = 1;
 
 /// The directory for files that replace the built-in profile of the same name.
-pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
+pub const DIRECTORY: &str = "/etc/gpu-bootstrap/profiles";
 
 /// A profile file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -265,7 +265,7 @@ impl Profile {
         Self::parse(text, &file)
     }
 
-    /// Returns the requested profile by name or path, or the one for the operating system. A file in [`FOLDER`]
+    /// Returns the requested profile by name or path, or the one for the operating system. A file in [`DIRECTORY`]
     /// replaces the built-in profile with the same name.
     ///
     /// # Errors
@@ -334,7 +334,7 @@ impl Profile {
         let path = if is_path {
             Utf8PathBuf::from(asked)
         } else {
-            Utf8Path::new(FOLDER).join(format!("{asked}.toml"))
+            Utf8Path::new(DIRECTORY).join(format!("{asked}.toml"))
         };
         match files.read_text(&path)? {
             Some(text) => Self::parse(&text, path.as_str()),

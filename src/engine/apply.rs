@@ -36,7 +36,7 @@ pub(super) struct Applying<'s> {
     workers: HashMap<TaskId, Worker>,
     /// Incremented whenever a change starts or finishes. An assessment with a lower number is
     /// outdated, and so is the state that it was based on.
-    epoch: u64,
+    snapshot: u64,
     /// The package lists were refreshed after the last repository was added.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
@@ -106,7 +106,7 @@ impl<'s> Applying<'s> {
             jobs,
             tasks: JoinSet::new(),
             workers: HashMap::new(),
-            epoch: 0,
+            snapshot: 0,
             lists_are_new: false,
             stop: None,
             retry_policy: RetryPolicy::new(&session.tools.options),
@@ -194,7 +194,7 @@ impl<'s> Applying<'s> {
             if self.stop.is_some() {
                 return false;
             }
-            let usable = job.answered_at == self.epoch
+            let usable = job.answered_at == self.snapshot
                 && !matches!(
                     job.answer,
                     None | Some(
@@ -239,7 +239,7 @@ impl<'s> Applying<'s> {
         let now = self.session.tools.events.elapsed();
         job.since.get_or_insert(now);
         job.busy = true;
-        job.answered_at = self.epoch;
+        job.answered_at = self.snapshot;
         let inner = Arc::clone(&self.session.inner);
         self.start(vec![at], BTreeSet::new(), async move {
             Done::Assessed {
@@ -339,14 +339,14 @@ impl<'s> Applying<'s> {
     }
 
     fn begin(&mut self, steps: &[usize]) {
-        self.next_epoch();
+        self.next_snapshot();
         for at in steps {
             self.jobs[*at].busy = true;
         }
     }
 
-    fn next_epoch(&mut self) {
-        self.epoch += 1;
+    fn next_snapshot(&mut self) {
+        self.snapshot += 1;
         self.session.inner.invalidate();
         (self.session).know_unread(&self.ledger.journal.receipt().applied);
     }
@@ -391,7 +391,7 @@ impl<'s> Applying<'s> {
                 count,
                 failed,
             } => {
-                self.next_epoch();
+                self.next_snapshot();
                 for at in &steps {
                     let job = &mut self.jobs[*at];
                     job.busy = false;
@@ -442,7 +442,7 @@ impl<'s> Applying<'s> {
             Done::Paused { at } => {
                 self.jobs[at].busy = false;
                 // State that was read before the pause is outdated.
-                self.next_epoch();
+                self.next_snapshot();
             }
         }
     }
@@ -467,7 +467,7 @@ impl<'s> Applying<'s> {
         let Some(worker) = self.workers.remove(&error.id()) else {
             return;
         };
-        self.next_epoch();
+        self.next_snapshot();
         for at in worker.steps {
             self.jobs[at].busy = false;
             self.fail(at, End::bug("its task panicked"));

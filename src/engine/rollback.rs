@@ -39,7 +39,7 @@ use crate::{
 /// The steps that validate a driver. They count only after the driver was replaced. Failures of
 /// containers and other software on top of the driver may have other causes, which another driver
 /// does not fix.
-const PROOFS: [StepId; 3] = [
+const VALIDATIONS: [StepId; 3] = [
     steps::DRIVER_PACKAGES,
     steps::DRIVER_MODULE,
     steps::VALIDATION_DEVICES,
@@ -168,32 +168,33 @@ fn is_replaced(receipt: &Receipt, validated: &Validated) -> bool {
 /// Describes the failed validation. A failed transaction is not a failed validation, because the
 /// next run completes it, unless a module cannot be built.
 fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
-    jobs.filter(|job| PROOFS.contains(&job.id)).find_map(|job| {
-        let end = job.ended.as_ref()?;
-        let word = match end.outcome {
-            Outcome::Failed => "failed",
-            Outcome::Blocked => "is blocked",
-            _ => return None,
-        };
-        if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
-            return None;
-        }
-        // The innermost cause is the most specific one.
-        let cause = end.causes.last().map(|cause| format!(": {cause}"));
-        let why = format!(
-            "`{}` {word}: {}{}",
-            job.id,
-            end.why,
-            cause.unwrap_or_default()
-        );
-        Some(why.split_whitespace().collect::<Vec<_>>().join(" "))
-    })
+    jobs.filter(|job| VALIDATIONS.contains(&job.id))
+        .find_map(|job| {
+            let end = job.ended.as_ref()?;
+            let word = match end.outcome {
+                Outcome::Failed => "failed",
+                Outcome::Blocked => "is blocked",
+                _ => return None,
+            };
+            if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
+                return None;
+            }
+            // The innermost cause is the most specific one.
+            let cause = end.causes.last().map(|cause| format!(": {cause}"));
+            let why = format!(
+                "`{}` {word}: {}{}",
+                job.id,
+                end.why,
+                cause.unwrap_or_default()
+            );
+            Some(why.split_whitespace().collect::<Vec<_>>().join(" "))
+        })
 }
 
 /// Whether a package could not be found. Packages of several steps share one transaction, so it may
 /// not be a driver package.
 fn lacks_a_package(jobs: &[Job]) -> bool {
-    (jobs.iter().filter(|job| PROOFS.contains(&job.id)))
+    (jobs.iter().filter(|job| VALIDATIONS.contains(&job.id)))
         .filter_map(|job| job.ended.as_ref())
         .any(|end| end.reason == Some(Fault::NotFound.reason()))
 }
@@ -214,8 +215,8 @@ fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
         outcomes.any(|one| matches!(one, Outcome::Satisfied | Outcome::Changed))
     };
     match exit {
-        Exit::Ok | Exit::Partial => jobs.iter().any(|job| PROOFS.contains(&job.id)),
-        Exit::StepFailed => PROOFS.iter().all(passed),
+        Exit::Ok | Exit::Partial => jobs.iter().any(|job| VALIDATIONS.contains(&job.id)),
+        Exit::StepFailed => VALIDATIONS.iter().all(passed),
         _ => false,
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     host::{FileKind, Files, FilesError, Stat},
     journal::AppliedChange,
     runtimes,
-    tools::packages::{HEADER, WRITTEN_FOLDERS},
+    tools::packages::{HEADER, WRITTEN_DIRECTORIES},
 };
 
 /// The first line of every file that gpu-bootstrap writes for itself.
@@ -73,7 +73,7 @@ pub(super) fn release(
 pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
 
 /// Directories with files that are recognized as ours by their name.
-const FOLDERS: [&str; 7] = [
+const DIRECTORIES: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
     "/etc/modules-load.d",
@@ -87,7 +87,11 @@ const FOLDERS: [&str; 7] = [
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
     let drop_ins = runtimes::written_directories();
-    for directory in FOLDERS.into_iter().chain(drop_ins).chain(WRITTEN_FOLDERS) {
+    for directory in DIRECTORIES
+        .into_iter()
+        .chain(drop_ins)
+        .chain(WRITTEN_DIRECTORIES)
+    {
         for name in files.list(Utf8Path::new(directory))? {
             let path = Utf8Path::new(directory).join(&name);
             let is_file = |stat: Stat| stat.kind == FileKind::File;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The initial reason a cloud key is unknown.
-pub(super) const UNTOLD: &str = "not reported by the firmware or cloud-init";
+pub(super) const UNREPORTED: &str = "not reported by the firmware or cloud-init";
 
 impl Cloud {
     /// The keys that a metadata service also reports.
@@ -125,7 +125,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
     for (fact, _) in cloud.keys().iter().filter(|(_, value)| value.is_none()) {
         reader.unknown(
             *fact,
-            format!("{UNTOLD}, and no metadata service was queried"),
+            format!("{UNREPORTED}, and no metadata service was queried"),
         );
     }
     cloud

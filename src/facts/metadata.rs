@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     error::one_line,
-    facts::{Cloud, Facts, Unknown, cloud::UNTOLD},
+    facts::{Cloud, Facts, Unknown, cloud::UNREPORTED},
     host::{Clock, Host, Http, HttpError, HttpRequest, Method, RetryLimit, Route, ask_again},
     model::{
         clouds::{self, InstanceKey, MetadataRow},
@@ -162,7 +162,7 @@ impl<'h> Service<'h> {
             }
             Err(error) => {
                 let why = format!(
-                    "{UNTOLD}, and the metadata service failed: {}",
+                    "{UNREPORTED}, and the metadata service failed: {}",
                     one_line(&error)
                 );
                 let keys = facts.cloud.keys().map(|(fact, _)| fact);

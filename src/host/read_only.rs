@@ -25,7 +25,7 @@ pub struct ReadOnly<R> {
 
 /// Rejects every command, HTTP request, and NVML or CUDA query.
 #[derive(Debug, Clone, Copy)]
-pub struct Refusing {
+pub struct Rejecting {
     /// The reason in the errors.
     pub why: &'static str,
 }
@@ -33,7 +33,7 @@ pub struct Refusing {
 /// Creates a read-only host with these files. `why` is the reason in the errors.
 #[must_use]
 pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
-    let refusing = Refusing { why };
+    let refusing = Rejecting { why };
     let files = Arc::new(ReadOnly::new(files, why));
     Host {
         files: files.clone(),
@@ -123,7 +123,7 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
 }
 
 #[async_trait]
-impl Exec for Refusing {
+impl Exec for Rejecting {
     async fn run(&self, cmd: &Cmd, _: &mut OnLine<'_>) -> Result<Output, ExecError> {
         Err(ExecError::NotQueried {
             command: cmd.line(),
@@ -133,7 +133,7 @@ impl Exec for Refusing {
 }
 
 #[async_trait]
-impl Http for Refusing {
+impl Http for Rejecting {
     async fn get(&self, url: &str, _: u64) -> Result<Vec<u8>, HttpError> {
         Err(HttpError::Transport {
             url: url.to_owned(),
@@ -150,7 +150,7 @@ impl Http for Refusing {
 }
 
 #[async_trait]
-impl Gpu for Refusing {
+impl Gpu for Rejecting {
     async fn survey(&self) -> Nvml {
         Nvml::NotQueried {
             why: self.why.to_owned(),

@@ -33,7 +33,7 @@ const FILE_LIMIT: u64 = 128 << 20;
 const TREE_LIMIT: u64 = 2 << 30;
 
 /// Directories that are symlinks on most systems.
-const FOLDERS: [&str; 6] = ["/var/run", "/var/lock", "/bin", "/sbin", "/lib", "/lib64"];
+const DIRECTORIES: [&str; 6] = ["/var/run", "/var/lock", "/bin", "/sbin", "/lib", "/lib64"];
 
 /// The files in a directory.
 #[derive(Debug)]
@@ -92,14 +92,14 @@ impl RootedFiles {
 
     /// Returns the target of a symlink that is stored as a text file. Only for paths that are
     /// always symlinks or directories on a real machine: the driver of a device, a library name
-    /// without its complete version, and [`FOLDERS`]. An unreadable file is not such a symlink, and
+    /// without its complete version, and [`DIRECTORIES`]. An unreadable file is not such a symlink, and
     /// reading the path itself returns the error.
     fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
         /// Paths in packages and in sysfs are shorter.
         const LONGEST: u64 = 255;
         let name = path.file_name()?;
         let is_driver = path.starts_with("/sys") && name == "driver";
-        if !is_driver && !name.contains(".so.") && !FOLDERS.contains(&path.as_str()) {
+        if !is_driver && !name.contains(".so.") && !DIRECTORIES.contains(&path.as_str()) {
             return None;
         }
         let file = self.open_at(path, OFlag::O_PATH | OFlag::O_NOFOLLOW).ok()?;
@@ -117,7 +117,7 @@ impl RootedFiles {
 
     /// Replaces parent directories that are symlinks stored as text.
     fn below_directories(&self, path: &Utf8Path) -> Utf8PathBuf {
-        let inside = FOLDERS.iter().find_map(|directory| {
+        let inside = DIRECTORIES.iter().find_map(|directory| {
             let rest = path.strip_prefix(directory).ok()?;
             let target = self.link_as_text((*directory).into())?;
             let parent = Utf8Path::new(directory).parent().unwrap_or("/".into());
@@ -188,7 +188,7 @@ impl RootedFiles {
         Ok(Utf8Path::new("/").join(inside))
     }
 
-    fn room_at(&self, path: &Utf8Path) -> io::Result<FreeSpace> {
+    fn free_space_at(&self, path: &Utf8Path) -> io::Result<FreeSpace> {
         for at in path.ancestors() {
             match self.open_at(at, OFlag::O_PATH) {
                 Ok(file) => {
@@ -223,7 +223,7 @@ impl ReadFiles for RootedFiles {
     }
 
     fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
-        self.room_at(path)
+        self.free_space_at(path)
             .map_err(failed("read the free space of", path))
     }
 }

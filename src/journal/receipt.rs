@@ -418,12 +418,12 @@ mod tests {
 
     use super::{JournalLine, SCHEMA, Undo, fold};
 
-    const FOLDER: &str = "/etc/modprobe.d";
+    const DIRECTORY: &str = "/etc/modprobe.d";
 
     /// A change that writes a file in the directory, and creates the directory if it does not exist.
     fn writes(seq: u64, was_there: bool) -> JournalLine {
-        let made: &[&str] = if was_there { &[] } else { &[FOLDER] };
-        let path = format!("{FOLDER}/gpu-bootstrap.conf");
+        let made: &[&str] = if was_there { &[] } else { &[DIRECTORY] };
+        let path = format!("{DIRECTORY}/gpu-bootstrap.conf");
         let line = json!({
             "schema": SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r",
             "record": {
@@ -446,7 +446,7 @@ mod tests {
                 ..
             } => created_directories
                 .iter()
-                .any(|directory| directory == FOLDER),
+                .any(|directory| directory == DIRECTORY),
             other => panic!("{other:?}"),
         };
         let applied = fold(lines).applied;

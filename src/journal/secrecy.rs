@@ -311,7 +311,7 @@ mod tests {
                         timeout_seconds: 5,
                         pull_timeout_seconds: 5,
                     },
-                    record: "proofs/docker".into(),
+                    record: "validations/docker".into(),
                     inputs: text(),
                     again: false,
                 },

@@ -23,7 +23,7 @@ pub const FILE: &str = "/etc/cdi/nvidia.yaml";
 
 /// The directories that runtimes read by default. A device in the second directory hides a device of the same name in the first
 /// one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
-pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// A specification, with only the fields that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -174,7 +174,7 @@ pub fn is_read(path: &Utf8Path) -> bool {
 /// # Errors
 /// If a directory cannot be read.
 pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
-    for directory in FOLDERS {
+    for directory in DIRECTORIES {
         let names = files.list(Utf8Path::new(directory))?;
         if names.iter().any(|name| is_read(Utf8Path::new(name))) {
             return Ok(true);

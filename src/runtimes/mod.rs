@@ -296,7 +296,7 @@ impl Rewritten {
             }
         }
         for unit in self.units {
-            for directory in systemctl::FOLDERS {
+            for directory in systemctl::DIRECTORIES {
                 if files.exists(&Utf8Path::new(directory).join(unit))? {
                     return Ok(true);
                 }
@@ -319,7 +319,7 @@ pub fn directories() -> impl Iterator<Item = &'static str> {
     let own = RuntimeKind::ALL
         .into_iter()
         .map(|kind| kind.runtime().facts().directory);
-    own.chain(cdi::FOLDERS)
+    own.chain(cdi::DIRECTORIES)
 }
 
 /// Directories of images and containers.

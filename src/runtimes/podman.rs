@@ -46,7 +46,7 @@ fn reads_none(
         return Ok(None);
     }
     let mut unread = Vec::new();
-    for directory in cdi::FOLDERS {
+    for directory in cdi::DIRECTORIES {
         for name in files.list(Utf8Path::new(directory))? {
             let path = Utf8Path::new(directory).join(name);
             if !cdi::is_read(&path) {

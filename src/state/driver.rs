@@ -58,7 +58,7 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 const INSTALLER_DKMS: &str = "/var/lib/dkms/nvidia";
 
 /// Default search directories of the dynamic linker on all distributions, 64-bit directories first.
-const FOLDERS: [&str; 6] = [
+const DIRECTORIES: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -249,7 +249,7 @@ fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
 /// The directories that may contain the driver libraries: first the linker's search path, then drivers outside this path.
 fn directories(reader: &mut FactReader<'_>) -> Vec<String> {
     let mut directories = linker_directories(reader);
-    directories.extend(FOLDERS.map(str::to_owned));
+    directories.extend(DIRECTORIES.map(str::to_owned));
     for root in &table().driver_root {
         directories.extend(IN_ROOT.map(|directory| format!("{}/{directory}", root.path)));
     }

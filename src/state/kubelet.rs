@@ -363,16 +363,16 @@ mod tests {
 
     #[test]
     fn template_without_the_nvidia_runtime_is_reported() {
-        const FOLDER: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
+        const DIRECTORY: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
         let template = |files: &[(&str, &str)]| {
             let found = found(|fakes| {
                 for (name, text) in files {
-                    fakes.files.put(&format!("{FOLDER}/{name}"), *text);
+                    fakes.files.put(&format!("{DIRECTORY}/{name}"), *text);
                 }
             });
             found.expect("k3s is installed").template
         };
-        let path = |name: &str| Some(format!("{FOLDER}/{name}"));
+        let path = |name: &str| Some(format!("{DIRECTORY}/{name}"));
         let (old, new) = ("config.toml.tmpl", "config-v3.toml.tmpl");
         let base = "{{ template \"base\" . }}\n[x]\n";
         assert_eq!(template(&[("config.toml", "version = 3\n")]), None);

@@ -48,7 +48,7 @@ pub async fn unit_state(host: &Host, name: &str) -> Result<UnitState, StateError
 
 /// The state of a unit if systemd is not running: whether it exists, and whether it starts at the next boot.
 async fn without_systemd(host: &Host, name: &str) -> Result<UnitState, StateError> {
-    for directory in systemctl::FOLDERS {
+    for directory in systemctl::DIRECTORIES {
         let load = match host.files.stat(&Utf8Path::new(directory).join(name))? {
             None => continue,
             Some(stat) if stat.kind == FileKind::Link("/dev/null".into()) => "masked",

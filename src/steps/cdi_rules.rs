@@ -11,7 +11,7 @@ use crate::{
     host::{Nvml, files::FileKind},
     mig::{Visible, visible},
     model::version::DriverVersion,
-    runtimes::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
+    runtimes::cdi::{self, DIRECTORIES, DeviceNode, KIND, Spec},
     step::{Cx, StepError},
     tools::device_nodes,
 };
@@ -45,7 +45,7 @@ pub(super) struct MachineDevices {
 pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepError> {
     let files = cx.host.files();
     let mut paths = vec![own.to_owned()];
-    for directory in FOLDERS {
+    for directory in DIRECTORIES {
         let directory = Utf8Path::new(directory);
         let mut names = files.list(directory)?;
         names.sort_unstable();
@@ -295,7 +295,7 @@ pub(super) fn hiding<'s>(
 ) -> impl Iterator<Item = &'s SeenSpec> {
     let place = |path: &Utf8Path| {
         let directory = path.parent().map(Utf8Path::as_str);
-        FOLDERS.iter().position(|one| Some(*one) == directory)
+        DIRECTORIES.iter().position(|one| Some(*one) == directory)
     };
     let here = place(own);
     let ours: Option<Vec<&str>> = (all.iter().find(|seen| seen.path == own))

@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn unit_executable_is_parsed() {
-        let spec = spec(true, true).reports.expect("a wish");
+        let spec = spec(true, true).reports.expect("a spec");
         for (program, expected) in rows! {
             "/usr/local/bin/gpu-bootstrap", Some("/usr/local/bin/gpu-bootstrap");
             "/opt/a program", None;

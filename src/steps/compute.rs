@@ -179,7 +179,7 @@ mod tests {
     /// The state of an assessment after a passed probe.
     fn record(changes: &[Change]) -> Option<ValidationRecord> {
         let [Change::RunProbe { inputs, record, .. }] = changes else {
-            panic!("one proof")
+            panic!("one validation")
         };
         assert!(record.ends_with("validations/host"));
         Some(ValidationRecord {

@@ -361,7 +361,7 @@ mod tests {
         let (want, facts, mut state) = machine();
         let (_, changes) = decide(&state, &want, &facts).expect_needs();
         let [Change::RunProbe { inputs, again, .. }] = &changes[..] else {
-            panic!("one proof")
+            panic!("one validation")
         };
         assert!(!again);
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
@@ -393,7 +393,7 @@ mod tests {
             Change::RunProbe { record: path, .. },
         ] = &changes[..]
         else {
-            panic!("two proofs")
+            panic!("two validations")
         };
         assert!(path.ends_with("validations/container-containerd"));
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));

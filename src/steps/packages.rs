@@ -116,7 +116,7 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
 /// Returns whether package lists are usable. They are not if none was downloaded, or if a power loss truncated them.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
-    Ok(backend.has_lists(files)? && backend.torn_lists(files)?.is_empty())
+    Ok(backend.has_lists(files)? && backend.truncated_lists(files)?.is_empty())
 }
 
 /// Returns the installable versions of each package, preferred version first. Empty if no repository has the package.

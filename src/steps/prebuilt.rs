@@ -179,7 +179,7 @@ mod tests {
             state,
             "nvidia",
             driver,
-            driver.prebuilt.as_ref().expect("a wish"),
+            driver.prebuilt.as_ref().expect("a spec"),
         )
     }
 
@@ -223,7 +223,7 @@ mod tests {
         want.driver
             .as_mut()
             .and_then(|driver| driver.prebuilt.as_mut())
-            .expect("a wish")
+            .expect("a spec")
             .sources
             .pop();
         assert_ne!(written(&want), content);

@@ -107,7 +107,7 @@ fn of_node(
                 let why = format!(
                     "`{path}` is device {is_major}:{is_minor}, but the driver uses {right}:{minor}"
                 );
-                return Ok(Some(made_again(why, "rm", path)));
+                return Ok(Some(recreated(why, "rm", path)));
             }
             return Ok(None);
         }
@@ -117,12 +117,12 @@ fn of_node(
         FileKind::Other => ("a block device, a socket or a pipe", "rm"),
     };
     let why = format!("`{path}` is {is}, not a character device");
-    Ok(Some(made_again(why, remove, path)))
+    Ok(Some(recreated(why, remove, path)))
 }
 
 /// Containers that use the node must be restarted, because they have mounted the wrong one. If a device node to mount is
 /// missing on the host, a container runtime creates a directory in its place.
-fn made_again(why: String, remove: &str, path: &str) -> NodeFault {
+fn recreated(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
         remedy: format!(

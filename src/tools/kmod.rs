@@ -19,12 +19,12 @@ const DEADLINE: Duration = Duration::from_secs(180);
 pub const AT_BOOT: &str = "/etc/modules-load.d";
 
 /// The directory with a subdirectory of modules for each kernel.
-pub const FOLDER: &str = "/lib/modules";
+pub const DIRECTORY: &str = "/lib/modules";
 
 /// Returns the module directory of a kernel.
 #[must_use]
 pub fn directory_of(kernel: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
+    Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}"))
 }
 
 /// The directories of NVIDIA modules from packages, DKMS and the `.run` installer, below the directory of a kernel.
@@ -334,7 +334,7 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
 /// # Errors
 /// If a directory cannot be read.
 pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
-    let weak = Utf8PathBuf::from(format!("{FOLDER}/{kernel}/weak-updates"));
+    let weak = Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let directory = weak.join(part);
         // Some packages do not have a subdirectory.

@@ -16,7 +16,7 @@ const SLOW: [(&str, Duration); 1] = [("nvidia-fabricmanager.service", Duration::
 pub const BOOTED: &str = "/run/systemd/system";
 
 /// Directories of unit files that are installed by a vendor or an administrator. systemd.unit(5).
-pub const FOLDERS: [&str; 4] = [
+pub const DIRECTORIES: [&str; 4] = [
     "/etc/systemd/system",
     "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
@@ -31,7 +31,7 @@ pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/sys
 /// # Errors
 /// If a directory cannot be listed.
 pub fn files_of(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    let [etc, vendor @ ..] = FOLDERS;
+    let [etc, vendor @ ..] = DIRECTORIES;
     let directories = [&[etc, "/run/systemd/system"], &vendor[..]].concat();
     let mut paths = Vec::new();
     for directory in &directories {

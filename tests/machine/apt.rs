@@ -8,7 +8,7 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
-    apt_said::{Transaction, addresses, tell},
+    apt_messages::{Transaction, addresses, tell},
     archive::{Package, candidate, offers, version},
     dpkg::{self, Entry},
     state::State,

@@ -489,10 +489,10 @@ impl Preference {
 }
 
 fn preferences(files: &FakeFiles) -> Vec<Preference> {
-    const FOLDER: &str = "/etc/apt/preferences.d";
+    const DIRECTORY: &str = "/etc/apt/preferences.d";
     let mut found = Vec::new();
-    for name in list(files, FOLDER) {
-        let content = text(files, &format!("{FOLDER}/{name}")).unwrap_or_default();
+    for name in list(files, DIRECTORY) {
+        let content = text(files, &format!("{DIRECTORY}/{name}")).unwrap_or_default();
         for paragraph in content.split("\n\n").filter(|p| p.contains("Package:")) {
             let pin = field(paragraph, "Pin").expect("a preference has a pin");
             let pin = match pin.split_once(' ') {

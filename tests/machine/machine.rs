@@ -364,10 +364,10 @@ pub fn changes(cmd: &Cmd) -> bool {
 fn runfile(cmd: &Cmd, files: &FakeFiles) -> Output {
     assert_eq!(cmd.args, ["--silent"], "{}", cmd.line());
     files.take("/usr/bin/nvidia-uninstall");
-    const FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
-    for name in list(files, FOLDER) {
+    const DIRECTORY: &str = "/usr/lib/x86_64-linux-gnu";
+    for name in list(files, DIRECTORY) {
         if name.starts_with("libcuda.so") || name.starts_with("libnvidia-ml.so") {
-            files.take(&format!("{FOLDER}/{name}"));
+            files.take(&format!("{DIRECTORY}/{name}"));
         }
     }
     ok("")

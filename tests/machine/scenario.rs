@@ -136,7 +136,7 @@ crate::scenarios::scenarios! {
     power_cut_resumes: "power-cut-resumes"
     power_cut_undone: "power-cut-undone"
     probe_sees_nothing: "probe-sees-nothing"
-    proof_ends_with_the_boot: "proof-ends-with-the-boot"
+    validation_ends_with_the_boot: "validation-ends-with-the-boot"
     proxy_with_password: "proxy-with-password"
     read_only_etc: "read-only-etc"
     reboot_asked_again: "reboot-asked-again"

@@ -32,12 +32,12 @@ fn ready() -> Machine {
 
 /// An unattended upgrade replaced a library of the loaded module.
 fn broken() -> Machine {
-    const FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
+    const DIRECTORY: &str = "/usr/lib/x86_64-linux-gnu";
     let machine = ready();
     let files = &machine.fakes.files;
-    let link = format!("{FOLDER}/libnvidia-ml.so.1");
+    let link = format!("{DIRECTORY}/libnvidia-ml.so.1");
     files.put(
-        &format!("{FOLDER}/nvidia/current/libnvidia-ml.so.535.999.01"),
+        &format!("{DIRECTORY}/nvidia/current/libnvidia-ml.so.535.999.01"),
         "",
     );
     files.take(&link);

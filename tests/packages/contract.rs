@@ -106,13 +106,13 @@ pub async fn outcome(manager: Manager, machine: &dyn Machine, step: &str) -> Str
 }
 
 /// Parses the request of a step.
-struct Wish {
+struct Constraints {
     kind: String,
     coming: Vec<String>,
     going: Vec<String>,
 }
 
-impl Wish {
+impl Constraints {
     fn request(&self) -> TransactionRequest<'_> {
         let (packages, removing) = (&self.coming[..], &self.going[..]);
         match self.kind.as_str() {
@@ -139,14 +139,14 @@ impl Asking<'_> {
         ran.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn wish(&self, words: &[&str]) -> Wish {
+    fn constraints(&self, words: &[&str]) -> Constraints {
         let spec = |name: &str| match name.split_once('=') {
             Some((name, version)) => self.backend.at_version(name, version),
             None => name.to_owned(),
         };
         let (going, coming): (Vec<&str>, Vec<&str>) =
             words[1..].iter().partition(|name| name.ends_with('-'));
-        Wish {
+        Constraints {
             kind: words[0].to_owned(),
             coming: coming.into_iter().map(spec).collect(),
             going: (going.into_iter())
@@ -189,7 +189,7 @@ impl Asking<'_> {
             "simulate" | "upgrade" => {
                 let query = match verb {
                     "upgrade" => backend.upgrade().expect("a question"),
-                    _ => backend.simulate(settings, &self.wish(names).request()),
+                    _ => backend.simulate(settings, &self.constraints(names).request()),
                 };
                 let said = self.run(query.cmd()).await;
                 if !backend.has_answered(&said) {
@@ -200,7 +200,7 @@ impl Asking<'_> {
                 format!("would\n{}", Action::describe(&actions))
             }
             "estimate" => {
-                let query = backend.estimate(settings, &self.wish(names).request());
+                let query = backend.estimate(settings, &self.constraints(names).request());
                 let said = self.run(query.expect("a question").cmd()).await;
                 if !backend.has_answered(&said) {
                     return self.result(&said);
@@ -216,16 +216,16 @@ impl Asking<'_> {
                 format!("{froms:?}, unpacks: {}", estimate.unpacked_bytes > 0)
             }
             "download" => {
-                let cmd = backend.download(settings, &self.wish(names).request());
+                let cmd = backend.download(settings, &self.constraints(names).request());
                 self.result(&self.run(&cmd).await)
             }
             "perform" => {
-                let wish = self.wish(names);
-                let removals = match wish.kind.as_str() {
+                let constraints = self.constraints(names);
+                let removals = match constraints.kind.as_str() {
                     "approved" => Removals::Approved,
                     _ => Removals::None,
                 };
-                let cmd = backend.perform(settings, &wish.request(), removals);
+                let cmd = backend.perform(settings, &constraints.request(), removals);
                 self.changed(&self.run(&cmd).await).await
             }
             "configure" => match backend.configure() {

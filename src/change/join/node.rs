@@ -219,7 +219,8 @@ impl Applier {
                 .advice("install kubectl, then run the command again")
         })?;
         let joined = self.joined_cluster()?;
-        let joined = joined.ok_or_else(|| unasked(name, "the machine is not a node".to_owned()))?;
+        let joined =
+            joined.ok_or_else(|| not_queried(name, "the machine is not a node".to_owned()))?;
         Ok((kubectl, joined.kubeconfig))
     }
 
@@ -398,6 +399,6 @@ pub(super) enum Deleted {
     Refused(String),
 }
 
-fn unasked(name: &NodeName, why: String) -> ChangeError {
+fn not_queried(name: &NodeName, why: String) -> ChangeError {
     ChangeError::unreadable(format!("query the cluster for node `{name}`"), why)
 }

@@ -252,7 +252,7 @@ impl Applier {
         specs: &[PackageSpec],
         removing: &[String],
     ) -> Result<(), ChangeError> {
-        if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
+        if !self.backend.truncated_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
         let _turn = match self.backend.simulates_side_by_side() {
@@ -316,7 +316,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
         let beside: Vec<&str> = wanted.map(|spec| spec.name.as_str()).collect();
-        self.approve_beside(actions, &names(specs), removing, &beside)
+        self.approve_with_untracked(actions, &names(specs), removing, &beside)
             .await
     }
 

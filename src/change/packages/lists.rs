@@ -136,7 +136,7 @@ impl Applier {
     pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let refresh = self.backend.refresh(&self.settings(), false);
         self.lists.set_fresh(false);
-        for torn in self.backend.torn_lists(&*self.host.files)? {
+        for torn in self.backend.truncated_lists(&*self.host.files)? {
             // A missing file is downloaded again.
             self.host.files.remove(&torn)?;
         }

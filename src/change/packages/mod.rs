@@ -106,11 +106,12 @@ impl Applier {
         named: &[&str],
         removing: &[String],
     ) -> Result<(), ChangeError> {
-        self.approve_beside(actions, named, removing, &[]).await
+        self.approve_with_untracked(actions, named, removing, &[])
+            .await
     }
 
     /// The same, but these packages may also be upgraded.
-    async fn approve_beside(
+    async fn approve_with_untracked(
         &self,
         actions: &[Action],
         named: &[&str],

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The directory of records, in the state directory.
-const FOLDER: &str = "transactions";
+const DIRECTORY: &str = "transactions";
 
 /// The file name suffix of a record.
 const ENDING: &str = ".json";
@@ -87,7 +87,7 @@ impl Applier {
 
     /// The path of a record.
     pub(super) fn record_path(&self, name: &str, ending: &str) -> Utf8PathBuf {
-        self.state.join(FOLDER).join(format!("{name}{ending}"))
+        self.state.join(DIRECTORY).join(format!("{name}{ending}"))
     }
 
     /// Runs an approved command once and records its effects.
@@ -199,7 +199,7 @@ impl Applier {
     /// The packages that our transactions have installed, including interrupted ones.
     pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
         let mut brought = BTreeSet::new();
-        for file in self.host.files.list(&self.state.join(FOLDER))? {
+        for file in self.host.files.list(&self.state.join(DIRECTORY))? {
             let Some(name) = file.strip_suffix(ENDING) else {
                 continue;
             };

@@ -54,7 +54,7 @@ impl Applier {
             }
         };
         if effects.is_empty() {
-            self.name_beside(&effects.beside, sink).await?;
+            self.report_untracked(&effects.beside, sink).await?;
             self.forget_transactions(transaction, effects)?;
             return Ok(Reverted::nothing(
                 "the transaction did not change any package",
@@ -69,7 +69,7 @@ impl Applier {
         if all_gone {
             endings.extend(self.forget_keys(effects, sink).await?);
         }
-        self.name_beside(&effects.beside, sink).await?;
+        self.report_untracked(&effects.beside, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         let reverted = Reverted::of(endings);
         // Remove the records, so that packages that other programs install later do not count as ours.
@@ -160,7 +160,7 @@ impl Applier {
         kept.names.extend(wanted.into_iter().chain(needed_names));
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
-        let there = self.save_what_was_there(effects)?;
+        let there = self.save_existing_files(effects)?;
         let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
         let units = self.units_of(&going).await?;
         // Remove packages before purging others: `apt-get purge` also purges packages that depend on the purged ones (scenario
@@ -181,7 +181,7 @@ impl Applier {
                 .await?;
             endings.push(Reverted::done(format!("purged {}", listed(&purge))));
         }
-        endings.extend(self.put_back_what_was_there(&there)?);
+        endings.extend(self.restore_existing_files(&there)?);
         endings.extend(self.stop_without_program(&units, sink).await?);
         if had_toolkit {
             endings.extend(self.agents_forget_toolkit(sink).await?);
@@ -194,7 +194,7 @@ impl Applier {
 
     /// Backs up files that existed before the packages. The backups are listed on disk, because if this run is killed during
     /// the removal, the next run can only restore the files using this list.
-    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
+    fn save_existing_files(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
         let mut saved: Vec<FileBefore> = (listed.transpose())
@@ -220,7 +220,7 @@ impl Applier {
     }
 
     /// Restores files that existed before the packages but were removed with them.
-    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, ChangeError> {
+    fn restore_existing_files(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, ChangeError> {
         let (files, mut back) = (&self.host.files, Vec::new());
         for file in saved {
             if files.stat(&file.path)?.is_some() {

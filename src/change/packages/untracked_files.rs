@@ -10,7 +10,7 @@ use crate::change::{Applier, ChangeError, Sink};
 
 impl Applier {
     /// Lists the accounts and files that appeared during a transaction and still exist.
-    pub(super) async fn name_beside(
+    pub(super) async fn report_untracked(
         &self,
         beside: &Unowned,
         sink: &dyn Sink,

@@ -24,7 +24,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The command that runs a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Proving {
+pub enum ProbeCaller {
     /// `install`, which records its changes: a missing image is pulled.
     Install,
     /// `check`, which only writes the validation record.
@@ -46,7 +46,7 @@ impl Applier {
         else {
             return Ok(());
         };
-        self.run_probe(probe, record, inputs, Proving::Check, sink)
+        self.run_probe(probe, record, inputs, ProbeCaller::Check, sink)
             .await
     }
 
@@ -117,7 +117,7 @@ impl Applier {
         probe: &Probe,
         record: &Utf8Path,
         inputs: &str,
-        proving: Proving,
+        caller: ProbeCaller,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let image = match probe {
@@ -129,7 +129,7 @@ impl Applier {
             } => Some((*runtime, image, Duration::from_secs(*pull_timeout_seconds))),
             _ => None,
         };
-        if let (Some((runtime, image, _)), Proving::Check) = (image, proving)
+        if let (Some((runtime, image, _)), ProbeCaller::Check) = (image, caller)
             && self.has_image(runtime, image).await? != Some(true)
         {
             let what = format!("{} does not have the image `{image}`", runtime.name());
@@ -138,7 +138,7 @@ impl Applier {
         }
         // Remove the previous record first, so that a failed validation does not keep it.
         self.host.files.remove(record)?;
-        if let (Some((runtime, image, limit)), Proving::Install) = (image, proving) {
+        if let (Some((runtime, image, limit)), ProbeCaller::Install) = (image, caller) {
             self.pull_image(runtime, image, limit, sink).await?;
         }
         let result = container::run(&self.host, &self.state, probe, sink).await?;

@@ -10,7 +10,7 @@ const DEVICE: &str = "device=";
 /// Prefix of the boot line.
 const BOOT: &str = "boot=";
 /// Prefix of the time line.
-const AT: &str = "proven-at=";
+const AT: &str = "validated-at=";
 /// Prefix of the result line.
 const RESULT: &str = "result=";
 
@@ -126,7 +126,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_parsed_and_round_trips(
-            text in "((boot=|proven-at=|result=|device=)?[a-z= ]{0,6}\n){0,8}",
+            text in "((boot=|validated-at=|result=|device=)?[a-z= ]{0,6}\n){0,8}",
         ) {
             let record = ValidationRecord::parse(&text);
             proptest::prop_assert_eq!(ValidationRecord::parse(&record.text()), record);

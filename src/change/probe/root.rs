@@ -13,7 +13,7 @@ use crate::{
 const PROGRAM: &str = "/gpu-bootstrap";
 /// The directory of its libraries in the container. The name is unique, so that it hides no directory of the image, and the
 /// container toolkit mounts no driver libraries there.
-const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
+const LIBRARY_DIRECTORY: &str = "/gpu-bootstrap-lib";
 /// Parts of glibc that the driver libraries are linked with, but gpu-bootstrap may not be. The last three are empty in newer
 /// versions, but must still exist.
 const OF_LIBC: [&str; 4] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
@@ -64,15 +64,15 @@ impl Root {
             let Some(name) = Utf8Path::new(&library.path).file_name() else {
                 continue;
             };
-            let place = directory.join(&LIBRARY_FOLDER[1..]).join(name);
+            let place = directory.join(&LIBRARY_DIRECTORY[1..]).join(name);
             (host.files.write(&place, &content(host, library)?, 0o755)).map_err(unprepared)?;
             if name.starts_with("ld-") {
-                loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
+                loader = Some(format!("{LIBRARY_DIRECTORY}/{name}"));
             }
         }
         for (name, path) in beside_libc(libraries) {
             if let Some(content) = host.files.read(&path).map_err(unprepared)? {
-                let place = directory.join(&LIBRARY_FOLDER[1..]).join(name);
+                let place = directory.join(&LIBRARY_DIRECTORY[1..]).join(name);
                 (host.files.write(&place, &content, 0o755)).map_err(unprepared)?;
             }
         }
@@ -88,7 +88,7 @@ impl Root {
             Some(loader) => vec![
                 loader,
                 "--library-path",
-                LIBRARY_FOLDER,
+                LIBRARY_DIRECTORY,
                 PROGRAM,
                 SUBCOMMAND,
             ],
@@ -98,7 +98,7 @@ impl Root {
 
     /// The mounts that add the probe to a container with another image: host path and container path.
     pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
-        let libraries = self.loader.iter().map(|_| LIBRARY_FOLDER);
+        let libraries = self.loader.iter().map(|_| LIBRARY_DIRECTORY);
         ([PROGRAM].into_iter().chain(libraries))
             .map(|place| (self.directory.join(&place[1..]), place))
             .collect()

@@ -185,7 +185,7 @@ async fn stop_ends_the_retries_of_a_registry() {
     let applier = machine.restarted().stopped_by(stop);
     let change = Change::RunProbe {
         probe: container_probe(RuntimeKind::Docker, Some("x")),
-        record: "/var/lib/gpu-bootstrap/proof".into(),
+        record: "/var/lib/gpu-bootstrap/validation".into(),
         inputs: String::new(),
         again: false,
     };

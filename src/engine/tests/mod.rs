@@ -1,6 +1,5 @@
 //! Tests of the engine with small steps on a fake machine.
 
-mod epoch;
 mod failures;
 mod install;
 mod journal;
@@ -15,6 +14,7 @@ mod reboot;
 mod rollback;
 mod secrets;
 mod small;
+mod snapshot;
 mod stream;
 mod survey;
 mod unattended;

@@ -39,12 +39,18 @@ fn module() -> super::kit::Small {
 
 #[tokio::test]
 async fn reboot_is_a_barrier_and_the_next_boot_continues() {
-    let mut rig = Rig::new([module(), file("proof", "/proof", "x").after(&["module"])]);
+    let mut rig = Rig::new([
+        module(),
+        file("validation", "/validation", "x").after(&["module"]),
+    ]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::RebootRequired);
-    assert_eq!(outcomes(&report), ["module awaiting-boot", "proof not-run"]);
     assert_eq!(
-        why(&report, "proof"),
+        outcomes(&report),
+        ["module awaiting-boot", "validation not-run"]
+    );
+    assert_eq!(
+        why(&report, "validation"),
         "reboot required first: nouveau must be unloaded"
     );
     assert!(!report.reboot.unwrap().automatic);
@@ -60,7 +66,10 @@ async fn reboot_is_a_barrier_and_the_next_boot_continues() {
     rig.fakes.files.put("/booted", "");
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
-    assert_eq!(outcomes(&report), ["module satisfied", "proof changed"]);
+    assert_eq!(
+        outcomes(&report),
+        ["module satisfied", "validation changed"]
+    );
     let told = status(&rig.fakes.host(), Some("boot-2")).unwrap();
     assert!(told.awaited_reboot.is_none() && told.reboots == 0);
 }
@@ -463,6 +472,6 @@ async fn plan_with_a_reboot_lists_the_resume_changes() {
         assert!(note.contains(&summary), "{summary}: {note}");
     }
     // Without a reboot, the plan does not contain this note.
-    let rig = Rig::new([file("proof", "/proof", "x")]);
+    let rig = Rig::new([file("validation", "/validation", "x")]);
     assert!(rig.plan().await.notes.iter().all(|note| !of_reboot(&note)));
 }

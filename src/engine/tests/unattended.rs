@@ -122,7 +122,7 @@ async fn mirror_outage_of_ten_minutes_is_retried() {
         packages("driver", &["one"]),
         packages("docker", &["two"]),
         file("other", "/other", "x"),
-        file("proof", "/proof", "x").after(&["driver"]),
+        file("validation", "/validation", "x").after(&["driver"]),
     ]);
     rig.options.deadline = hours(2);
     *rig.change_applier.late.lock().unwrap() = 6;
@@ -134,7 +134,7 @@ async fn mirror_outage_of_ten_minutes_is_retried() {
             "driver changed",
             "docker changed",
             "other changed",
-            "proof changed"
+            "validation changed"
         ]
     );
     let transactions = || {

@@ -21,7 +21,7 @@ async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock
     facts.unknown = (facts.cloud.keys().iter())
         .map(|(fact, _)| Unknown {
             fact: (*fact).to_owned(),
-            why: UNTOLD.to_owned(),
+            why: UNREPORTED.to_owned(),
         })
         .collect();
     let service = Service {
@@ -182,7 +182,7 @@ async fn too_many_requests_are_retried_within_the_deadline() {
     assert_eq!(values(&facts.cloud), [None; 5]);
     let why = &facts.unknown[0].why;
     assert!(
-        why.starts_with(UNTOLD) && why.ends_with("the server returned 429"),
+        why.starts_with(UNREPORTED) && why.ends_with("the server returned 429"),
         "{why}"
     );
     assert!(clock.slept().iter().sum::<Duration>() < WHOLE);

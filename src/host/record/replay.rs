@@ -14,7 +14,7 @@ use super::{
 use crate::host::exec::OnLine;
 use crate::host::fake::FakeClock;
 use crate::host::files::FreeSpace;
-use crate::host::read_only::{ReadOnly, Refusing};
+use crate::host::read_only::{ReadOnly, Rejecting};
 use crate::host::real::RealFiles;
 use crate::host::system::ProcFiles;
 use crate::host::{
@@ -47,7 +47,7 @@ pub fn replay(directory: &Utf8Path) -> Host {
         system: Arc::new(ProcFiles(files)),
         exec: Arc::new(replay.clone()),
         gpu: Arc::new(replay),
-        http: Arc::new(Refusing {
+        http: Arc::new(Rejecting {
             why: "a recording contains no network responses",
         }),
         clock: Arc::new(clock),

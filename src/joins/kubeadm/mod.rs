@@ -37,7 +37,7 @@ pub(crate) const JOINING: &str = "joining";
 pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
 /// Directories that kubeadm creates, outermost first. `kubeadm reset` does not remove them.
-const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
+const DIRECTORIES: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
 
 pub(super) const ROW: MethodRow = MethodRow {
     keys: &[
@@ -289,7 +289,7 @@ impl Hands {
     /// Returns the kubeadm directories that do not exist yet.
     pub(crate) fn directories_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         let mut missing = Vec::new();
-        for directory in FOLDERS {
+        for directory in DIRECTORIES {
             if !self.exists(directory)? {
                 missing.push(directory.into());
             }

@@ -412,8 +412,8 @@ fn problems(
             writeln!(to, "\n    {}", style.paint(Ink::Strong, command))?;
         }
         writeln!(to)?;
-        let is_told = headline.whole.is_some_and(|told| std::ptr::eq(told, root));
-        details(to, root, !is_told, style)?;
+        let is_reported = headline.whole.is_some_and(|told| std::ptr::eq(told, root));
+        details(to, root, !is_reported, style)?;
         affected(to, &sorted.under(root), style)?;
     }
     let is_root = |finding: &Finding| root.is_some_and(|root| std::ptr::eq(root, finding));

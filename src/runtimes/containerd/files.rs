@@ -15,7 +15,7 @@ use crate::{
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
 /// The directory of its configuration.
-pub(super) const FOLDER: &str = "/etc/containerd";
+pub(super) const DIRECTORY: &str = "/etc/containerd";
 
 /// Reads the root file, even if it does not exist, and the imported files in import order. It stops after a file that is not
 /// TOML.
@@ -105,8 +105,8 @@ pub(super) fn strays(
     read: &[ConfigFile],
 ) -> Result<Vec<ConfigFile>, FilesError> {
     let mut found = Vec::new();
-    for directory in files.list(Utf8Path::new(FOLDER))? {
-        let directory = Utf8Path::new(FOLDER).join(directory);
+    for directory in files.list(Utf8Path::new(DIRECTORY))? {
+        let directory = Utf8Path::new(DIRECTORY).join(directory);
         if files
             .stat(&directory)?
             .is_none_or(|stat| stat.kind != FileKind::Directory)

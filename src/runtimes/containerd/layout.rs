@@ -249,7 +249,7 @@ pub fn settings(
     if runtime.cdi && version.is_some_and(Version::needs_cdi) {
         for (name, value) in [
             ("enable_cdi", json!(true)),
-            ("cdi_spec_dirs", json!(cdi::FOLDERS)),
+            ("cdi_spec_dirs", json!(cdi::DIRECTORIES)),
         ] {
             let at = place(&[name]);
             let there = files[at].document.get(&files[at].plugin(&[name]));

@@ -37,7 +37,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     packages: &["containerd.io", "containerd", "moby-containerd"],
     binaries: &["/usr/bin/containerd", "/usr/local/bin/containerd"],
     unit: Some("containerd.service"),
-    directory: files::FOLDER,
+    directory: files::DIRECTORY,
     versioned: Some(CONFIG),
     data: Some("/var/lib/containerd"),
     scheme: "containerd",

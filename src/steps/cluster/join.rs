@@ -175,7 +175,7 @@ fn unusable_files(state: &JoinState) -> Assessment {
 /// Returns whether a unit does not start while another unit is enabled, and it is enabled.
 async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
-    for directory in systemctl::FOLDERS {
+    for directory in systemctl::DIRECTORIES {
         let text = cx
             .host
             .files()

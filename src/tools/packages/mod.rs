@@ -45,7 +45,7 @@ use crate::{
 pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
 
 /// Directories of the package managers in which gpu-bootstrap writes files that start with [`HEADER`].
-pub const WRITTEN_FOLDERS: [&str; 3] = [
+pub const WRITTEN_DIRECTORIES: [&str; 3] = [
     "/etc/apt/preferences.d",
     "/etc/apt/sources.list.d",
     "/etc/yum.repos.d",
@@ -291,7 +291,7 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn torn_lists(&self, _files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    fn truncated_lists(&self, _files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
         Ok(Vec::new())
     }
 
@@ -427,7 +427,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Returns the reason if the output of [`Backend::upgrade`] does not cover all repositories, otherwise `None`.
-    fn unasked(&self, _output: &Output) -> Option<String> {
+    fn not_queried(&self, _output: &Output) -> Option<String> {
         None
     }
 

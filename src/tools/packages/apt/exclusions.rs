@@ -14,7 +14,7 @@ use crate::{
 };
 
 const FILE: &str = "/etc/apt/preferences";
-const FOLDER: &str = "/etc/apt/preferences.d";
+const DIRECTORY: &str = "/etc/apt/preferences.d";
 
 const SETTINGS: &str = "/etc/apt/apt.conf";
 
@@ -49,7 +49,7 @@ fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
     // apt_preferences(5): no extension, or `pref`. As in all apt directories, hidden files and other characters are not
     // allowed.
-    let names = files.list(Utf8Path::new(FOLDER))?;
+    let names = files.list(Utf8Path::new(DIRECTORY))?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
     let read = |name: &String| {
         let ending = Utf8Path::new(name).extension();
@@ -57,7 +57,7 @@ fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
             && !name.starts_with('.')
             && name.chars().all(is_plain)
     };
-    paths.extend((names.into_iter().filter(read)).map(|name| Utf8Path::new(FOLDER).join(name)));
+    paths.extend((names.into_iter().filter(read)).map(|name| Utf8Path::new(DIRECTORY).join(name)));
     Ok(paths)
 }
 
@@ -73,7 +73,7 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
     let mut paths = paths(files)?;
     paths.retain(|path| {
         let name = path.file_name().unwrap_or_default();
-        path.starts_with(FOLDER) && name > PREFERENCES && !name.starts_with(PREFERENCES)
+        path.starts_with(DIRECTORY) && name > PREFERENCES && !name.starts_with(PREFERENCES)
     });
     Exclusion::in_files(files, &paths, parse)
 }
@@ -317,7 +317,7 @@ mod tests {
             "zzz.bak",
             "zz",
         ] {
-            files.put(&format!("{FOLDER}/{name}"), ban);
+            files.put(&format!("{DIRECTORY}/{name}"), ban);
         }
         files.put(FILE, ban);
         let found = behind_ours(&files).unwrap();

@@ -9,7 +9,7 @@ use super::SourceEntry;
 use crate::host::{FileKind, FilesError, ReadFiles, Stat};
 
 /// The directory of the lists.
-pub const FOLDER: &str = "/var/lib/apt/lists";
+pub const DIRECTORY: &str = "/var/lib/apt/lists";
 
 /// The end of a signature, in an index with an inline signature and in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
@@ -22,7 +22,7 @@ const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 /// # Errors
 /// If a file cannot be read.
 pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    let directory = Utf8Path::new(FOLDER);
+    let directory = Utf8Path::new(DIRECTORY);
     let mut sizes = BTreeMap::new();
     for name in files.list(directory)? {
         let is_file = |stat: &Stat| stat.kind == FileKind::File && name != "lock";

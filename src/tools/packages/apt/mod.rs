@@ -125,12 +125,12 @@ impl Backend for Apt {
         &LOCKS
     }
 
-    fn torn_lists(&self, files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    fn truncated_lists(&self, files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
         lists::torn(files)
     }
 
     fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
-        let names = files.list(Utf8Path::new(lists::FOLDER))?;
+        let names = files.list(Utf8Path::new(lists::DIRECTORY))?;
         Ok(lists::are_complete(&names, &sources::read(files)?))
     }
 

@@ -14,9 +14,9 @@ use crate::{
 pub const LIST: &str = "/etc/apt/sources.list";
 
 /// The directory of additional files, `*.list` and `*.sources`.
-pub const FOLDER: &str = "/etc/apt/sources.list.d";
+pub const DIRECTORY: &str = "/etc/apt/sources.list.d";
 
-/// Whether apt reads a file with this name in [`FOLDER`]. It ignores all other names, `sources.list(5)`.
+/// Whether apt reads a file with this name in [`DIRECTORY`]. It ignores all other names, `sources.list(5)`.
 #[must_use]
 pub fn is_read(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -45,7 +45,7 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
 
 /// Returns the files that apt reads, with their texts.
 fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
-    let directory = Utf8Path::new(FOLDER);
+    let directory = Utf8Path::new(DIRECTORY);
     let mut paths = vec![Utf8PathBuf::from(LIST)];
     let names = files.list(directory)?;
     paths.extend((names.iter().filter(|name| is_read(name))).map(|name| directory.join(name)));
@@ -206,8 +206,8 @@ fn issue_of(
     let Some(stat) = files.stat(path)? else {
         // If the complete directory is empty, the tree may not contain it.
         let directory = path.parent().unwrap_or(path);
-        let is_told = !files.list(directory)?.is_empty();
-        return Ok(is_told.then_some((Impact::Lacking, "does not exist")));
+        let is_reported = !files.list(directory)?.is_empty();
+        return Ok(is_reported.then_some((Impact::Lacking, "does not exist")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (FileKind::File, 0, 0, 0) {
         return Ok(Some((Impact::Lacking, UNREADABLE)));

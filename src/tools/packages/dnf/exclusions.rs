@@ -12,7 +12,7 @@ use crate::{
 const MAIN: &str = "/etc/dnf/dnf.conf";
 
 /// Directories of configuration drop-ins and of repositories. Sources: dnf.conf(5), dnf5.conf(5).
-const FOLDERS: [(&str, &str); 3] = [
+const DIRECTORIES: [(&str, &str); 3] = [
     ("/etc/dnf/libdnf5.conf.d", ".conf"),
     ("/etc/yum.repos.d", ".repo"),
     ("/etc/dnf/repos.override.d", ".repo"),
@@ -21,7 +21,7 @@ const FOLDERS: [(&str, &str); 3] = [
 /// Returns the files that may contain these options.
 fn files_of(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(MAIN)];
-    for (directory, ending) in FOLDERS {
+    for (directory, ending) in DIRECTORIES {
         let names = files.list(Utf8Path::new(directory))?;
         let named = names.into_iter().filter(|name| name.ends_with(ending));
         paths.extend(named.map(|name| Utf8Path::new(directory).join(name)));

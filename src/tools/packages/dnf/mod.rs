@@ -311,7 +311,7 @@ impl Backend for Dnf {
         Some(commands::upgrade())
     }
 
-    fn unasked(&self, output: &Output) -> Option<String> {
+    fn not_queried(&self, output: &Output) -> Option<String> {
         faults::without_lists(&output.stderr)
             .map(|repository| format!("repository `{repository}` has no package list"))
     }

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// The directory of repository files. dnf reads `*.repo`.
-const FOLDER: &str = "/etc/yum.repos.d";
+const DIRECTORY: &str = "/etc/yum.repos.d";
 
 /// The default options of all repositories, which a repository can override. Additional dnf 5 drop-ins are not read, because no
 /// distribution in the profiles uses dnf 5.
@@ -56,8 +56,8 @@ fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     let default = Verified::by_default(files)?;
     let mut entries = Vec::new();
-    for name in files.list(Utf8Path::new(FOLDER))? {
-        let path = Utf8Path::new(FOLDER).join(&name);
+    for name in files.list(Utf8Path::new(DIRECTORY))? {
+        let path = Utf8Path::new(DIRECTORY).join(&name);
         if path.extension() == Some("repo") {
             let text = files.read_lossy(&path)?.unwrap_or_default();
             entries.extend(parse(&path, &text, default));
@@ -72,8 +72,8 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
 /// If an existing file cannot be read.
 pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found = Vec::new();
-    for name in files.list(Utf8Path::new(FOLDER))? {
-        let path = Utf8Path::new(FOLDER).join(&name);
+    for name in files.list(Utf8Path::new(DIRECTORY))? {
+        let path = Utf8Path::new(DIRECTORY).join(&name);
         if path.extension() != Some("repo") {
             continue;
         }

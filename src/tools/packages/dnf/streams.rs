@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The directory of the module states.
-const FOLDER: &str = "/etc/dnf/modules.d";
+const DIRECTORY: &str = "/etc/dnf/modules.d";
 
 #[derive(Debug)]
 pub struct DnfStreams;
@@ -33,7 +33,7 @@ impl Streams for DnfStreams {
     }
 
     fn path(&self, module: &str) -> Utf8PathBuf {
-        Utf8Path::new(FOLDER).join(format!("{module}.module"))
+        Utf8Path::new(DIRECTORY).join(format!("{module}.module"))
     }
 
     fn enable(&self, settings: &Settings, module: &str, stream: &str) -> Cmd {
