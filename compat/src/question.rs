@@ -47,9 +47,7 @@ pub struct MachineGpus {
 
 /// An empty query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "evaluate an empty query: specify a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
-)]
+#[error("the query is empty: specify a GPU, a CUDA version, a cuDNN version, a driver or a kernel")]
 pub struct EmptyQuestion;
 
 /// Evaluates a query. If the GPU name has several matches, returns one result if all are equal, otherwise the result of each.
@@ -104,8 +102,8 @@ fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     answer
 }
 
-/// Returns the result for one match of the GPU name. If there are several, the reasons contain the name of the query, so that
-/// equal reasons can be merged.
+/// Returns the result for one match of the GPU name. If there are several matches, the reasons contain the name as the query
+/// specifies it, so that equal reasons can be merged.
 fn of_one(
     matrix: &Matrix,
     question: &Question,
@@ -302,7 +300,7 @@ fn waiting(matrix: &Matrix, constraints: &Constraints, picked: Branch) -> Option
     ))
 }
 
-/// Lists the instance types with a GPU as vGPU.
+/// Lists the instance types that provide the GPU as a vGPU.
 fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let gpu = board.row?;
     let instances = matrix.instance_types.iter().filter(|row: &&InstanceType| {
@@ -383,7 +381,7 @@ fn evaluate_version(
         )
     };
     let (first, second) = (of(preferred), of(other));
-    // Keep a report about the default modules if there is no report about the other modules.
+    // Keep the kernel warnings about the flavor that is not selected, if it is supported.
     let reported = |rule_results: &[RuleResult]| {
         let kernel = |rule_result: &&RuleResult| rule_result.rule == Rule::Kernel;
         (rule_results.iter().filter(kernel))

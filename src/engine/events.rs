@@ -1,6 +1,7 @@
 //! Passes events from the engine to the subscribers: one ordered queue, and one thread that
-//! delivers from it. The engine never waits for a subscriber. If a subscriber is slow, progress and
-//! output events are merged. All other events are kept, even if the queue grows.
+//! delivers from it. The engine never waits for a subscriber. If a subscriber is slow, a new
+//! progress event replaces the queued one, and the oldest output lines are dropped. All other events
+//! are kept, even if the queue grows.
 
 use std::{
     borrow::Cow,
@@ -270,7 +271,7 @@ fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
                 Err(_) => "panicked".to_owned(),
             };
             tracing::warn!(subscriber = name, %broken, "an event subscriber was removed");
-            // The thread outlives a run that is followed by another one.
+            // The same thread also delivers the events of a following run, so this note uses the run of the event.
             let message = format!("no further events are written to {name}: {broken}");
             shared.put(&envelope.run, Event::Note { message });
         }

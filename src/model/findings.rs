@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(titles.len(), rows().len());
         for row in rows() {
             let id = row.id.as_str();
-            // `os.managed` only contains the owner of the driver.
+            // `os.managed` has no condition: it only reports the owner of the driver.
             let is_change_error = row.fails.is_some() || row.warns.is_some() || id == "os.managed";
             assert!(is_change_error, "{id}");
             let sentences = [Some(&row.looks), row.fails.as_ref(), row.warns.as_ref()];

@@ -174,7 +174,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    /// Sends a request, and authenticates if the registry requires it: at first, or for additional access.
+    /// Sends a request. If the registry requires authentication, authenticates and sends the request again.
     async fn ask(
         &mut self,
         method: Method,
@@ -433,7 +433,7 @@ pub(crate) mod fake {
     #[async_trait::async_trait]
     impl Http for FakeRegistry {
         async fn get(&self, url: &str, _: u64) -> Result<Vec<u8>, HttpError> {
-            unreachable!("it logs `{url}`")
+            unreachable!("the client requests `{url}` with `get`, which logs URLs")
         }
 
         async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {

@@ -75,8 +75,8 @@ impl Applier {
         let records = (half_done.interrupted).map(|program| format!("the records of {program}"));
         let names: Vec<String> = names.chain(records).collect();
         let are = match names.len() {
-            1 => "1 package is",
-            _ => "packages are",
+            1 => "this is",
+            _ => "these are",
         };
         let names = names.join(", ");
         let what = format!("start a package transaction: {are} incomplete: {names}");
@@ -110,7 +110,7 @@ impl Applier {
             .await
     }
 
-    /// The same, but these packages may also be upgraded.
+    /// Like [`Self::approve`], but the packages in `beside` may also be upgraded.
     async fn approve_with_untracked(
         &self,
         actions: &[Action],
@@ -136,8 +136,8 @@ impl Applier {
         refuse(&objections(self.backend, actions, &approved))
     }
 
-    /// Returns the packages that a transaction may replace or remove: the replaced packages, and the driver components that
-    /// gpu-bootstrap has installed, which follow them. Our own holds are ignored. Other holds are respected.
+    /// Returns the packages that a transaction may replace or remove: the replaced packages, and those driver components that
+    /// gpu-bootstrap has installed and that change together with them. Our own holds are ignored. A hold of others is an error.
     async fn moving(
         &self,
         actions: &[Action],
@@ -180,8 +180,8 @@ impl Applier {
         Err(ChangeError::blocked(
             Fault::Held.reason(),
             format!(
-                "approve the package transaction: {names} must change with it, but a hold that \
-                 gpu-bootstrap did not set keeps {them}"
+                "approve the package transaction: {names} must change, but a hold that \
+                 gpu-bootstrap did not set keeps {them} unchanged"
             ),
         )
         .advice(format!(
@@ -189,7 +189,8 @@ impl Applier {
         )))
     }
 
-    /// The command that releases the holds of packages. An entry in a list may be a pattern, which only the list contains.
+    /// The command that releases the holds of packages. If holds are entries of a list, the
+    /// entries are read from it, because an entry may be a pattern.
     fn release(&self, packages: &[&Package]) -> Result<String, ChangeError> {
         let Some(list) = self.backend.hold_list() else {
             let unhold = self.backend.commands().unhold;
@@ -209,7 +210,7 @@ impl Applier {
         ))
     }
 
-    /// Runs a query of the package manager. Its errors have classes.
+    /// Runs a query of the package manager. An error contains the [`Fault`] that the output shows.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
         let failed = |fault, said: &str, words, source| ChangeError {
             hint: self.hint_about(fault, said),
@@ -222,8 +223,8 @@ impl Applier {
         }
         let said = without_secrets(&format!("{}\n{}", output.stderr, output.stdout));
         let source = output.failure(query.cmd());
-        // Unmet dependencies are listed on standard output. An error of this diagnosis is appended, so that it does not hide
-        // the first error.
+        // Unmet dependencies are listed on standard output. If the following diagnosis fails, its error is appended, so that it
+        // does not hide the first error.
         let fault = self.fault_in(&said);
         let stdout = without_secrets(&output.stdout);
         let diagnosis = match fault {
@@ -297,8 +298,9 @@ fn not_verified(package: &str, found: &str, wanted: &str) -> ChangeError {
     ChangeError::new("package-not-verified", what)
 }
 
-/// Returns `true` if actions remove a package or change its version. An interrupted transaction leaves an old version, or a
-/// second copy of the same version, next to a package that is reinstalled. Removing that copy does not affect a hold.
+/// Returns `true` if actions remove a package or change its version. After an interrupted transaction, a package may
+/// be installed twice, in two versions or in the same one. If one copy is reinstalled, removing the other does not affect a
+/// hold.
 fn changes(actions: &[Action], database: &[Package], package: &Package) -> bool {
     let stays = || {
         actions.iter().any(|action| {

@@ -82,7 +82,7 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Returns all results up to the first failure.
+    /// Returns the results for all devices, or for none if CUDA does not start.
     pub(super) async fn view(&self, devices: &[String]) -> CudaView {
         let start = self.ask::<CudaStart>(None).await;
         if start.is_err() {

@@ -1,4 +1,4 @@
-//! Reads the packages that are marked as automatically installed from apt's file.
+//! Reads from apt's file which packages are marked as automatically installed.
 
 use std::collections::BTreeSet;
 
