@@ -330,7 +330,7 @@ impl Applier {
                     return Ok(ending);
                 }
             }
-            // The containers of such a daemon keep running during a restart.
+            // This kind of daemon keeps its containers running during a restart.
             (PickUp::Restart, _) => self.restart_unit(unit, sink).await?,
         }
         self.answers(*kind, swap.wanted.is_some(), sink).await?;
