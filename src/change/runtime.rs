@@ -2,8 +2,8 @@
 //! own program validates them before the daemon is modified, then the daemon loads them and must respond. If this fails, the
 //! previous files are restored and the daemon runs with them. A change writes our keys, and its undo removes them.
 //!
-//! `nvidia-ctk runtime configure` is not sufficient: it writes a drop-in file of the newest version, which an older root file
-//! does not accept, and it does not validate.
+//! `nvidia-ctk runtime configure` is not sufficient: it writes a drop-in file in the newest format version, which containerd
+//! rejects if its root file has an older version, and it does not validate.
 
 use std::{
     collections::BTreeSet,
@@ -162,7 +162,8 @@ impl Applier {
             created_directories,
             wanted: None,
         };
-        // If the undo could not change any file, do not touch the daemon, because it may not start with such a file.
+        // If the undo could not change any file, do not touch the daemon, because it may not start with files that others have
+        // modified.
         let is_stuck = matches!(restored.ending, Reverted::Left { .. }) && !self.differ(&former)?;
         let ending = if files.is_empty() || is_stuck {
             restored.told(sink)
@@ -238,7 +239,7 @@ impl Applier {
         }
         let restore_saved = self.restore_former(swap, is_seen, sink).await;
         let is_back = match &restore_saved {
-            // The daemon has not read the new files, or there is no error and a stop was requested.
+            // The daemon has not read the new files, or only a requested stop, not a failure, ended the change.
             Ok(()) => !is_seen || why.reason == STOPPED,
             // The previous files are restored and the daemon was started with them. Only the wait for its response was stopped.
             Err(then) => why.reason == STOPPED && then.reason == STOPPED,
@@ -264,7 +265,7 @@ impl Applier {
         }
         self.remove_created(swap.created_directories)?;
         if is_seen {
-            // A restart would stop the containers of a running daemon.
+            // A running daemon that can reload its files is not restarted, because a restart may stop its containers.
             let reloads = matches!(kind.configured().pick_up(), PickUp::Reload(_));
             let goes_on = reloads && self.unit_state(unit).await?.is_active();
             let verb = if goes_on { "reload" } else { "restart" };
@@ -311,8 +312,8 @@ impl Applier {
     /// Makes the daemon load the files, and waits until it responds with them.
     async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        // A daemon that is not running reads the files when it starts: after a change at the next boot, after an undo when it
-        // is started manually.
+        // After a change, the daemon is started if it is not running. Without systemd, it reads the files at the next boot.
+        // After an undo, a daemon that is not running reads the files when it is started manually.
         let runs = match swap.wanted {
             Some(_) => !self.unit_state(unit).await?.is_not_booted(),
             None => (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active()),
@@ -329,7 +330,7 @@ impl Applier {
                     return Ok(ending);
                 }
             }
-            // Containers keep running during a restart.
+            // This kind of daemon keeps its containers running during a restart.
             (PickUp::Restart, _) => self.restart_unit(unit, sink).await?,
         }
         self.answers(*kind, swap.wanted.is_some(), sink).await?;
@@ -453,8 +454,8 @@ fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
     Reverted::left(
         format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
         format!(
-            "{why}. Correct the reported error and run the same command again; until then the \
-             program of these keys is kept"
+            "{why}. Correct the reported error and run the same command again; until then, the \
+             NVIDIA runtime that these files name is kept"
         ),
     )
 }

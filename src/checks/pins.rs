@@ -180,9 +180,10 @@ fn kernels(state: &PinsState) -> Finding {
     let finding = |status, why: String| Finding::new(KERNELS, status, why);
     match &state.without {
         Err(why) => finding(Verdict::Skip, why.clone()),
-        Ok(without) if without.is_empty() => {
-            finding(Verdict::Pass, "all of them have the module".to_owned())
-        }
+        Ok(without) if without.is_empty() => finding(
+            Verdict::Pass,
+            "the running kernel and the kernel of the next boot have the module".to_owned(),
+        ),
         Ok(without) => Finding {
             observed: Some(without.join(", ")),
             expected: Some("a module for each kernel".to_owned()),

@@ -1,5 +1,5 @@
-//! The node in its cluster: waits until it is Ready, sets its labels, removes the startup taints, and deletes it when the
-//! machine leaves.
+//! Changes of the node object in the cluster: wait until the node is Ready, set its labels, remove the startup taints, and
+//! delete it when the machine leaves.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -232,7 +232,7 @@ impl Applier {
         let (name, labels) = (&undo.node, &undo.labels);
         let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
-            return nothing("the machine is no longer a node");
+            return nothing("the machine is no longer a node, or kubectl is not installed");
         }
         let node = match self.node(name).await? {
             Registered::Node(node) => node,
@@ -339,8 +339,8 @@ impl Applier {
 }
 
 impl Applier {
-    /// Returns the reason a kubeconfig points to a cluster other than the joined one. `None` if it does not, or if this is
-    /// unknown.
+    /// Returns the reason a kubeconfig cannot be used to delete the node: it is missing, invalid, or points to a cluster other
+    /// than the joined one. `None` if it points to the joined cluster, or if this is unknown.
     fn leads_elsewhere(
         &self,
         access: &Utf8Path,

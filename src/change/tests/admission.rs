@@ -30,7 +30,7 @@ fn admission(labels: &[(&str, &str)]) -> Change {
     }
 }
 
-/// A node whose labels are the requested ones (if `keeps`) or the previous ones. Its kubectl counts the queries, and the node
+/// A node that accepts new labels (if `keeps`) or always has its previous ones. Its kubectl counts the queries, and the node
 /// becomes Ready after `ready_after` queries.
 fn node(ready_after: usize, keeps: bool) -> TestMachine {
     let machine = TestMachine::new();

@@ -21,7 +21,7 @@ async fn companion_package_gets_the_driver_version(kind: Kind) {
         archive.offer("nvidia-fabricmanager", Offered::new(version, &[]));
         (machine, archive)
     };
-    // Regardless of the version in the request.
+    // The request accepts any version of the branch, but only the version of the driver may be installed.
     let both = Change::InstallPackages {
         packages: vec![
             spec("nvidia-driver-cuda", Some("580.*")),

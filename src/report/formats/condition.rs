@@ -14,8 +14,8 @@ use crate::{
 /// Maximum message length in characters, because `kubectl describe node` shows the message on one line.
 const LONGEST: usize = 250;
 
-/// Whether a finding is about the cluster and not about the GPUs. The GPU condition ignores these findings, because pods may
-/// wait for this condition before the node becomes Ready.
+/// Whether a finding is about the cluster and not about the GPUs. The GPU condition ignores these findings, because CNI pods
+/// may wait for this condition, and the node becomes Ready only after they have started.
 fn of_cluster(id: &Id) -> bool {
     ["k8s.", "cluster.", "check."]
         .iter()
