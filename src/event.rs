@@ -14,7 +14,7 @@ pub const SCHEMA: u32 = 1;
 pub struct Envelope {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Counts from 0 without gaps, except for merged `progress` and `output` events.
+    /// Counts from 0 without gaps, except for `progress` and `output` events that a slow reader misses.
     pub seq: u64,
     /// Wall-clock time.
     pub at: jiff::Timestamp,
@@ -63,7 +63,7 @@ pub enum Event {
         /// A description.
         summary: String,
     },
-    /// The progress of a change. May be merged.
+    /// The progress of a change. A slow reader gets only the newest one.
     Progress {
         /// The steps that need the change.
         steps: Vec<StepId>,
@@ -74,7 +74,7 @@ pub enum Event {
         /// The unit: `bytes`, `packages`, ….
         unit: String,
     },
-    /// An output line of a tool. May be merged with other lines.
+    /// An output line of a tool. A slow reader misses the oldest ones.
     Output {
         /// The steps that need the change.
         steps: Vec<StepId>,

@@ -69,9 +69,9 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         let Some(one) = toolkit_file(subject, path).await? else {
             continue;
         };
-        let is_change_error = one.status != Verdict::Pass;
+        let failed = one.status != Verdict::Pass;
         found = one;
-        if is_change_error {
+        if failed {
             break;
         }
     }

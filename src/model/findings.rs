@@ -199,8 +199,8 @@ mod tests {
         for row in rows() {
             let id = row.id.as_str();
             // `os.managed` has no condition: it only reports the owner of the driver.
-            let is_change_error = row.fails.is_some() || row.warns.is_some() || id == "os.managed";
-            assert!(is_change_error, "{id}");
+            let has_condition = row.fails.is_some() || row.warns.is_some() || id == "os.managed";
+            assert!(has_condition, "{id}");
             let sentences = [Some(&row.looks), row.fails.as_ref(), row.warns.as_ref()];
             for sentence in sentences.into_iter().flatten() {
                 assert!(sentence.ends_with('.'), "{id}: {sentence}");

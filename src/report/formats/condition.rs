@@ -33,16 +33,16 @@ pub fn condition(
     let own: Vec<&Finding> = (report.findings.iter())
         .filter(|finding| !of_cluster(&finding.id))
         .collect();
-    let is_change_error = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
+    let is_selected = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
     let problems: Vec<&&Finding> = (own.iter())
-        .filter(|finding| is_change_error(finding))
+        .filter(|finding| is_selected(finding))
         .collect();
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());
     // The GPUs are usable if only cluster findings failed and no other finding is unknown.
     let of_cluster_alone = (report.findings.iter())
-        .any(|finding| of_cluster(&finding.id) && is_change_error(finding))
+        .any(|finding| of_cluster(&finding.id) && is_selected(finding))
         && !own.iter().any(|finding| finding.status == Verdict::Unknown);
     let all_seen = report.exit == Exit::Ok || of_cluster_alone;
     let (ready, reason, message) = match root {
