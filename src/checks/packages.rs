@@ -184,7 +184,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
             observed: Some(told.join(", ")),
             expected: Some(format!("{name} {} or newer", lacking.first_fixed)),
             remedy: Some(format!(
-                "upgrade `{name}` and the packages of its source to {} or newer; `toolkit.version` and holds must allow it",
+                "upgrade `{name}` and the packages built from the same source to {} or newer; `toolkit.version` and holds must allow it",
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
@@ -497,7 +497,8 @@ pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<boo
     Ok(false)
 }
 
-/// Returns a finding if driver packages are unpacked but not configured. Each transaction retries this and fails.
+/// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
+/// fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     // Another finding reports unknown versions. Most driver packages are recognized by name.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
@@ -550,7 +551,7 @@ impl Check for PackagesCheck {
             .map(String::as_str)
             .collect();
         let consistent = decide(&detect(subject).await);
-        // Different versions are the reason.
+        // Different versions already explain why packages are not configured.
         let unconfigured = match consistent.status {
             Verdict::Fail => None,
             _ => unconfigured(subject).await?,

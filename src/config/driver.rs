@@ -128,7 +128,7 @@ impl<'a> DriverInputs<'a> {
                 "multi-node NVLink requires IMEX, which `{}` does not provide",
                 row.source
             )),
-            // The step of the fabric manager reports it.
+            // No fabric is needed, or this one certainly is, which the `driver.fabric` step reports.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(

@@ -277,7 +277,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cluster,
         reports: reports(&config),
     };
-    // If only the package lists contain the branch, the package requirements have exact versions instead.
+    // If the branch is not known before the package lists are read, the package requirements have exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
         .filter(|_| !desired.kernel.as_ref().is_some_and(KernelSpec::is_open))
         .map(|driver| driver.branch);

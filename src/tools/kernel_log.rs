@@ -528,14 +528,14 @@ impl Recovery {
     }
 }
 
-/// Parses the messages of a log. A driver sentence may have several lines, and only the first contains the GPU. The lines are
-/// either one record or one record each.
+/// Parses the messages of a log. A driver sentence may have several lines, and only the first contains the GPU. In some
+/// logs, such a sentence is one record. In others, each of its lines is a separate record.
 pub fn read<'r>(records: impl IntoIterator<Item = &'r str>) -> Vec<Message> {
     let mut last = None;
     let mut crash = false;
     let mut found = Vec::new();
     for record in records {
-        // A kernel warning also has a code location, but no count.
+        // A kernel warning also has a code location, but no crash count (`[#1]`).
         crash |= is_crash(record);
         if crash && let Some(place) = place_of_code(record) {
             crash = false;
@@ -582,8 +582,8 @@ fn is_crash(message: &str) -> bool {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b" ,:-_".contains(&b);
         let (why, code) = before.rsplit_once(": ").unwrap_or_default();
         let (count, build) = rest.split_once(']').unwrap_or_default();
-        // The kernel adds only build options. A segmentation fault message begins with a program name, which can imitate all
-        // preceding text.
+        // After the count, the kernel adds only build options. A segmentation fault message begins with a program name, which
+        // can imitate all text up to the count.
         let is_build = build.is_empty()
             || build.starts_with(' ')
                 && (build.bytes()).all(|b| b.is_ascii_uppercase() || b" _".contains(&b));
@@ -937,7 +937,7 @@ mod tests {
             "NVRM: API mismatch: the client has the version <b>call me</b>, but", vec![other_version(None)];
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\nNVRM: has the version 575.57.08, but this kernel module has\nNVRM: the version 570.133.20.  Please make sure",
                 vec![other_version(None), other_version(Some("575.57.08"))];
-            // Parse a record to its end. The client chooses only the version.
+            // All lines of a record are parsed, because the client chooses only the version in it.
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\n NVRM: has the version 575.57.08, but this kernel module has",
                 vec![other_version(Some("575.57.08"))];
             "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned",

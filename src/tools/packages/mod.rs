@@ -1,6 +1,5 @@
 //! Package managers. Each has a directory with its argument vectors and the pure parsers of its output. All other code uses
-//! only [`Backend`].
-//! [`Manager::backend`] is the only place that distinguishes package managers.
+//! only [`Backend`]. [`Manager::backend`] is the only place that distinguishes package managers.
 //!
 //! To add a package manager (`src/change/tests/tiny.rs` is the smallest working one):
 //!
@@ -550,13 +549,14 @@ pub trait Backend: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the command that changes an installed package to an available version, for hints. `None` if this manager never
-    /// has to reinstall a version.
+    /// Returns the command that changes an installed package to an available version, for hints. `None` if this manager
+    /// completes an interrupted installation without reinstalling packages.
     fn to_offered_command(&self, _package: &Package) -> Option<String> {
         None
     }
 
-    /// Queries the configuration files of packages, with their sizes in the package. `None` if the manager syncs these files.
+    /// Queries the configuration files of packages, with their sizes in the package. `None` if the manager writes
+    /// these files with fsync, so that a power loss cannot truncate them.
     fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
         None
     }
@@ -588,7 +588,7 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Returns the line that shows the failure. In a long output, it is not one of the last lines.
+    /// Returns the line that shows the failure. In a long output, this is often not one of the last lines.
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
 
     /// Returns the first reason in the output of a failed command, without the manager's prefix.
