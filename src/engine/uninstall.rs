@@ -276,8 +276,8 @@ fn follow_packages(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
             _ => None,
         }
     }
-    // Start with the oldest, so that the transaction that it follows is already in its final
-    // position.
+    // Start with the oldest, so that the earlier transaction is already in its final position when
+    // a later one is moved next to it.
     for at in (0..applied.len()).rev() {
         let Some(mine) = effects(&applied[at]) else {
             continue;

@@ -40,8 +40,8 @@ impl OwnHolds {
 /// The file name suffix of a record of holds.
 const ENDING: &str = ".held";
 
-/// The packages that a change holds, stored on disk immediately before. Other programs may have upgraded or held packages since
-/// the undo was captured, and the run may be killed before the journal contains the exact undo.
+/// The packages that a change holds, stored on disk immediately before they are held. Other programs may have upgraded or held
+/// packages since the undo was captured, and the run may be killed before the journal contains the exact undo.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct HeldPackages {
@@ -233,7 +233,7 @@ impl Applier {
         self.write_hold_list(list.path(), &text, sink).await
     }
 
-    /// Writes the list of holds. An existing list keeps its mode and owner, and remains a symlink.
+    /// Writes the list of holds. An existing list keeps its mode and owner. If it is a symlink, its target is written.
     async fn write_hold_list(
         &self,
         path: &Utf8Path,

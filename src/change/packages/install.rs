@@ -125,7 +125,7 @@ impl Applier {
             .await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
-            // Therefore simulate again immediately before.
+            // Therefore simulate again immediately before the removal.
             let now = self.simulate(&work.request()).await?;
             if now != work.actions {
                 self.guard(&now, specs).await?;
@@ -275,8 +275,8 @@ impl Applier {
         }
     }
 
-    /// Returns all required packages if only installing `specs` would install another kernel, because other steps add packages
-    /// to the same transaction, such as the headers of the installed kernel.
+    /// Returns all required packages if `specs` alone would install another kernel. Other steps add packages to the same
+    /// transaction, such as the headers of the installed kernel, and the complete transaction may then install no other kernel.
     fn with_all_wanted(
         &self,
         error: &ChangeError,
@@ -345,7 +345,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Rejects driver components from forbidden repositories. If there is no such preference, no query is made.
+    /// Rejects driver components from repositories that a preference of the machine forbids. Without such a preference, no
+    /// query is made.
     async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), ChangeError> {
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {

@@ -324,8 +324,8 @@ impl Directory {
     }
 }
 
-/// Appends to a file with `before` bytes. If writing or syncing fails, everything is truncated,
-/// because a record that is incomplete or may be lost in a power loss is worse than none.
+/// Appends to a file with `before` bytes. If writing or syncing fails, the file is truncated to this
+/// size, because a record that is incomplete or may be lost in a power loss is worse than none.
 fn whole_or_nothing(
     file: &mut File,
     before: u64,

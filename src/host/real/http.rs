@@ -260,7 +260,7 @@ impl Http for RealHttp {
                 asked.header(header.0, header.1.expose())
             });
         let response = asked.send().await.map_err(|error| broken(url, error))?;
-        // Headers with other characters are not used by gpu-bootstrap.
+        // A header value that is not visible ASCII is omitted. gpu-bootstrap uses no such header.
         let headers = (response.headers().iter())
             .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
         Ok(HttpResponse {

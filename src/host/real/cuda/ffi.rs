@@ -106,7 +106,8 @@ pub(super) struct Device<'c> {
     raw: c_int,
 }
 
-/// The primary context of a device. It is current on this thread, so it must stay on it.
+/// The primary context of a device. It is current on this thread, so this value must not be moved to
+/// another thread.
 pub(super) struct Context<'c> {
     cuda: &'c Cuda,
     thread: PhantomData<*mut ()>,
