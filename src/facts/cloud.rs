@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_firmware_is_unknown_but_no_cloud_is_known() {
+    fn cloud_is_unknown_without_firmware_and_absent_with_other_firmware() {
         assert_eq!(gathered(&Dmi::default(), &CloudInit::default()).1, 1);
         assert_eq!(
             gathered(&dmi("Dell Inc.", "R760xa", ""), &CloudInit::default()).1,

@@ -177,7 +177,7 @@ impl Clouds<'_> {
             let text = row.value_base64.iter().find_map(at).ok_or_else(valueless)?;
             return decoded(STANDARD.decode(text));
         }
-        // It may start with a namespace and `#`.
+        // The error code may start with a namespace and `#`.
         let word = at(&row.word).and_then(|word| word.rsplit('#').next());
         match word.and_then(|word| row.words.get(word)) {
             Some(fault) => Err((*fault, said(answer.status, word))),

@@ -71,7 +71,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepErr
 
 fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<SeenSpec, StepError> {
     let (mut missing, mut nodes) = (Vec::new(), Vec::new());
-    // Without recorded device nodes, an image shows nothing about them.
+    // A recording or an image without `/dev` shows nothing about device nodes.
     let has_nodes = cx.host.files().exists("/dev".into())?;
     if let Ok(spec) = &spec {
         for path in spec.host_paths() {
@@ -364,7 +364,7 @@ devices:
     }
 
     #[test]
-    fn stale_in_each_way() {
+    fn each_mismatch_makes_specification_stale() {
         let one = machine(1, None);
         let why = |seen: &SeenSpec, machine: &MachineDevices, version: &str| {
             stale(seen, machine, &loaded(version)).unwrap_or_default()

@@ -65,7 +65,7 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
         wrong.add::<()>(
             "version",
             &format!(
-                "1.{oldest} is the oldest version of Kubernetes that is installed; older ones are end-of-life, and their \
+                "1.{oldest} is the oldest version of Kubernetes that gpu-bootstrap installs; older ones are end-of-life, and their \
                  repositories may keep an expired key"
             ),
             &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
@@ -93,7 +93,7 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
         return wrong.add(
             "version",
             &reasons.join("; "),
-            "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
+            "use an OS release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
              to join with a kernel that Kubernetes does not support",
         );
     }
@@ -261,7 +261,7 @@ impl Leaving for Reset<'_> {
         hands.has_begun()
     }
 
-    /// Removes the token file and, if the machine has joined, the marker file.
+    /// Removes the configuration, which contains the token, and, if the machine has joined, the marker file.
     async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), ChangeError> {
         let files = &hands.host.files;
         let configuration = Utf8Path::new(paths::RUN).join(CONFIGURATION);
@@ -305,8 +305,8 @@ impl Hands {
     ) -> Result<(), ChangeError> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
-        // An interrupted attempt has left files that kubeadm rejects (its step has checked that the machine is not a node).
-        // Files that we did not create are kept.
+        // An interrupted attempt has left files that kubeadm rejects (the join step has checked that the machine is not a
+        // node). Files that we did not create are kept.
         let found = self.left_of_a_join(ignored)?;
         if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
@@ -489,9 +489,9 @@ fn begun(found: &[&str]) -> ChangeError {
         format!("join the cluster: {paths} {are} left from an incomplete join"),
     )
     .advice(
-        "check whether a disk with `/var/lib/kubelet` is not mounted. If a failed `kubeadm join` \
-         left these files, or if the machine should leave that cluster, run `kubeadm reset`, then \
-         run the command again",
+        "if `/var/lib/kubelet` is on a separate disk, check that it is mounted. If a failed `kubeadm \
+         join` left these files, or if the machine should leave that cluster, run `kubeadm reset`, \
+         then run the command again",
     )
 }
 
