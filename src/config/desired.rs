@@ -33,7 +33,8 @@ pub struct Desired {
     pub image: bool,
     /// GPUs of the instances that boot the image.
     pub assume_gpus: Vec<PciId>,
-    /// Settings whose default is the same on every machine. Others are resolved, and are only visible in this module.
+    /// The settings. Steps read only those whose default is the same on every machine. The others are inputs of
+    /// [`resolve`](super::resolve), which turns them into the other fields of this struct.
     #[serde(skip)]
     pub settings: Config,
     /// How packages are installed.
@@ -186,7 +187,8 @@ pub struct PackagePolicy {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guard {
-    /// The driver branch. A package with another branch in its name may be transitional.
+    /// The only permitted driver branch. The package version decides, because a package with another branch in its name
+    /// may be transitional.
     pub driver: Option<Branch>,
     /// Shell patterns for names of module packages with a kernel version. The module must match the version of the
     /// libraries.
@@ -231,7 +233,7 @@ pub struct DriverSpec {
     pub asked: bool,
     /// Roll back to the last validated driver if this one fails validation.
     pub rollback: bool,
-    /// The security fixes that the requested exact version lacks, because of which it is not newly installed.
+    /// The security fixes that the requested exact version lacks. If any are missing, the version is not newly installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
     /// The reasons for this selection.
@@ -390,7 +392,7 @@ pub struct RuntimeSpec {
 pub struct ToolkitSpec {
     /// Packages to install, all at one version.
     pub packages: Vec<PackageSpec>,
-    /// The security fixes that the requested exact version lacks, because of which it is not newly installed.
+    /// The security fixes that the requested exact version lacks. If any are missing, the version is not newly installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
 }

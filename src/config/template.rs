@@ -59,7 +59,7 @@ impl Placeholders {
         }
     }
 
-    /// Replaces the placeholders with one value on this machine.
+    /// Replaces the placeholders that have a single value on this machine.
     pub(super) fn fill(&self, text: &str) -> String {
         text.replace("{codename}", &self.codename)
             .replace("{release}", &self.release)

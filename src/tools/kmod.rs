@@ -200,8 +200,8 @@ pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>,
     Ok(found)
 }
 
-/// Returns the lines of a file in [`CONFIGURATION`] that deny one of the modules. `blacklist` prevents loading at boot,
-/// `modules-load.d(5)`. A no-op `install` command prevents loading completely.
+/// Returns the lines of a file in [`CONFIGURATION`] that deny one of the modules. `blacklist` prevents loading at boot
+/// (see modules-load.d(5)). An `install` command that does nothing prevents loading completely.
 fn denied<'t>(text: &'t str, modules: &[String]) -> impl Iterator<Item = (usize, &'t str)> {
     let is_one = |name: Option<&str>| {
         name.is_some_and(|name| (modules.iter()).any(|module| canonical(module) == canonical(name)))

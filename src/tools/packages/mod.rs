@@ -6,8 +6,8 @@
 //! 1. Add a directory here with a type that implements [`Backend`], one file per subject. Its parsers are functions of `&str`,
 //!    with a test that no text makes them panic (`reads_any_text`).
 //! 2. In this file, add its `mod`, a variant of [`Manager`], its entry in `ALL`, and its arm in `backend()`. Add the names of
-//!    its programs to `NAMES` in `tests/layers.rs`. Profiles can now use `manager = "NAME"`. `src/change/packages` is the same for
-//!    all package managers.
+//!    its programs to `NAMES` in `tests/layers.rs`. Profiles can now use `manager = "NAME"`. `src/change/packages` is the same
+//!    for all package managers.
 //! 3. Add a variant of `Kind` in `src/change/tests/kinds.rs` (the output of its simulated program) and a module in the macro of
 //!    `src/change/tests/mod.rs`. All transaction tests then also run with it.
 //! 4. Add its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).

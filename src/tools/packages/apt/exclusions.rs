@@ -82,7 +82,7 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
 const DEFAULT_RELEASE: i64 = 990;
 
 /// Returns the records of the administrator that pin one of the packages to versions that our pin does not allow, or to only
-/// some of its versions. Ours has precedence over them for all other versions.
+/// some of the versions that it allows. For all other versions, our pin takes precedence over these records.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -115,8 +115,8 @@ pub(super) fn contrary(
     })
 }
 
-/// Whether the versions of the administrator's pin include those of ours, or are the one version that the settings specify,
-/// with a revision.
+/// Whether the administrator's pin includes all versions of our pin, or selects a revision of the single version that the
+/// settings specify.
 fn allows(theirs: &str, ours: &str) -> bool {
     let (theirs, ours) = (theirs.trim_end_matches('*'), ours.trim_end_matches('*'));
     let is_one_version = ours.trim_end_matches(['.', '-']).matches('.').count() > 1;

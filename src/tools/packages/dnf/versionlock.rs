@@ -154,7 +154,8 @@ impl HoldList for Versionlock {
     }
 
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
-        // An entry with an earlier version would also allow that version, but several versions of a kernel may be installed.
+        // Our own entries with an earlier version are removed, because they would still allow that version. Kernels are
+        // excepted, because several versions of a kernel may be installed.
         // Entries of other programs are kept, because an undo could not restore them.
         let text = without_lines(text, |line| {
             packages.iter().any(|package| {
