@@ -125,7 +125,9 @@ pub enum Unfit {
         has: String,
         wanted: String,
     },
-    #[error("built for a kernel that was compiled with {has}, but this kernel was compiled with {wanted}")]
+    #[error(
+        "built for a kernel that was compiled with {has}, but this kernel was compiled with {wanted}"
+    )]
     Compiler { has: String, wanted: String },
     #[error("`{module}` is missing")]
     Missing { module: String },
