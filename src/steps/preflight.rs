@@ -36,7 +36,7 @@ const BOOT: &str = "/boot";
 /// Paths that must be writable. A read-only path blocks the run before anything is changed. On an image-based system,
 /// `/usr` may be a separate read-only mount of the filesystem of `/`.
 const WRITTEN: [&str; 5] = ["/etc", ROOT, BOOT, "/usr", "/var"];
-/// Tolerance for the clocks of package build machines.
+/// Tolerance for the clock of the machine that built the image, which may have been ahead.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
 /// The fraction of the minimum (1/8) that must stay free as long as a package is missing.
