@@ -531,8 +531,8 @@ pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String
     diff_with(path, before, after, 3)
 }
 
-/// The same for files that we did not create, without context lines and secret values. Our settings contain none, but such a
-/// file may be a single line.
+/// The same for files that we did not create, without context lines and secret values. Our settings contain no secrets, but the
+/// changed line may contain others, because such a file may be a single line.
 pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
     let before = before.map(without_secret_values);
     diff_with(path, before.as_deref(), &without_secret_values(after), 0)

@@ -184,7 +184,7 @@ impl Applier {
     /// DKMS does not list such a version, and scripts of Debian packages fail because of it.
     pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let files = &self.host.files;
-        // It may be adding such a version now. The package scripts that run next would also start a second DKMS.
+        // Another DKMS may be adding such a version now. The package scripts that run next would also start a second DKMS.
         self.wait_for_other_dkms("complete an interrupted transaction", sink)
             .await?;
         let directories = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, ChangeError> {

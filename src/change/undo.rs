@@ -180,7 +180,7 @@ pub struct Saved {
 }
 
 impl Undo {
-    /// Nothing must be undone, with the reason.
+    /// Returns an undo without effect, with the reason.
     pub fn nothing(why: impl Into<String>) -> Self {
         Self::Nothing { why: why.into() }
     }
@@ -230,8 +230,8 @@ impl Undo {
         }
     }
 
-    /// Merges this undo with the undo of the preceding change if possible: two purges become one run of the package manager,
-    /// and two restarts of a unit become one.
+    /// Merges this undo with the undo of the preceding change if possible: two transactions are undone by one run of the
+    /// package manager, and two restarts of a unit become one.
     #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {

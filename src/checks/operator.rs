@@ -130,8 +130,8 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     }
     let with = |operand: &str, value: &str, why: String| Finding {
         remedy: Some(format!(
-            "`kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when it \
-             joins the machine, and with `cluster.join = \"managed\"`"
+            "run `kubectl label node {name} --overwrite {OF_OPERANDS}{operand}={value}`; gpu-bootstrap sets this label when \
+             it joins the machine, and with `cluster.join = \"managed\"`"
         )),
         ..finding(Verdict::Warn, why)
     };

@@ -428,7 +428,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     }
     let why = format!("the running kernel {running} has no NVIDIA module");
     let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
-    // If the DKMS version is unknown, the message contains the affected versions.
+    // If the DKMS version is unknown, the directory is also reported: the message contains the affected versions.
     let ends_at_it = dkms
         .first()
         .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));

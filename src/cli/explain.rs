@@ -512,7 +512,7 @@ mod tests {
                 "{name}: {found:?}"
             );
         }
-        // A finding prefix before a table of settings.
+        // `driver` is a prefix of findings and a table of settings: the findings take precedence.
         assert!(
             told(&["driver"])
                 .iter()

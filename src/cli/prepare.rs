@@ -155,7 +155,7 @@ pub(super) fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         return Err(Failure::new(
             Exit::Usage,
             "empty-path",
-            "read `--config`: the path is empty",
+            "read the arguments: a path is empty",
             Some("specify a file, or omit the option"),
         ));
     }

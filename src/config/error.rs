@@ -136,7 +136,7 @@ impl Report for ConfigError {
             {
                 Exit::NotPermitted
             }
-            // A user error can be fixed before the machine.
+            // Several errors include one in the settings, which must be fixed first.
             _ => Exit::Config,
         }
     }

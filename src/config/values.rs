@@ -314,7 +314,7 @@ as_text!(
 pub struct Fingerprint(String);
 
 impl Fingerprint {
-    /// Returns the digits in upper case without spaces.
+    /// Returns the digits in upper case without spaces, or `sha256:` and the digest in lower case.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -209,7 +209,8 @@ struct Inner {
     graph: Graph,
     /// Not set in tests that do not need it.
     matrix: OnceLock<Arc<Matrix>>,
-    /// The question to the matrix. `None` if it is not asked again.
+    /// The inputs of the desired state, for a rollback that resolves it again with the previous driver. Not set if this session
+    /// cannot roll back.
     question: OnceLock<Question>,
     /// The reason the rollback in progress uses a version other than the validated one, if it does.
     note: OnceLock<String>,
@@ -315,8 +316,8 @@ impl Session {
         ))
     }
 
-    /// Allows this session to repeat the question with another driver. Its steps use the matrix of
-    /// the question for information that is only available during the run.
+    /// Allows this session to resolve the desired state again with another driver. Its steps use the matrix
+    /// in `question` for information that is only available during the run.
     #[must_use]
     pub fn asking(self, question: Question, reasons: Vec<String>) -> Self {
         self.inner.reasons.get_or_init(|| reasons);

@@ -36,8 +36,8 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 /// runs after `multi-user.target`. Only the main process receives SIGTERM (it stops at a safe
 /// point), with enough time for a package manager to finish.
 ///
-/// It uses only those systemd sandbox options that package scripts and kernel modules can never
-/// need to be off. Package scripts write everywhere, create setuid files and load modules.
+/// It uses only systemd sandbox options that never restrict package scripts or kernel modules.
+/// Package scripts write everywhere, create setuid files and load modules.
 ///
 /// It imports the credentials whose names start with `gpu-bootstrap.`, decrypted. systemd before
 /// 254 ignores this line with a warning in its log.

@@ -8,8 +8,8 @@
 //!    daemon, a variant of [`Daemon`]. Its file contains a type that implements [`Runtime`]. `check` then reads its files.
 //! 2. Add a row for each step ID in `steps/mod.rs`, and the rows of its findings in `model/findings.toml` and
 //!    `checks/causes.rs`.
-//! 3. Add `[[runtime]]` rows with its packages to the profiles. `runtime.use` rejects it with that message until a profile has
-//!    one.
+//! 3. Add `[[runtime]]` rows with its packages to the profiles. Until a profile has one, `runtime.use` rejects the
+//!    runtime with a message that says so.
 //! 4. Add its simulated program in `tests/machine/containers.rs`, and a scenario.
 
 pub mod cdi;

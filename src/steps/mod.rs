@@ -58,7 +58,7 @@ pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
 /// Options of the driver modules.
 pub const DRIVER_OPTIONS: StepId = StepId::new("driver.options");
-/// DKMS fetches precompiled modules.
+/// DKMS fetches prebuilt modules instead of compiling them.
 pub const DRIVER_PREBUILT: StepId = StepId::new("driver.prebuilt");
 /// Package repositories and pins.
 pub const REPOSITORIES: StepId = StepId::new("repositories");
@@ -100,7 +100,8 @@ pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
 pub const VALIDATION_IMAGE: StepId = StepId::new("validation.image");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
-/// The GPUs compute on the host. The step runs if no container validates them, `check --validate` on every machine.
+/// The GPUs compute on the host. `install` runs the step only if no container validates them, and `check --validate` runs it on
+/// every machine.
 pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
 /// Kernel modules and sysctls for Kubernetes.

@@ -36,7 +36,7 @@ const BOOT: &str = "/boot";
 /// Paths that must be writable. A read-only path blocks the run before anything is changed. On an image-based system,
 /// `/usr` may be a separate read-only mount of the filesystem of `/`.
 const WRITTEN: [&str; 5] = ["/etc", ROOT, BOOT, "/usr", "/var"];
-/// Tolerance for the clocks of package build machines.
+/// Tolerance for the clock of the machine that built the image, which may have been ahead.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
 /// The fraction of the minimum (1/8) that must stay free as long as a package is missing.
@@ -156,8 +156,8 @@ impl Shortage {
     }
 }
 
-/// Returns the package filesystems without enough space. The distribution of the packages is only known after the
-/// package manager has simulated the transaction. At that point, the exact sizes are compared.
+/// Returns the package filesystems without enough space. How much each filesystem needs is only known after the package
+/// manager has simulated the transaction. At that point, the exact sizes are compared.
 fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let want = &desired.settings.preflight;
     // The minimum covers all packages. Packages from an interrupted run need no more space. The rest keeps some space
@@ -617,7 +617,7 @@ mod tests {
             })
             .collect();
         assert!(!to_come(&complete));
-        // A kept driver adds no packages, and neither do headers if nothing is compiled.
+        // A kept driver needs neither driver packages nor headers, and a driver that is not compiled needs no headers.
         let mut packaged = desired();
         if let Some(driver) = &mut packaged.driver {
             driver.dkms = None;
@@ -707,7 +707,7 @@ mod tests {
             .expect("a database");
         let come = here(backend, files, &database, &requested, &want.pins).expect("files");
         assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
-        // A version with an epoch is the configured one.
+        // A configured version with an epoch matches the file name of its archive.
         want.pins[0].version = "none".into();
         let requested = specs(&["nvidia-container-toolkit=1:1.20.*"]);
         let come = here(backend, files, &database, &requested, &want.pins).expect("files");

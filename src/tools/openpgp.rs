@@ -42,8 +42,8 @@ pub enum OpenPgpError {
     Empty,
 }
 
-/// A file of public keys. The same bytes are parsed, hashed and written, because a byte that only one of them sees could change
-/// the key behind a digest.
+/// A file of public keys. The same bytes are parsed, hashed and written, because a byte that only one of these operations sees
+/// could change the key behind a digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFile {
     /// The file content. In an armored file the `Version:` headers are removed, because they depend on the program that created
@@ -220,8 +220,8 @@ fn without_armour(block: &[u8]) -> Result<Vec<u8>, pgp::errors::Error> {
     Ok(binary)
 }
 
-/// Returns the expiry time in the newest self-signature that has one. RFC 9580, 5.2.3.13: a missing or zero value means that
-/// the key never expires.
+/// Returns the expiry time in the newest self-signature. RFC 9580, 5.2.3.13: a missing or zero value means that the key never
+/// expires.
 fn expires(key: &SignedPublicKey) -> Option<i64> {
     let created = i64::from(key.primary_key.created_at().as_secs());
     let signatures = key

@@ -125,7 +125,9 @@ pub enum Unfit {
         has: String,
         wanted: String,
     },
-    #[error("the kernel was compiled with {has}, this one with {wanted}")]
+    #[error(
+        "built for a kernel that was compiled with {has}, but this kernel was compiled with {wanted}"
+    )]
     Compiler { has: String, wanted: String },
     #[error("`{module}` is missing")]
     Missing { module: String },
@@ -257,8 +259,8 @@ pub struct PrivateKey {
 
 impl PrivateKey {
     /// Parses the file of a private key without a password. Source: the minisign documentation, "Secret key format". The second
-    /// line is Base64 of three algorithms (2 bytes each), 48 bytes about a password, the key ID (8), the private and the public
-    /// key (32 each), and a checksum (32).
+    /// line is the Base64 encoding of three algorithm names (2 bytes each), the password parameters (48 bytes), the key ID (8),
+    /// the private and the public key (32 each), and a checksum (32).
     ///
     /// # Errors
     /// If the file is not a usable key. The message does not contain the key.

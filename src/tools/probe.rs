@@ -119,9 +119,9 @@ pub struct ProbeDocument {
     pub schema: u32,
     /// The program that created it.
     pub tool: ProbeTool,
-    /// All layers work.
-    pub passed: bool,
     /// Whether all layers work.
+    pub passed: bool,
+    /// The first failed layer, or `None` if all layers work.
     pub failed_layer: Option<ProbeLayer>,
     /// The validated result, or the error.
     pub why: String,

@@ -21,8 +21,8 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
-/// The time limit for all downloads of the lists that fail with a network error. Beyond this limit packets are being dropped,
-/// and each further attempt would take as long.
+/// The time limit for all downloads of the lists that fail with a network error. Downloads that take longer fail because
+/// packets are dropped, and each further attempt would take as long.
 const NETWORK_TIME_LIMIT: Duration = Duration::from_secs(180);
 
 /// The number of compiler log lines in an error.
@@ -54,8 +54,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Runs a command that writes package files once, and syncs. The package manager's own records would otherwise report a
-    /// complete transaction after a power loss, although files are missing.
+    /// Runs a command that writes package files, without retries, and syncs. The package manager's own records would otherwise
+    /// report a complete transaction after a power loss, although files are missing.
     pub(super) async fn run_and_sync(
         &self,
         what: &str,
@@ -356,8 +356,8 @@ impl Applier {
         Some(found.join("; "))
     }
 
-    /// Adds a hint that lists the `exclude` and pin lines that hide the packages, if any. For the package manager a hidden
-    /// package does not exist.
+    /// Replaces the hint with one that lists the `exclude` and pin lines that hide the packages, if any. For the package
+    /// manager a hidden package does not exist.
     pub(super) fn name_exclusions(&self, mut error: ChangeError, specs: &[&str]) -> ChangeError {
         let concerned: Vec<String> = match &error.class {
             Class::NoVersion(package) => vec![package.clone()],

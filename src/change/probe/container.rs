@@ -1,6 +1,6 @@
 //! The container probe: gpu-bootstrap runs in a container that only contains the program and its libraries, computes on the
-//! visible GPUs, and prints the result. This needs no registry. If the administrator configured an image, both are mounted into
-//! it.
+//! visible GPUs, and prints the result. This needs no registry. If the administrator configured an image, the program and its
+//! libraries are mounted into it.
 
 use std::{collections::BTreeSet, time::Duration};
 

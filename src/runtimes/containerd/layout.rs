@@ -94,7 +94,7 @@ impl<'a> Parsed<'a> {
             .map_err(|error| format!("`{}` cannot be parsed: {error}", file.path))?;
         let named = document.get(&["version".to_owned()]);
         // Without a version, the file has version 1. A file without version-dependent settings can get the newest version. The
-        // file of the Docker package is such a file: 2.1.9 ignores a runtime that it contains in version 1.
+        // file of the Docker package is such a file: as long as it has version 1, containerd 2.1.9 ignores a runtime in it.
         let new_format = (named.is_none() && is_of_each_version(&document)).then_some(newest);
         let format = new_format
             .or_else(|| named.and_then(|version| version.as_i64()))

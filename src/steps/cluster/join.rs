@@ -53,7 +53,7 @@ struct JoinState {
     unit: Option<UnitState>,
     /// Whether the unit state is unknown, e.g. with `--root`.
     is_unit_unknown: bool,
-    /// Whether the unit does not start while another unit is enabled, and it is.
+    /// Whether the unit does not start because another unit, which its file mentions, is enabled.
     is_kept_back: bool,
     /// Whether the program that joins is installed, with its directory.
     has_program: bool,
@@ -88,8 +88,8 @@ async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<JoinState, StepError>
     if cx.desired.image {
         return Ok(state);
     }
-    // It may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and writes it
-    // again before the next one.
+    // The access file may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and
+    // writes it again before the next one.
     if let Some(access) = &spec.access
         && state.is_node()
         && files.exists(access)?
@@ -172,7 +172,7 @@ fn unusable_files(state: &JoinState) -> Assessment {
     )
 }
 
-/// Returns whether a unit does not start while another unit is enabled, and it is enabled.
+/// Returns whether a unit does not start because another unit, which its file mentions, is enabled.
 async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
     for directory in systemctl::DIRECTORIES {

@@ -195,7 +195,7 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
     }
 }
 
-/// Assesses a fabric manager that gpu-bootstrap does not set up: it is satisfied or blocks the run.
+/// Assesses a fabric manager that gpu-bootstrap does not set up: the step is satisfied or blocks the run.
 fn found(state: &FabricState, driver: &DriverSpec) -> Assessment {
     let runs = state.unit.as_ref().is_some_and(UnitState::is_active);
     let wanted = |version: &DriverVersion| match &state.loaded {

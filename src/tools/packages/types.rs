@@ -262,7 +262,7 @@ pub struct NoHolds {
     pub why: String,
     /// The remedy for the administrator.
     pub remedy: String,
-    /// Whether installing the package of the list may be sufficient.
+    /// Whether installing the package that implements the list may be sufficient.
     pub package: bool,
 }
 
@@ -601,8 +601,8 @@ pub enum Impact {
     All,
     /// No packages are available from one source, and updating the lists fails.
     Source,
-    /// Same as `Source`, but only if a file is also missing or unreadable on the machine: a recorded tree may not contain it,
-    /// or with other permissions.
+    /// Same as `Source`, but only if a file is also missing or unreadable on the machine: a recorded tree may lack it, or
+    /// contain it with other permissions.
     Lacking,
     /// A file is ignored.
     File,

@@ -77,7 +77,7 @@ fn owned(words: &[&str]) -> impl Iterator<Item = String> {
     words.iter().map(|word| (*word).to_owned())
 }
 
-/// Do not install packages that are only recommended.
+/// Returns [`OPTIONS`], and the option that prevents the installation of packages that are only recommended.
 fn options() -> impl Iterator<Item = String> {
     owned(&OPTIONS).chain(owned(&["--setopt=install_weak_deps=0"]))
 }

@@ -290,7 +290,7 @@ mod tests {
             DRIVER, "Error: Operation aborted.\n", true;
             "Dependencies resolved.\nNothing to do.\nComplete!\n", "", true;
             DRIVER, "Error: Cache-only enabled but no cache for 'dead'\n", true;
-            // The shell prints the rest of a request of which one part failed.
+            // If a part of a request fails, the shell still prints the table of the other parts.
             SWAP, "Error: Unable to find a match: a\nError: Operation aborted.\n", false;
             "", "Error: \n Problem: conflicting requests\n", false;
         } {
