@@ -61,9 +61,9 @@ struct NodesState {
     without: Vec<Utf8PathBuf>,
 }
 
-/// The unit text. The unit loads no module, because `driver.autoload` does that, and only after a run has finished. A
-/// GPU node is created on first use, so symlinks are created for all possible nodes. `--create-all` stops at a gap in
-/// the MIG device IDs, so a second command covers the existing nodes.
+/// The unit text. The unit loads no module: the file of `driver.autoload` does that at boot, unless `engine/guard.rs`
+/// prevents it during an unattended run. A GPU node is created on first use, so symlinks are created for all possible
+/// nodes. `--create-all` stops at a gap in the MIG device IDs, so a second command covers the existing nodes.
 fn unit() -> String {
     let users = users();
     format!(

@@ -62,7 +62,7 @@ impl Applier {
         let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
-        // Record it first: after the next transaction (possibly a manual one), it is no longer the last one.
+        // Record its packages first, because after the next transaction (possibly a manual one), it is no longer the last one.
         self.record_begun().await?;
         let mut attempts = Attempts::new();
         loop {
