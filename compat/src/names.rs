@@ -101,7 +101,7 @@ impl Matrix {
             .collect()
     }
 
-    /// The boards of a name with a number, such as `8xH100`. Eight boards of a kind that exists with NVSwitches are
+    /// The boards of a name with a number, such as `8xH100`. Eight or more boards of a kind that exists with NVSwitches are
     /// understood as a baseboard.
     fn several(&self, name: &str) -> Vec<NameMatch<'_>> {
         let Some((count, rest)) = counted(name) else {

@@ -146,7 +146,7 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
     if let Some(row) = at_most.filter(|row| wanted > newest(row)) {
         return Drives::No(row.newest_architecture.clone());
     }
-    // New boards of its newest architecture may appear during the lifetime of a branch.
+    // During the lifetime of a branch, new boards of the branch's newest architecture may appear.
     match at_least {
         Some(row) if wanted < newest(row) => Drives::Likely,
         _ => Drives::Unknown,
@@ -168,7 +168,8 @@ fn branch(matrix: &Matrix, offer: &Candidate, said: &mut Vec<RuleResult>) {
         return;
     }
     let Some(row) = matrix.branch(branch) else {
-        // The entries of its neighbors limit an old branch. The requirements of a branch after all others are unknown.
+        // A branch with a newer neighbor follows the rules of its neighbors. The requirements of a branch that is newer than
+        // all entries are unknown.
         let (older, newer) = neighbours(matrix, branch);
         let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
         let (evaluation, bounds, citations) = match newer {
@@ -243,7 +244,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Candidate, said: &mu
         );
         add(Rule::Vgpu, Evaluation::Refuse, text);
     }
-    // If the last branch excludes it, the first driver does not matter.
+    // If the branch is newer than the board's last branch, the board's first driver does not matter.
     let outlived = board.last_branch().is_some_and(|last| branch > last);
     match (board.architecture, board.assumed_newer) {
         _ if board.row.is_some() || outlived => {}
@@ -291,7 +292,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Candidate, said: &mu
         && let Drives::No(newest) = drives(matrix, branch, &architecture.name)
     {
         let text = format!(
-            "{label} is {}; branch {branch} ends with {newest}",
+            "{label} is {}; the newest architecture of branch {branch} is {newest}",
             architecture.title
         );
         add(Rule::NewestArchitecture, Evaluation::Refuse, text);
@@ -490,7 +491,8 @@ fn first_code(
         Some(other) => (
             Evaluation::Caution,
             format!(
-                " before {first}; its code for compute capability {other} runs, without the features of the newer one"
+                ", whose first toolkit is {first}; code for compute capability {other} runs, without the features of the \
+                 newer one"
             ),
         ),
         None => (

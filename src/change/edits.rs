@@ -61,7 +61,7 @@ pub(super) fn set(
     Ok(edits)
 }
 
-/// The names in both objects, without duplicates.
+/// The names in either object, without duplicates.
 fn names<'m>(
     before: &'m Map<String, Value>,
     after: &'m Map<String, Value>,

@@ -150,7 +150,8 @@ async fn look(
     };
     let mut inspection = prepare::inspection(host, here, env, request, scope).await?;
     let question = inspection.question(env, &named);
-    // A pool may include nodes without a GPU, according to the journal or the current settings.
+    // Whether an earlier run has prepared the machine for a GPU. This does not count if the GPU is optional according to the
+    // journal or the current settings, because a pool may include nodes without a GPU.
     let prepared = built.is_some_and(|built| {
         ![&built, &inspection.request].into_iter().any(|request| {
             inspection

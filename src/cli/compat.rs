@@ -128,7 +128,7 @@ pub(super) fn run(
     Ok(match answer.verdict {
         Compatibility::Compatible => Exit::Ok,
         Compatibility::Incompatible | Compatibility::NeedsForwardCompat => Exit::Blocked,
-        // As `check`, if nothing could be checked.
+        // The exit status of `check` if nothing could be checked.
         Compatibility::Unknown => Exit::Drift,
     })
 }
@@ -193,7 +193,7 @@ fn unsupported(os: &str, supported: &str) -> Failure {
     )
 }
 
-/// Returns the branches of a system if it does not have this one.
+/// Returns a warning with the available branches if a system has no packages of this branch.
 fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<String> {
     if rows.iter().any(|row| row.branches.contains(&branch)) {
         return None;
@@ -394,7 +394,7 @@ fn modules(flavor: SupportedFlavors) -> &'static str {
     }
 }
 
-/// The same in a table.
+/// The shorter text of [`modules`] for a table cell.
 fn short(flavor: SupportedFlavors) -> &'static str {
     match flavor {
         SupportedFlavors::Either => "either",

@@ -1,9 +1,9 @@
 //! `modules`: shares kernel modules that are compiled once with other machines.
 //!
 //! `export` packs the modules that DKMS has compiled on this machine. `install` does the same if
-//! `driver.prebuilt.publish` is set. DKMS calls `take` before it compiles (`steps/prebuilt.rs`). `take` fetches the
-//! modules from the first source with matching modules. If no source has them, it fails and DKMS compiles, so a broken
-//! source costs only compile time.
+//! `driver.prebuilt.publish` is set. DKMS calls `fetch` before it compiles (`steps/prebuilt.rs`). `fetch` takes
+//! the modules from the first source with matching modules. If no source has them, it fails and DKMS compiles, so a
+//! broken source costs only compile time.
 
 use std::{
     io::{self, Write as _},

@@ -211,7 +211,7 @@ impl ClusterInputs<'_> {
         }
     }
 
-    /// Records an error of a key, so it has no value.
+    /// Records an error of a key. Returns `None`, for use as the value of the key.
     fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Option<T> {
         let error = (self.layers).wrong(key, why.to_owned(), Some(hint.to_owned()));
         self.wrong.borrow_mut().push(error.into());

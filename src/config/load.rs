@@ -46,7 +46,8 @@ pub struct SettingsRequest {
     pub our_runtimes: Vec<RuntimeKind>,
     /// The secrets of the run. Those of the configuration are added.
     pub secrets: Secrets,
-    /// The files control what root does, so files writable by non-root users are rejected.
+    /// Whether root runs the command. The settings then control what root does, so files writable by non-root users are
+    /// rejected.
     pub by_root: bool,
 }
 

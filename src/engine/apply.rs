@@ -295,7 +295,7 @@ impl<'s> Applying<'s> {
         true
     }
 
-    /// Opens the gate if every step that can reach it is waiting there.
+    /// Starts the package work of a gate (see the module `batch`) if every step that can reach the gate is waiting there.
     fn advance_packages(&mut self) -> bool {
         let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
             return false;

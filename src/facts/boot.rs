@@ -120,7 +120,7 @@ fn wanted_entry(config: &str, environment: &str) -> String {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("set default="))
         .map(|value| value.trim().trim_matches(['"', '\'']))
-        // This branch is for a one-time selection, which was read above.
+        // Skip the line for a one-time selection, which was read above.
         .rfind(|value| !value.contains("next_entry"));
     match default {
         Some("${saved_entry}" | "$saved_entry") => variable("saved_entry"),

@@ -27,8 +27,9 @@ pub struct Cmd {
     pub stdin: Option<Secret>,
     /// After this time it is killed (TERM, then KILL, sent to its process group).
     pub deadline: Duration,
-    /// It is killed after this time without output and without CPU time of its processes. CPU time
-    /// that was used while it still printed output may extend the time once.
+    /// It is killed after this time without output and without CPU time of its processes. CPU time is
+    /// only checked when this time has passed, so CPU time from before the last output may extend it
+    /// once.
     pub silence: Option<Duration>,
 }
 
@@ -266,7 +267,7 @@ impl Output {
         Err(self.failure(cmd))
     }
 
-    /// Converts the output to an error, for commands whose status is not sufficient.
+    /// Converts the output to an error, for callers that do not decide by the exit status alone.
     #[must_use]
     pub fn failure(&self, cmd: &Cmd) -> ExecError {
         let said = if self.stderr.trim().is_empty() {

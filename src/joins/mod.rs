@@ -293,12 +293,12 @@ pub struct Given<'a> {
 pub struct Wrongs(pub Vec<(String, String, String)>);
 
 impl Wrongs {
-    /// Records an error of a key in `[cluster]`, so it has no value.
+    /// Records an error of a key in `[cluster]`. Returns `None`, for use as the value of the key.
     pub fn add<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
         self.at(&format!("cluster.{key}"), why, hint)
     }
 
-    /// Records an error of any key.
+    /// Like [`Wrongs::add`], for any key.
     pub fn at<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
         self.0
             .push((key.to_owned(), why.to_owned(), hint.to_owned()));
@@ -314,7 +314,7 @@ impl Wrongs {
     }
 }
 
-/// Whether the machine is validated, and joins after cloud-init has finished.
+/// Whether the machine was validated before its join, and will join after cloud-init has finished.
 ///
 /// # Errors
 /// If the file cannot be read.

@@ -24,7 +24,7 @@ pub struct Receipt {
     pub instance_id: Option<String>,
     /// A reboot that has not happened yet, according to the journal.
     pub awaited: Option<Awaited>,
-    /// The number of pending reboots since the last successful run, or since a driver failed validation.
+    /// The number of requested reboots since the last successful run, or since a driver failed validation.
     pub reboots: u32,
     /// The same number, without a reset when a driver fails validation.
     #[serde(default)]
@@ -210,7 +210,7 @@ impl Directories {
         }
     }
 
-    /// Removes the directories that already existed from the list that an undo removes.
+    /// Makes an undo keep the directories that already existed.
     fn keep(&self, undo: &mut Undo) {
         match undo {
             Undo::RestoreFiles {
@@ -278,7 +278,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
                 to: to.clone(),
                 why: why.clone(),
             });
-            // Reset the counts, because they belong to the failed driver. Their sum is also limited.
+            // Reset the counts, because they belong to the failed driver. `reboots_in_all` is not reset, and has its own limit.
             receipt.unfinished.clear();
             receipt.reboots = 0;
         }
@@ -460,7 +460,7 @@ mod tests {
         // The directory is ours from the first change on.
         assert_eq!(removing(&[writes(0, false), writes(1, true)]), 1);
         assert_eq!(removing(&[writes(0, false), writes(1, false)]), 2);
-        // This also applies if the change was undone in the meantime.
+        // An existing directory is also kept if the first change was undone in the meantime.
         let reverted = json!({
             "schema": SCHEMA, "seq": 1, "at": "2026-01-01T00:00:00Z", "run": "r",
             "record": {"kind": "reverted", "intent": 0, "what": "x"},

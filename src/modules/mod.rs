@@ -50,7 +50,7 @@ pub(crate) struct Built {
     pub(crate) driver: DriverVersion,
     pub(crate) kernel: KernelVersion,
     pub(crate) architecture: String,
-    /// The source of the modules, as logged by `take` in the DKMS log. `None` if DKMS compiled them without `take`.
+    /// The source of the modules, as logged by `modules fetch` in the DKMS log. `None` if DKMS compiled them without it.
     pub(crate) origin: Option<String>,
     #[serde(skip)]
     directory: Utf8PathBuf,

@@ -157,7 +157,7 @@ impl State {
             || module_version.is_some()
             || (loaded_version.is_some() && reader.exists("driver.origin", DRIVER_CONTAINER));
         let by_installer = match (&from_package, &library) {
-            // Only the DKMS entry of the driver may remain.
+            // The DKMS entry may be all that remains of a driver from the installer.
             (None, _) => found || reader.exists("driver.origin", INSTALLER_DKMS),
             // The installer overwrites libraries from packages. If the versions match, it has not.
             (Some((_, package)), Some(Some(library))) => library != package,
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn library_by_its_links() {
+    fn library_version_is_read_from_the_link_target() {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         let found = || {

@@ -1,5 +1,5 @@
-//! Container runtimes, found by package or binary, and the version of their configuration. Also their configuration from files
-//! and from the running daemon, which `runtimes` reads.
+//! The installed container runtimes, found by their binaries, with the versions of program and configuration file. Also their
+//! configuration from files and from the running daemon, which `runtimes` reads.
 
 use serde::{Deserialize, Serialize};
 

@@ -61,9 +61,9 @@ struct NodesState {
     without: Vec<Utf8PathBuf>,
 }
 
-/// The unit text. It loads no module, because `driver.autoload` does, and holds it back until a run has finished. A
-/// GPU node is created on first use, so symlinks are created for all possible nodes. `--create-all` stops at a gap in
-/// the MIG device IDs, so a second command covers the existing nodes.
+/// The unit text. The unit loads no module: the file of `driver.autoload` does that at boot, unless `engine/guard.rs`
+/// prevents it during an unattended run. A GPU node is created on first use, so symlinks are created for all possible
+/// nodes. `--create-all` stops at a gap in the MIG device IDs, so a second command covers the existing nodes.
 fn unit() -> String {
     let users = users();
     format!(
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn node_without_symlink_adds_the_unit() {
+    fn node_without_symlink_starts_or_restarts_the_unit() {
         let (want, facts) = (desired(), facts());
         decide(&made(), &want, &facts).expect_satisfied();
         let state = NodesState {
@@ -311,7 +311,7 @@ mod tests {
         };
         files.put_device("/dev/nvidiactl", 195, 255);
         files.put_link("/dev/char/195:255", "/dev/nvidiactl");
-        // Without the module, `driver.module` reports it.
+        // `nvidia_uvm` is not loaded, which `driver.module` reports.
         files.put("/proc/modules", "nvidia 1 0 - Live 0x0\n");
         assess().await.expect_satisfied();
         files.put(
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn image_unit_is_not_started() {
+    fn image_gets_the_unit_without_a_gpu() {
         let (mut want, mut facts) = (desired(), facts());
         // Image build machines usually have no GPU.
         facts.gpus.clear();

@@ -44,7 +44,7 @@ impl Applier {
                     removals(&actions),
                 );
                 match self
-                    .attempt(undo, "complete broken dependencies", &fix, &actions, sink)
+                    .attempt(undo, "fix broken dependencies", &fix, &actions, sink)
                     .await
                 {
                     Ok(()) => break,
@@ -62,7 +62,7 @@ impl Applier {
         let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
-        // After this, the next transaction (possibly a manual one) becomes the last transaction.
+        // Record its packages first, because after the next transaction (possibly a manual one), it is no longer the last one.
         self.record_begun().await?;
         let mut attempts = Attempts::new();
         loop {
@@ -226,8 +226,8 @@ impl Applier {
             ));
             return Err(self.name_exclusions(error.of(Class::NoVersion(name)), &[]));
         }
-        // An old version that is removed is a half-installed package, or it was left next to the same version by an interrupted
-        // repair.
+        // A removed version is a half-installed package, or a second entry of the version that is installed again, which an
+        // interrupted repair has left.
         let half_done = self.half_done().await?.packages;
         let comes = |id: &str, version: &str| {
             (actions.iter()).any(|action| {

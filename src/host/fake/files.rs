@@ -54,7 +54,7 @@ struct State {
     mutations: u64,
     /// A command has changed a file since the last sync.
     unsynced: bool,
-    /// A file on disk was changed by the test since the last command started.
+    /// The test, or its handler of a command, has changed a file on disk since the last mutation started.
     arranged: bool,
     kill_at: Option<u64>,
     dead: bool,

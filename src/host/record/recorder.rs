@@ -229,7 +229,7 @@ impl System for RecordedSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        // Also listed in a replay.
+        // Record the list, because a replay lists `/proc` too.
         self.recorded.0.list("/proc".into())?;
         let all = self.all.processes()?;
         let named = all.into_iter().map(|process| {

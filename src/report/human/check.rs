@@ -85,7 +85,7 @@ impl<'r> Sorted<'r> {
             let step = report.steps.iter().find(|step| step.id == finding.id);
             let outcome = step.map(|step| step.outcome);
             let kind = finding.kind();
-            // A warning of a step is about a validation that would only be repeated.
+            // A step with a warning would only repeat its validation, which is not a change.
             sorted.changes += usize::from(
                 outcome == Some(Outcome::WouldChange)
                     && !matches!(finding.status, Verdict::Pass | Verdict::Warn),
@@ -507,7 +507,7 @@ fn listed(to: &mut dyn Write, head: &str, findings: &[&Finding], style: Style) -
     writeln!(to, "{}", style.hanging(head, &titles.join("; ")))
 }
 
-/// The compared values, the remedy and the links of a problem.
+/// The compared values and the remedy of a problem.
 fn values(to: &mut dyn Write, finding: &Finding, gap: &str, style: Style) -> io::Result<()> {
     for (name, value) in [
         ("observed", &finding.observed),

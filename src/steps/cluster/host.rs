@@ -133,7 +133,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             path: sysctl::FSTAB.into(),
             content,
             mode: state.fstab_mode,
-            // cloud-init and administrators add mounts.
+            // Do not overwrite mounts that cloud-init or an administrator has added in the meantime.
             over: state.fstab.as_deref().map(|text| sha256(text.as_bytes())),
         });
     }

@@ -204,7 +204,7 @@ fn issue_of(
 ) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
-        // If the complete directory is empty, the tree may not contain it.
+        // If no keyring is in the directory, the examined copy of a machine may have been made without it.
         let directory = path.parent().unwrap_or(path);
         let is_reported = !files.list(directory)?.is_empty();
         return Ok(is_reported.then_some((Impact::Lacking, "does not exist")));
