@@ -91,17 +91,17 @@ pub(super) fn refusal(
     let archive = "the archive keeps these packages only for its newest kernels";
     let hint = match &refused.with {
         Some((policy @ KernelPolicy::SameSeries, kernel)) => format!(
-            "{archive}: set `driver.may-change-kernel = \"{policy}\"`, or upgrade to kernel {kernel} \
+            "{archive}, so set `driver.may-change-kernel = \"{policy}\"`, or upgrade to kernel {kernel} \
              (`{}`), reboot, and run the command again",
             own(kernel)
         ),
         Some((policy, kernel)) => format!(
-            "{archive}: set `driver.may-change-kernel = \"{policy}\"` to install kernel {kernel} of a different series, \
+            "{archive}, so set `driver.may-change-kernel = \"{policy}\"` to install kernel {kernel} of a different series, \
              or upgrade the kernel (`{}`), reboot, and run the command again",
             own(kernel)
         ),
         None => format!(
-            "{archive}: upgrade the kernel (`{}`), reboot, and run the \
+            "{archive}, so upgrade the kernel (`{}`), reboot, and run the \
              command again. For a kernel newer than all packaged modules, wait a few days for its module",
             commands.upgrade_kernel
         ),
