@@ -103,12 +103,12 @@ impl DriverVersion {
     /// # Errors
     /// If the text between epoch and revision is not a driver version, for example a kernel version.
     pub fn from_package(version: &str) -> Result<Self, VersionError> {
-        let after_snapshot = version.split_once(':').map_or(version, |(_, rest)| rest);
-        let end = after_snapshot
+        let after_epoch = version.split_once(':').map_or(version, |(_, rest)| rest);
+        let end = after_epoch
             .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(after_snapshot.len());
+            .unwrap_or(after_epoch.len());
         // The rest must be a revision, not the end of a word.
-        let (upstream, rest) = after_snapshot.split_at(end);
+        let (upstream, rest) = after_epoch.split_at(end);
         if !rest.is_empty() && !rest.starts_with(['-', '~', '+', '_']) {
             return Err(VersionError::Driver {
                 text: excerpt(version),

@@ -7,7 +7,7 @@ use super::{
     edits,
 };
 use crate::{
-    host::{FileKind, Stat, digest::sha256, files::obsolete_items, trusted::refuse_foreign},
+    host::{FileKind, Stat, digest::sha256, files::leftover_files, trusted::refuse_foreign},
     model::{
         document::{Document, DocumentError, Format},
         secret::without_secret_values,
@@ -357,8 +357,8 @@ impl Applier {
 
     /// Removes temporary files that an interrupted run of gpu-bootstrap left next to a file.
     fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), ChangeError> {
-        for obsolete in obsolete_items(&*self.host.files, path)? {
-            self.host.files.remove(&obsolete)?;
+        for leftover in leftover_files(&*self.host.files, path)? {
+            self.host.files.remove(&leftover)?;
         }
         Ok(())
     }

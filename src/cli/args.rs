@@ -615,13 +615,25 @@ fn of_nvidia(text: &str) -> Result<PciId, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     use super::Cli;
+    use crate::dkms::FETCH;
 
     #[test]
     fn command_definition_is_valid() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn command_line_of_dkms_is_accepted() {
+        let words = format!(
+            "gpu-bootstrap {FETCH} --flavor=open --source=/srv/modules --public-key=untrusted \
+             --not-before=2026-01-01T00:00:00Z --driver=580.95.05 --kernel=6.1.0-44-amd64 -- nvidia=./nvidia.ko"
+        );
+        if let Err(error) = Cli::try_parse_from(words.split_whitespace()) {
+            panic!("{error}");
+        }
     }
 
     #[test]

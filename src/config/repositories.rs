@@ -59,8 +59,9 @@ impl RepositoryInputs<'_> {
             }
         }
         let wanted_too = self.config.iter().filter(|(name, config)| {
-            let not_queried = !known.contains(name.as_str()) && config.enabled != Some(false);
-            not_queried || config.enabled == Some(true)
+            let enabled_by_default =
+                !known.contains(name.as_str()) && config.enabled != Some(false);
+            enabled_by_default || config.enabled == Some(true)
         });
         let mut names: Vec<&str> = Vec::new();
         let named = (needed.iter()).flat_map(|one| one.repositories.iter().map(String::as_str));

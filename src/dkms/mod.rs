@@ -92,7 +92,7 @@ for gpu_bootstrap_at in "${{!BUILT_MODULE_NAME[@]}}"; do
     gpu_bootstrap_files+=" ${{DEST_MODULE_NAME[gpu_bootstrap_at]:-$gpu_bootstrap_built}}"
     gpu_bootstrap_files+="=${{BUILT_MODULE_LOCATION[gpu_bootstrap_at]:-.}}/$gpu_bootstrap_built.ko"
 done
-if [[ -n $gpu_bootstrap_files && -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules fetch"* ]] &&
+if [[ -n $gpu_bootstrap_files && -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"{FETCH}"* ]] &&
     [[ ! -e ${{kernel_source_dir-}}/vmlinux ]] &&
     ! grep -qs '^CONFIG_CC_IS_CLANG=y' "${{kernel_source_dir-}}/.config" "${{kernel_config-}}"; then
     MAKE[0]="$gpu_bootstrap {words} --driver=$PACKAGE_VERSION --kernel=$kernelver --$gpu_bootstrap_files || {{ ${{MAKE[0]/#make/make -j${{parallel_jobs:-1}} KERNELRELEASE=$kernelver}}; }} || false"
@@ -100,6 +100,9 @@ fi
 "#
     )
 }
+
+/// The hidden subcommand that DKMS runs instead of a build. It starts the words of [`override_text`].
+pub const FETCH: &str = "modules fetch";
 
 /// Prefix of the line with the program in an override.
 const PROGRAM: &str = "gpu_bootstrap=";
@@ -521,7 +524,7 @@ mod tests {
             format!("PACKAGE_VERSION=\"580.1\"\n{conf}\n"),
         )
         .expect("written");
-        let words = ["modules".to_owned(), "fetch".to_owned()];
+        let words = FETCH.split(' ').map(str::to_owned).collect::<Vec<_>>();
         std::fs::write(at("override"), override_text(&own, &words)).expect("written");
         std::fs::create_dir(at("clang")).expect("made");
         std::fs::write(at("clang/.config"), "CONFIG_CC_IS_CLANG=y\n").expect("written");

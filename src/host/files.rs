@@ -32,7 +32,7 @@ fn stem(name: &str) -> String {
 ///
 /// # Errors
 /// The error of the operating system.
-pub fn obsolete_items(
+pub fn leftover_files(
     files: &dyn ReadFiles,
     path: &Utf8Path,
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {

@@ -165,17 +165,17 @@ impl Style {
     /// Shortens text to one line after a head. Adds `…` if a clause was shortened.
     pub(super) fn clause(self, head: &str, text: &str) -> String {
         let first = text.lines().next().unwrap_or_default();
-        let free_space = self.width.saturating_sub(display_width(head));
-        if display_width(first) <= free_space {
+        let columns = self.width.saturating_sub(display_width(head));
+        if display_width(first) <= columns {
             return first.to_owned();
         }
         let clause = first.split("; ").next().unwrap_or_default();
-        if display_width(clause) <= free_space {
+        if display_width(clause) <= columns {
             return clause.to_owned();
         }
         let mut short = String::new();
         for word in clause.split(' ') {
-            if display_width(&short) + display_width(word) + 2 > free_space {
+            if display_width(&short) + display_width(word) + 2 > columns {
                 break;
             }
             short.push_str(word);

@@ -121,10 +121,10 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
         let label: String = words.replace('`', "").chars().take(LETTERS).collect();
         let label = format!("{}  {label}", duration(span.seconds));
         // Put the label after the bar, before it, or on it, depending on the available space.
-        let free_space = label.chars().fold(0.0, |width, _| width + LETTER);
-        let (at, anchor) = if begin + width + free_space < WIDTH {
+        let text_width = label.chars().fold(0.0, |width, _| width + LETTER);
+        let (at, anchor) = if begin + width + text_width < WIDTH {
             (begin + width + 4.0, "start")
-        } else if begin > free_space {
+        } else if begin > text_width {
             (begin - 4.0, "end")
         } else {
             (begin + 4.0, "start")

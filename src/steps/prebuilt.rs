@@ -30,11 +30,8 @@ struct PrebuiltState {
 
 /// Returns the command line of the program, without the arguments that DKMS adds.
 fn words_of(driver: &DriverSpec, spec: &Prebuilt) -> Vec<String> {
-    let fixed = [
-        "modules".to_owned(),
-        "take".to_owned(),
-        format!("--flavor={}", driver.flavor),
-    ];
+    let fixed =
+        (dkms::FETCH.split(' ').map(str::to_owned)).chain([format!("--flavor={}", driver.flavor)]);
     let sources = spec
         .sources
         .iter()
@@ -44,7 +41,7 @@ fn words_of(driver: &DriverSpec, spec: &Prebuilt) -> Vec<String> {
         .iter()
         .map(|key| format!("--public-key={key}"));
     let not_before = spec.not_before.map(|time| format!("--not-before={time}"));
-    (fixed.into_iter().chain(sources))
+    (fixed.chain(sources))
         .chain(keys)
         .chain(not_before)
         .collect()

@@ -126,7 +126,7 @@ fn is_module(name: &str) -> bool {
 }
 
 /// Blocks a downgrade to an older driver that is not explicitly configured.
-pub(super) fn not_queried(
+pub(super) fn blocked_downgrade(
     driver: &DriverSpec,
     there: &There<'_>,
     going: &[String],
@@ -186,7 +186,7 @@ pub(super) fn instead_of(
             );
         }
         let names: Vec<String> = others.iter().map(|(name, _)| name.clone()).collect();
-        if !replaces && let Some(answer) = not_queried(driver, there, &names) {
+        if !replaces && let Some(answer) = blocked_downgrade(driver, there, &names) {
             return answer;
         }
         return Assessment::needs(
@@ -206,7 +206,7 @@ pub(super) fn instead_of(
 
 #[cfg(test)]
 mod tests {
-    use super::{There, instead_of, not_queried, others, outdated};
+    use super::{There, blocked_downgrade, instead_of, others, outdated};
     use crate::{
         change::Change,
         config::desired::{Desired, KernelSpec, ModuleMethod},
@@ -241,7 +241,7 @@ mod tests {
             return Some(instead_of(&found, driver, desired, &there));
         }
         let old = outdated(driver, desired, &there);
-        not_queried(driver, &there, &old).or_else(|| {
+        blocked_downgrade(driver, &there, &old).or_else(|| {
             (!old.is_empty()).then(|| Assessment::Needs {
                 why: String::new(),
                 changes: super::install(&driver.packages, old),

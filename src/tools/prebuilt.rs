@@ -741,7 +741,7 @@ mod tests {
             };
             verify(b"test", name, signature.as_bytes(), &trust)
         };
-        for (name, not_before, retryable) in rows! {
+        for (name, not_before, accepted) in rows! {
             "a.tar.gz", None, true;
             "a.tar.gz", Some(1000), true;
             "a.tar.gz", Some(1001), false;
@@ -750,7 +750,7 @@ mod tests {
             let result = verify(name, not_before);
             assert_eq!(
                 result.is_ok(),
-                retryable,
+                accepted,
                 "{name}, {not_before:?}: {result:?}"
             );
         }

@@ -308,14 +308,14 @@ mod tests {
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("the probe succeeds");
-        let change_applier: Vec<String> = fakes
+        let subcommands: Vec<String> = fakes
             .exec
             .log()
             .iter()
             .filter(|cmd| cmd.program == "docker")
             .map(|cmd| cmd.args[0].clone())
             .collect();
-        assert_eq!(change_applier, ["import", "rm", "run", "image"]);
+        assert_eq!(subcommands, ["import", "rm", "run", "image"]);
     }
 
     #[tokio::test]

@@ -502,16 +502,14 @@ fn last_of(words: &str) -> String {
     const LETTERS: usize = 240;
     // `Started kubelet.service - kubelet: …`, or without the unit name before systemd 250.
     let is_systemds = |line: &&str| {
-        let change_applier = [
+        let verbs = [
             "Starting ",
             "Started ",
             "Stopping ",
             "Stopped ",
             "Failed to start ",
         ];
-        let rest = change_applier
-            .iter()
-            .find_map(|verb| line.strip_prefix(verb));
+        let rest = verbs.iter().find_map(|verb| line.strip_prefix(verb));
         line.starts_with("kubelet.service: ")
             || rest.is_some_and(|rest| rest.starts_with("kubelet"))
     };

@@ -62,7 +62,7 @@ driver_api! {
     fn cuDriverGetVersion(version: *mut c_int);
     fn cuDeviceGetCount(count: *mut c_int);
     fn cuDeviceGet(device: *mut c_int, index: c_int);
-    fn cuDeviceGetName(name: *mut c_char, free_space: c_int, device: c_int);
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int);
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) or cuDeviceGetUuid;
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
