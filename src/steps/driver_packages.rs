@@ -240,7 +240,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverSpec) -
             comparison.held_hint(desired.packages.manager),
         );
     }
-    if let Some(answer) = replaced::not_queried(driver, &there, &outdated) {
+    if let Some(answer) = replaced::blocked_downgrade(driver, &there, &outdated) {
         return answer;
     }
     if !comparison.all_met() {
