@@ -12,6 +12,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     // A process with a private view of files and devices cannot evaluate the machine.
     ("preflight", &["virt.container"]),
     ("driver.nodes", &["virt.container"]),
+    ("drv.nodes", &["pci.driver-bound", "driver.module"]),
     // A driver that does not support the GPU does not bind to it.
     (
         "pci.driver-bound",
@@ -97,6 +98,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         "rt.containerd.systemd-cgroup",
         &["runtime.containerd", "rt.containerd.files"],
     ),
+    ("rt.kubelet.runtime", &["rt.crio.files"]),
     (
         "runtime.docker-nvidia",
         &["runtime.docker", "toolkit.packages", "rt.docker.files"],

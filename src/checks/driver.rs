@@ -3,7 +3,10 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::messages::{self, INSTALL};
+use super::{
+    messages::{self, INSTALL},
+    virt,
+};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
@@ -53,6 +56,8 @@ struct DriverState {
     none: &'static str,
     /// Who manages the driver, if another program does.
     owner: Option<Owner>,
+    /// The machine uses a vGPU, whose driver depends on the hypervisor.
+    guest: bool,
 }
 
 /// A GPU may be bound to a driver whose version was not recorded.
@@ -86,6 +91,11 @@ impl DriverState {
 /// also vGPUs, whose driver version depends on the hypervisor.
 fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     let mut found = Vec::new();
+    // Without a mark on one of them, all of them are parts of GPUs.
+    let is_marked = subject.facts.gpus.iter().any(|gpu| gpu.vgpu);
+    if !is_marked && virt::is_guest(subject)? {
+        return Ok(found);
+    }
     for gpu in &subject.facts.gpus {
         if !gpu.vgpu && !subject.state.is_reserved(gpu.pci_address)? {
             found.push(gpu);
@@ -363,6 +373,7 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
             remedy: Some(match (&state.owner, other) {
                 (Some(owner), _) => owned(owner, None),
                 (None, Some(other)) => other.to_owned(),
+                (None, None) if state.guest => virt::GRID_BRANCH.to_owned(),
                 (None, None) => "install a driver of a supported branch".to_owned(),
             }),
             links: vec![ended.link],
@@ -385,6 +396,9 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
             remedy: Some(match (&state.owner, other) {
                 (Some(owner), _) => owned(owner, None),
                 (None, Some(other)) => other.to_owned(),
+                (None, None) if state.guest => {
+                    format!("{} ({} or newer)", virt::GRID_DRIVER, lacking.first_fixed)
+                }
                 (None, None) => format!(
                     "install driver {} or a newer version of branch {branch}; if the package source does not have it, use a \
                      newer branch or another source (`driver.branch`, `driver.source`)",
@@ -617,6 +631,7 @@ impl Check for DriverCheck {
                 .map(|driver| driver.branch),
             kernel: subject.facts.kernel.running.clone(),
             owner: owner(subject.host.files(), subject.facts)?,
+            guest: virt::is_guest(subject)?,
             none: if subject.facts.gpus.is_empty() {
                 messages::NO_GPU
             } else {
@@ -737,6 +752,19 @@ mod tests {
         let best = best(&MATRIX, &[&gpu]);
         let old = version(&MATRIX, &boards, &loaded("580.126.09", None), Some(&best));
         assert_eq!(old.status, Verdict::Pass, "{}", old.why);
+
+        // A vGPU needs the driver of the hypervisor's release.
+        for version in ["580.126.09", "550.144.06"] {
+            let guest = DriverState {
+                guest: true,
+                ..loaded(version, None)
+            };
+            let remedy = secure(&MATRIX, &guest, None).remedy.unwrap_or_default();
+            assert!(
+                remedy.starts_with("install the GRID guest driver"),
+                "{remedy}"
+            );
+        }
 
         let fixed = secure(&MATRIX, &loaded("580.178.04", None), None);
         assert_eq!(fixed.status, Verdict::Pass, "{}", fixed.why);

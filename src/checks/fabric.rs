@@ -13,7 +13,7 @@ use crate::{
         Facts,
         switches::{Evidence, switches},
     },
-    host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
+    host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, Output, ReadFiles},
     model::{
         id::Id,
         version::{Branch, DriverVersion},
@@ -78,6 +78,8 @@ struct FabricState {
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
     /// The package manager of the machine.
     manager: Option<Manager>,
+    /// The versions of the fabric manager package in the package lists, or `None` if they are unknown.
+    offered: Option<Vec<DriverVersion>>,
 }
 
 fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
@@ -142,6 +144,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
         manager: messages::manager(subject.host.files(), subject.facts.os.as_ref())?,
+        offered: None,
     };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
@@ -169,6 +172,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     }
     found.subnet_manager = (state.packages_like(&[fabric::SUBNET_MANAGER]).await)
         .is_ok_and(|packages| !packages.is_empty());
+    found.offered = offered(subject, &found).await?;
     found.unit = match state.unit(fabric::UNIT).await {
         Ok(unit) => Ok(unit),
         Err(error) => match error.not_queried() {
@@ -177,6 +181,50 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         },
     };
     Ok(found)
+}
+
+/// Returns the versions of the fabric manager package in the package lists, if it does not have the driver version. `None` if
+/// there are no lists, or if they cannot be queried.
+async fn offered(
+    subject: &Subject<'_>,
+    state: &FabricState,
+) -> Result<Option<Vec<DriverVersion>>, StepError> {
+    let (Some(driver), Some(manager)) = (&state.driver, state.manager) else {
+        return Ok(None);
+    };
+    let installed = state.packages.as_ref().ok().and_then(|all| all.first());
+    let is_right = installed.is_some_and(|(_, version)| {
+        DriverVersion::from_package(version).is_ok_and(|version| version == *driver)
+    });
+    if is_right || !manager.backend().has_lists(subject.host.files())? {
+        return Ok(None);
+    }
+    let name = match installed {
+        Some((name, _)) => name.clone(),
+        None => package_of(driver, Some(manager)),
+    };
+    let answer = subject
+        .host
+        .query(&manager.backend().offers(&[&name]))
+        .await;
+    let Some(output) = answer.ok().filter(Output::ok) else {
+        return Ok(None);
+    };
+    let offers = manager.backend().parse_offers(&output.stdout);
+    let mut versions: Vec<DriverVersion> = (offers.iter())
+        .filter(|offer| offer.name == name)
+        .flat_map(|offer| {
+            offer
+                .versions
+                .iter()
+                .map(move |(version, _)| (offer, version))
+        })
+        .filter(|(offer, version)| offer.has(version))
+        .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
+        .collect();
+    versions.sort_unstable();
+    versions.dedup();
+    Ok(Some(versions))
 }
 
 /// Returns the modules that the subnet manager needs but that are not loaded, and the running kernel if one of them does not
@@ -321,12 +369,9 @@ fn unit(state: &FabricState) -> Finding {
         Some(driver) => {
             let manager = state.manager;
             let name = package_of(driver, manager);
-            at_version(
-                manager,
-                &name,
-                driver,
-                &format!("systemctl enable --now {}", fabric::UNIT),
-            )
+            let then = format!("systemctl enable --now {}", fabric::UNIT);
+            (not_offered(state, &name, driver))
+                .unwrap_or_else(|| at_version(manager, &name, driver, &then))
         }
         None => "install the driver, and the package `nvidia-fabricmanager` in the same version"
             .to_owned(),
@@ -391,6 +436,47 @@ fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then
     }
 }
 
+/// Returns the remedy if the package lists do not contain the package in the driver version.
+fn not_offered(state: &FabricState, name: &str, driver: &DriverVersion) -> Option<String> {
+    let offered = state.offered.as_ref()?;
+    if offered.contains(driver) {
+        return None;
+    }
+    let all: Vec<String> = offered
+        .iter()
+        .rev()
+        .take(3)
+        .map(ToString::to_string)
+        .collect();
+    Some(match &all[..] {
+        [] => format!(
+            "no configured repository has `{name}`: install the driver and the fabric manager in one version from one \
+             repository, such as NVIDIA's"
+        ),
+        all => format!(
+            "no configured repository has `{name}` in version {driver}: install the driver and the fabric manager in one \
+             transaction in a version that both have (available: {})",
+            all.join(", ")
+        ),
+    })
+}
+
+/// Returns the remedy for an installed package of another version. If the lists are unknown, the right version may not exist,
+/// because otherwise it would often be installed (NVIDIA/gpu-operator issue 544).
+fn other_version(state: &FabricState, name: &str, driver: &DriverVersion) -> String {
+    let then = format!("systemctl restart {}", fabric::UNIT);
+    let install = at_version(state.manager, name, driver, &then);
+    match (state.manager, &state.offered) {
+        (_, Some(_)) => not_offered(state, name, driver).unwrap_or(install),
+        (Some(manager), None) => format!(
+            "run `{}`; if {driver} is available, {install}; otherwise install the driver and the fabric manager in one \
+             transaction in one version of a supported branch",
+            manager.backend().commands().versions.replace("NAME", name)
+        ),
+        (None, None) => install,
+    }
+}
+
 fn version(state: &FabricState) -> Finding {
     let finding = |status, why: String| Finding::new(VERSION, status, why);
     if state.switches == Switches::None {
@@ -432,12 +518,7 @@ fn version(state: &FabricState) -> Finding {
     Finding {
         observed: Some(version.to_string()),
         expected: Some(driver.to_string()),
-        remedy: Some(at_version(
-            state.manager,
-            name,
-            driver,
-            &format!("systemctl restart {}", fabric::UNIT),
-        )),
+        remedy: Some(other_version(state, name, driver)),
         ..finding(
             Verdict::Fail,
             format!(
@@ -684,6 +765,49 @@ mod tests {
                 .map(|index| (index, Some(in_fabric(FabricProgress::Completed, 0))))
                 .collect()),
             manager: None,
+            offered: None,
+        }
+    }
+
+    #[test]
+    fn command_installs_only_an_available_version() {
+        let of = |offered: Option<&[&str]>, manager| {
+            let state = FabricState {
+                driver: "580.159.04".parse().ok(),
+                manager,
+                offered: offered.map(|all| all.iter().filter_map(|one| one.parse().ok()).collect()),
+                ..state()
+            };
+            let remedy = version(&state).remedy.unwrap_or_default();
+            let absent = FabricState {
+                packages: Ok(Vec::new()),
+                unit: Ok(None),
+                ..state
+            };
+            (remedy, unit(&absent).remedy.unwrap_or_default())
+        };
+        let apt = Some(Manager::Apt);
+        let both: &[&str] = &["580.159.04", "580.178.04"];
+        let install = "run `apt-get install 'nvidia-fabricmanager";
+        for (offered, manager, first, words) in rows! {
+            Some(both), apt, install, "=580.159.04*'";
+            Some(&both[1..]), apt, "no configured repository", "(available: 580.178.04)";
+            Some(&both[..0]), apt, "no configured repository", "in one version from one repository";
+            None, apt, "run `apt-cache policy nvidia-fabricmanager-580`", "if 580.159.04 is available";
+            None, None, "install the package", "in version 580.159.04";
+        } {
+            let (remedy, absent) = of(offered, manager);
+            assert!(
+                remedy.starts_with(first) && remedy.contains(words),
+                "{remedy}"
+            );
+            // Unknown lists are no reason against the version if no other one is installed.
+            let first = if offered.is_none() && manager.is_some() {
+                install
+            } else {
+                first
+            };
+            assert!(absent.starts_with(first), "{absent}");
         }
     }
 

@@ -606,7 +606,8 @@ impl Check for HealthCheck {
         }
         let files = subject.host.files();
         let nvml = subject.state.nvml().await;
-        if let (Nvml::NotLoadable { .. }, Some(owner)) = (nvml, owner(files, subject.facts)?) {
+        let elsewhere = owner(files, subject.facts)?.filter(|owner| !owner.on_host);
+        if let (Nvml::NotLoadable { .. }, Some(owner)) = (nvml, elsewhere) {
             let in_container = has_library(files, Utf8Path::new(DRIVER_CONTAINER))?;
             return Ok(out_of_reach(owner.name, in_container));
         }

@@ -2,7 +2,9 @@
 //! configuration that a Kubernetes distribution regenerates at each start.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
+use super::operator::ITS_RUNTIME;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Desired,
@@ -153,27 +155,60 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     }
 }
 
-/// Returns the finding for a containerd without nvidia runtime and without CDI specification (NVIDIA/k8s-device-plugin issue
-/// 307). On a live machine with a desired state, `runtime.containerd-nvidia` reports it instead.
-fn lacks_runtime(subject: &Subject<'_>, cri: &Config) -> Result<Option<Finding>, StepError> {
+/// Returns the finding for a runtime of the kubelet without nvidia runtime, hook and CDI specification although a toolkit is
+/// installed (NVIDIA/k8s-device-plugin issues 307 and 655, berops/claudie issue 1786). On a machine that gpu-bootstrap
+/// prepared, its own step reports it instead.
+fn lacks_runtime(
+    subject: &Subject<'_>,
+    kind: RuntimeKind,
+    cri: &Config,
+    path: Option<&Utf8Path>,
+) -> Result<Option<Finding>, StepError> {
+    let files = subject.host.files();
     let has_nvidia = (cri.runtimes.iter()).any(|name| name.contains("nvidia"))
         || (cri.programs.values()).any(|program| toolkit::is_named_in(program));
-    let is_said = subject.state.is_of_this_machine() && subject.desired.is_some();
-    let has_gpus = !subject.facts.gpus.is_empty();
-    if has_nvidia || is_said || !has_gpus || cdi::is_there(subject.host.files())? {
+    let (on_host, of_operator) = (
+        files.exists(toolkit::RUNTIME.into())?,
+        files.exists(ITS_RUNTIME.into())?,
+    );
+    if has_nvidia
+        || !(on_host || of_operator)
+        || subject.prepared
+        || subject.facts.gpus.is_empty()
+        || kind.runtime().has_hook(files)?
+        || cdi::is_there(files)?
+    {
         return Ok(None);
     }
-    Ok(Some(Finding {
-        remedy: Some(
-            "run `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`; pods request it with a \
-             RuntimeClass, or get it by default with `--set-as-default`; if nodeadm generates the file at boot (EKS), set it \
-             in the NodeConfig (`spec.containerd.config`) instead"
-                .to_owned(),
+    let (name, title) = (kind.name(), kind.runtime().facts().title);
+    let place = path.map_or(String::new(), |path| format!(" (`{path}`)"));
+    let (beside, remedy) = match on_host {
+        true => (
+            "",
+            format!(
+                "run `nvidia-ctk runtime configure --runtime={name} && systemctl restart {name}`; pods request it with a \
+                 RuntimeClass, or get it by default with `--set-as-default`; if nodeadm generates the file at boot (EKS), \
+                 set it in the NodeConfig (`spec.containerd.config`) instead"
+            ),
         ),
+        false => (
+            ", although the toolkit of the GPU Operator is installed",
+            format!(
+                "restart the toolkit pod of the operator on this node (`kubectl --namespace gpu-operator delete pod \
+                 --selector app=nvidia-container-toolkit-daemonset --field-selector spec.nodeName=NODE`), which configures \
+                 {title} again; if another program generates its configuration, add the nvidia runtime to that template"
+            ),
+        ),
+    };
+    Ok(Some(Finding {
+        remedy: Some(remedy),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
-            "no GPUs for pods: the kubelet uses containerd, which has no nvidia runtime and no CDI specification",
+            format!(
+                "no GPUs for pods: the kubelet uses {title}{place}, which has no nvidia runtime and no CDI \
+                 specification{beside}"
+            ),
         )
     }))
 }
@@ -298,27 +333,29 @@ impl Check for KubeletCheck {
             let finding = lost.unwrap_or(finding);
             return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
         }
-        Ok(vec![match found {
-            Some(found) if found.name == RuntimeKind::Containerd.name() => {
-                let report = subject.state.report(RuntimeKind::Containerd).await?;
-                let refused = report.is_some_and(|report| report.refuses());
-                let cri = match refused {
-                    true => None,
-                    // Errors reported by the containerd binary belong to the file check.
-                    false => (subject.state.runtime(RuntimeKind::Containerd).await?).config(),
-                };
-                let finding = match cri {
-                    Some(cri) if toolkit && cri.serves_pods && finding.status == Verdict::Pass => {
-                        lacks_runtime(subject, cri)?.unwrap_or(finding)
-                    }
-                    _ => finding,
-                };
-                serves(
-                    finding,
-                    &found,
-                    refused,
-                    cri.is_none_or(|cri| cri.serves_pods),
-                )
+        let kinds = [RuntimeKind::Containerd, RuntimeKind::Crio];
+        let (Some(found), Some(kind)) = (
+            &found,
+            (found.as_ref()).and_then(|one| kinds.into_iter().find(|kind| kind.name() == one.name)),
+        ) else {
+            return Ok(vec![finding]);
+        };
+        let report = subject.state.report(kind).await?;
+        let refused = report.is_some_and(|report| report.refuses());
+        let view = subject.state.runtime(kind).await?;
+        // Errors reported by the binary of the runtime belong to the file check.
+        let cri = view.config().filter(|_| !refused);
+        let path = view.files.first().map(|file| file.path.as_path());
+        let finding = match cri {
+            Some(cri) if cri.serves_pods && finding.status == Verdict::Pass => {
+                lacks_runtime(subject, kind, cri, path)?.unwrap_or(finding)
+            }
+            _ => finding,
+        };
+        Ok(vec![match kind {
+            RuntimeKind::Containerd => {
+                let enabled = cri.is_none_or(|cri| cri.serves_pods);
+                serves(finding, found, refused, enabled)
             }
             _ => finding,
         }])
@@ -339,12 +376,14 @@ mod tests {
     /// Returns the finding for a tree with these files.
     async fn examined(files: &[(&str, &str)]) -> Finding {
         let (host, fakes) = fake::host();
-        fakes.exec.on_result("containerd", |cmd, _| {
-            Err(ExecError::NotQueried {
-                command: cmd.line(),
-                why: "a tree".to_owned(),
-            })
-        });
+        for program in ["containerd", "crio"] {
+            fakes.exec.on_result(program, |cmd, _| {
+                Err(ExecError::NotQueried {
+                    command: cmd.line(),
+                    why: "a tree".to_owned(),
+                })
+            });
+        }
         for (path, text) in files {
             fakes.files.put(path, *text);
         }
@@ -405,6 +444,39 @@ mod tests {
             ])
             .await;
             assert_eq!(finding.status, status, "{}", finding.why);
+        }
+    }
+
+    #[tokio::test]
+    async fn runtime_of_the_kubelet_without_nvidia_runtime_fails() {
+        let host = "/usr/bin/nvidia-container-runtime";
+        let operator = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+        let config = "/etc/crio/crio.conf.d/10-crio.conf";
+        let plain = "[crio.runtime.runtimes.crun]\nruntime_path = '/usr/bin/crun'\n";
+        let named =
+            "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n";
+        let hook = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
+        let (crio, containerd) = ("crio", "containerd");
+        for (runtime, toolkit, path, text, status, words) in rows! {
+            crio, host, config, plain, Verdict::Fail, "nvidia-ctk runtime configure --runtime=crio";
+            crio, host, config, named, Verdict::Pass, "";
+            crio, host, hook, "", Verdict::Pass, "";
+            crio, "/etc/none", config, plain, Verdict::Pass, "";
+            crio, operator, config, plain, Verdict::Fail, "restart the toolkit pod";
+            containerd, operator, "/etc/containerd/config.toml", "version = 2\n", Verdict::Fail, "restart the toolkit pod";
+        } {
+            let kubelet =
+                format!("containerRuntimeEndpoint: unix:///run/{runtime}/{runtime}.sock\n");
+            let finding = examined(&[
+                (format!("/usr/bin/{runtime}").as_str(), ""),
+                (toolkit, ""),
+                ("/var/lib/kubelet/config.yaml", kubelet.as_str()),
+                (path, text),
+            ])
+            .await;
+            assert_eq!(finding.status, status, "{}", finding.why);
+            let remedy = finding.remedy.unwrap_or_default();
+            assert!(remedy.contains(words), "{remedy}");
         }
     }
 

@@ -79,7 +79,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         told,
         next: next.map(|version| version.to_string()),
         packaged: subject.state.driver().await.package_version.is_some(),
-        owner: owner(files, subject.facts)?,
+        owner: owner(files, subject.facts)?.filter(|owner| !owner.on_host),
         found,
         all,
         contained: subject.facts.container().is_some(),
@@ -390,6 +390,7 @@ mod tests {
             evidence: String::new(),
             fabric_manager: false,
             container_runtime: false,
+            on_host: false,
             why: "",
             remedy: "update to another image",
         });
@@ -415,6 +416,7 @@ mod tests {
             evidence: String::new(),
             fabric_manager: true,
             container_runtime: false,
+            on_host: false,
             why: "",
             remedy: "",
         });
@@ -439,6 +441,7 @@ mod tests {
             evidence: String::new(),
             fabric_manager: false,
             container_runtime: false,
+            on_host: false,
             why: "",
             remedy: "",
         });

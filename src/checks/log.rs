@@ -17,7 +17,7 @@ use crate::{
         id::Id,
         pci::PciAddress,
     },
-    state::{KernelLog, Owner, owner},
+    state::{GPU_OPERATOR, KernelLog, Owner, owner},
     step::StepError,
     tools::{
         kernel_log::{self, Kind, Line, Message, Recovery},
@@ -742,7 +742,16 @@ pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Opti
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     context
         .idle
-        .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
+        .then(|| Diagnosis::new(row.why.clone(), remedy_of(row, context)))
+}
+
+/// Returns the remedy of a row for the owner of the driver.
+fn remedy_of(row: &Line, context: &LogContext<'_>) -> String {
+    let is_of_operator = (context.owner.as_ref()).is_some_and(|owner| owner.name == GPU_OPERATOR);
+    match (&row.operator, is_of_operator) {
+        (Some(remedy), true) => remedy.clone(),
+        _ => row.remedy.clone(),
+    }
 }
 
 /// Returns the reason in the log why GPUs have no driver: the module was not loaded, or it failed to start a GPU. The cause
@@ -758,7 +767,7 @@ pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<D
     Some(Diagnosis {
         observed: "a line with the reason",
         why: with(&first.why, others),
-        remedy: first.remedy.clone(),
+        remedy: remedy_of(first, context),
     })
 }
 
@@ -1647,6 +1656,28 @@ mod tests {
         assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
         assert!(reason.remedy.contains("mokutil"), "{}", reason.remedy);
         assert_eq!(super::reason(&rejected, &context(false)), None);
+        // The driver of the GPU Operator is not built on the host. Both lines have the same cause.
+        let lines = kernel_log::read([
+            "nvidia: disagrees about version of symbol sme_me_mask",
+            "nvidia: Unknown symbol sme_me_mask (err -22)",
+        ]);
+        let owned = LogContext {
+            owner: Some(crate::state::Owner {
+                name: crate::state::GPU_OPERATOR,
+                evidence: String::new(),
+                fabric_manager: true,
+                container_runtime: false,
+                on_host: false,
+                why: "",
+                remedy: "",
+            }),
+            ..context(true)
+        };
+        for (context, words) in [(context(true), "dkms autoinstall"), (owned, "driver image")] {
+            let reason = super::reason(&lines, &context).unwrap();
+            assert!(!reason.why.contains("also: "), "{}", reason.why);
+            assert!(reason.remedy.contains(words), "{}", reason.remedy);
+        }
     }
 
     #[test]
@@ -1690,6 +1721,7 @@ mod tests {
             evidence: String::new(),
             fabric_manager: false,
             container_runtime: false,
+            on_host: false,
             why: "",
             remedy: "",
         };

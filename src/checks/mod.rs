@@ -18,6 +18,7 @@ mod kubelet;
 mod libraries;
 mod log;
 mod messages;
+mod nodes;
 mod operator;
 mod owner;
 mod packages;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(driver::DriverCheck),
         Box::new(cuda::CudaCheck),
         Box::new(libraries::LibrariesCheck),
+        Box::new(nodes::NodesCheck),
         Box::new(health::HealthCheck),
         Box::new(log::LogCheck),
         Box::new(fabric::FabricCheck),

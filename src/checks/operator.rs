@@ -33,7 +33,7 @@ const SMI: [&str; 6] = [
 ];
 
 /// The runtime that the operator's toolkit container installs on the host.
-const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+pub(super) const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
 
 /// The remedy if host packages contain a driver in addition to the operator's.
 pub(super) const ONE_DRIVER: &str = "remove the driver packages from the host, so that no upgrade installs another version, \

@@ -234,8 +234,32 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
+/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories of one distribution
+/// have the same key, but the lists of another one may not be verifiable (GoogleCloudPlatform/compute-gpu-installation issue 41).
+fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
+    let name = |directory: &str| {
+        directory
+            .trim_end_matches(|c: char| c.is_ascii_digit())
+            .to_owned()
+    };
+    name(found) != name(wanted)
+}
+
+/// A source for another distribution release.
+struct Foreign {
+    why: String,
+    remedy: String,
+    /// It prevents the installation of a driver.
+    stops: bool,
+}
+
 /// Returns the first source for another distribution release, whose packages are incompatible with this machine.
-fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, String)> {
+fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<Foreign> {
+    let minor = |(why, remedy)| Foreign {
+        why,
+        remedy,
+        stops: false,
+    };
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
     (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
         let SourceEntry {
@@ -244,7 +268,7 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
         let is_of_ubuntu = |uri: &str| UBUNTU.iter().any(|part| uri.contains(part));
         if os.id == "debian" && is_of_ubuntu(uri) {
             let mut others = entries.iter().filter(|other| other.file == *file);
-            return Some((
+            return Some(minor((
                 format!(
                     "`{file}` has Ubuntu packages (`{suite}`), which cannot be installed on this machine: {name}"
                 ),
@@ -252,26 +276,34 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, S
                     true => format!("run `rm {} && {refresh}`", shell_word(file)),
                     false => format!("remove these entries from `{file}`, then run `{refresh}`"),
                 },
-            ));
+            )));
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
             let (found, wanted) = (rest.split('/').next()?, directory_of(os)?);
             // Names without a version are not releases, such as `wsl-ubuntu` and `cross-linux-sbsa`.
             let is_release = found.ends_with(|c: char| c.is_ascii_digit());
-            return (is_release && found != wanted).then(|| {
-                (
-                    format!("`{file}` contains the NVIDIA repository `{found}`, but this machine ({name}) needs `{wanted}`"),
-                    format!("remove this entry from `{file}`, or change it to `{wanted}`"),
-                )
+            let stops = is_of_another_distribution(found, &wanted);
+            let is_alone = (entries.iter()).all(|other| other.file != *file || other.uri == *uri);
+            let why = format!(
+                "`{file}` contains the NVIDIA repository `{found}`, but this machine ({name}) needs `{wanted}`"
+            );
+            return (is_release && found != wanted).then(|| Foreign {
+                why,
+                remedy: match (is_alone, shell_word(file)) {
+                    // The package managers ignore files with this suffix.
+                    (true, file) if stops => format!("run `mv {file} {file}.disabled && {refresh}`"),
+                    _ => format!("remove this entry from `{file}`, or change it to `{wanted}`"),
+                },
+                stops,
             });
         }
         let (vendor, rest) = runtimes::vendor_repository(uri)?;
         let codename = os.version_codename.as_deref()?;
         (rest.split('/').next()? == os.id && !suite.contains('/') && suite != codename).then(|| {
-            (
+            minor((
                 format!("`{file}` contains the {vendor} repository for `{suite}`, but this machine is {name} (`{codename}`)"),
                 format!("change `{suite}` to `{codename}` in `{file}`"),
-            )
+            ))
         })
     })
 }
@@ -349,8 +381,14 @@ const UBUNTU: [&str; 4] = [
     "ppa.launchpad.net/",
 ];
 
-/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs.
-fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
+/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `installs`: the
+/// machine has GPUs but no driver, so the next command is an installation.
+fn sources(
+    files: &dyn ReadFiles,
+    os: Option<&Os>,
+    live: bool,
+    installs: bool,
+) -> Result<Finding, StepError> {
     let finding = |status, why: String| Finding::new(SOURCES, status, why);
     let mut used = Vec::new();
     for manager in Manager::ALL {
@@ -410,10 +448,17 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                 ..finding(Verdict::Warn, why)
             });
         }
-        if let Some((why, remedy)) = os
-            .and_then(|os| foreign(&entries, os, backend.commands().refresh))
-            .or(moved)
-        {
+        if let Some(foreign) = os.and_then(|os| foreign(&entries, os, backend.commands().refresh)) {
+            let status = match foreign.stops && installs {
+                true => Verdict::Fail,
+                false => Verdict::Warn,
+            };
+            return Ok(Finding {
+                remedy: Some(foreign.remedy),
+                ..finding(status, foreign.why)
+            });
+        }
+        if let Some((why, remedy)) = moved {
             return Ok(Finding {
                 remedy: Some(remedy),
                 ..finding(Verdict::Warn, why)
@@ -560,6 +605,7 @@ impl Check for PackagesCheck {
             subject.host.files(),
             subject.facts.os.as_ref(),
             subject.state.is_of_this_machine(),
+            !subject.facts.gpus.is_empty() && matches!(subject.state.loaded_driver(), Ok(None)),
         )?;
         if !matches!(sources.status, Verdict::Fail | Verdict::Warn) {
             sources = kept_away(subject).await?.unwrap_or(sources);
@@ -590,7 +636,7 @@ mod tests {
                 "/etc/yum.repos.d/CentOS-Base.repo",
                 format!("[base]\n{address}\n").as_str(),
             );
-            sources(&files, None, false).unwrap()
+            sources(&files, None, false, false).unwrap()
         };
         let finding = with("mirrorlist=http://mirrorlist.centos.org/?release=$releasever&repo=os");
         assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
@@ -621,6 +667,10 @@ mod tests {
             "deb https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu mantic main", Verdict::Warn,
                 "has Ubuntu packages";
             "deb http://archive.ubuntu.com/ubuntu jammy main", Verdict::Warn, "has Ubuntu packages";
+            "deb http://developer.download.nvidia.com/compute/cuda/repos/ubuntu1604/x86_64 /", Verdict::Fail,
+                "needs `debian11`";
+            "deb http://developer.download.nvidia.com/compute/cuda/repos/debian10/x86_64 /", Verdict::Warn,
+                "needs `debian11`";
             "deb http://deb.debian.org/debian bullseye main", Verdict::Pass, "";
         } {
             let files = FakeFiles::new();
@@ -632,7 +682,7 @@ mod tests {
                 "/var/lib/dpkg/status",
                 "Package: a\nStatus: install ok installed\nVersion: 1\n",
             );
-            let finding = sources(&files, Some(&debian), false).unwrap();
+            let finding = sources(&files, Some(&debian), false, true).unwrap();
             assert_eq!(finding.status, verdict, "{line}: {}", finding.why);
             assert!(finding.why.contains(words), "{line}: {}", finding.why);
         }
@@ -669,7 +719,7 @@ mod tests {
                 "Package: a\nStatus: install ok installed\nVersion: 1\n",
             );
             files.put("/etc/apt/sources.list.d/a.list", text.as_str());
-            let finding = sources(&files, Some(os), false).unwrap();
+            let finding = sources(&files, Some(os), false, false).unwrap();
             let wanted = match words {
                 Some(_) => Verdict::Warn,
                 None => Verdict::Pass,
@@ -684,7 +734,10 @@ mod tests {
         // dnf files are also checked in a tree without a database.
         let files = FakeFiles::new();
         files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
-        assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
+        assert_eq!(
+            sources(&files, None, false, false).unwrap().status,
+            Verdict::Warn
+        );
     }
 
     #[test]
@@ -698,7 +751,7 @@ mod tests {
                 "/etc/apt/sources.list.d/a.list",
                 format!("deb {address} /\n"),
             );
-            let finding = sources(&files, None, false).unwrap();
+            let finding = sources(&files, None, false, false).unwrap();
             let told = finding.why.contains("lacks the distribution directory");
             assert_eq!(told, is_wrong, "{address}: {}", finding.why);
             assert_eq!(finding.status == Verdict::Warn, is_wrong);
@@ -714,7 +767,7 @@ mod tests {
             files.put(path, text);
             // A key is only regarded as missing if the directory contains other keys.
             files.put("/usr/share/keyrings/other.gpg", "\u{1}");
-            sources(&files, None, false).unwrap()
+            sources(&files, None, false, false).unwrap()
         };
         for (path, is_old) in rows! {
             "libnvidia-container/stable/ubuntu18.04", true;

@@ -633,7 +633,7 @@ impl Check for PciCheck {
             absent: None,
             on_disk: false,
             unconfigured: false,
-            sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
+            sliced: virt::is_guest(subject)?,
             theirs,
             fell: Vec::new(),
         };

@@ -59,9 +59,6 @@ fn finding(id: &Id, report: &Report) -> Finding {
     }
 }
 
-/// The first toolkit that uses CDI by default (release notes of 1.18.0). No errors with `no-cgroups` were reported for it.
-const BY_CDI: (u64, u64) = (1, 18);
-
 /// Returns the finding for the toolkit configurations of the host and of the GPU Operator. The first problem is returned.
 async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let mut found = say(&TOOLKIT, Verdict::Skip, "no configuration exists");
@@ -169,7 +166,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         let is_legacy = match config.mode.as_deref() {
             Some("legacy") => true,
             Some("auto") | None => {
-                (subject.state.toolkit_version().await).is_some_and(|it| it < BY_CDI)
+                (subject.state.toolkit_version().await).is_some_and(|it| it < toolkit::BY_CDI)
             }
             Some(_) => false,
         };

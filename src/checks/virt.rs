@@ -8,8 +8,13 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{InstanceDriver, Matrix},
     facts::{Facts, GpuFact},
+    host::{ExecError, Output},
     model::{id::Id, pci::DEVICES, version::DriverVersion},
     step::StepError,
+    tools::{
+        gridd::{self, Attempt},
+        systemctl,
+    },
 };
 
 const GUEST: Id = Id::new("virt.vgpu-guest");
@@ -27,6 +32,12 @@ const WSL_LIBRARY: &str = "/usr/lib/wsl/lib/libcuda.so.1";
 pub(super) const GRID_DRIVER: &str =
     "install the GRID guest driver that matches the hypervisor's vGPU release";
 
+/// The remedy for a vGPU whose driver branch is end-of-life.
+pub(super) const GRID_BRANCH: &str = "install the GRID guest driver of a supported branch that matches the hypervisor's vGPU release";
+
+/// The effect of a missing license.
+const UNLICENSED: &str = "CUDA is slow or fails on a vGPU without license";
+
 /// The virtualization checks.
 pub struct VirtCheck;
 
@@ -36,6 +47,10 @@ struct VirtState {
     loaded: Option<DriverVersion>,
     /// The driver in packages.
     packaged: Option<DriverVersion>,
+    /// The configured license client of a vGPU guest driver exists.
+    has_client: bool,
+    /// The problem of the license client, and the remedy.
+    unlicensed: Option<(String, String)>,
     /// The module of a vGPU host is loaded.
     host_module: bool,
     /// The number of GPUs that offer mediated devices.
@@ -51,14 +66,96 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
         let types = format!("{DEVICES}/{}/mdev_supported_types", gpu.pci_address);
         mediated += usize::from(files.exists(&Utf8PathBuf::from(types))?);
     }
+    let loaded = state.loaded_driver()?.cloned();
+    let has_program = files.exists(gridd::PROGRAM.into())?;
+    let examines = has_program && loaded.is_some() && is_guest(subject)?;
     Ok(VirtState {
-        loaded: state.loaded_driver()?.cloned(),
+        loaded,
+        has_client: has_client(subject)?,
+        unlicensed: match examines {
+            true => unlicensed(subject).await?,
+            false => None,
+        },
         packaged: state.driver().await.package_version.clone(),
         host_module: (state.loaded_modules()?.iter()).any(|module| module == HOST_MODULE),
         mediated,
         dxg: files.exists(DXG.into())?,
         library: files.exists(WSL_LIBRARY.into())?,
     })
+}
+
+/// Whether the license client of a guest driver is configured on a virtual machine. Drivers for whole GPUs have no such client.
+fn has_client(subject: &Subject<'_>) -> Result<bool, StepError> {
+    let files = subject.host.files();
+    let is_virtual = (subject.facts.virtualization.as_deref()).is_some_and(|word| word != "none");
+    Ok(is_virtual && files.exists(gridd::PROGRAM.into())? && files.exists(gridd::CONFIG.into())?)
+}
+
+/// Whether the machine uses a vGPU.
+pub(super) fn is_guest(subject: &Subject<'_>) -> Result<bool, StepError> {
+    Ok(subject.facts.gpus.iter().any(|gpu| gpu.vgpu)
+        || sliced(subject.facts, subject.matrix).is_some()
+        || has_client(subject)?)
+}
+
+/// Returns the output of a query, or `None` if it cannot be executed or fails.
+fn printed(output: Result<Output, ExecError>) -> Option<String> {
+    output.ok().filter(Output::ok).map(|output| output.stdout)
+}
+
+/// Returns the reason why the vGPU has no license, and the remedy.
+async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, StepError> {
+    let (host, state, unit) = (subject.host, subject.state, gridd::UNIT);
+    let absent = (
+        format!("{UNLICENSED}: its license client does not run, because `{unit}` does not exist"),
+        format!(
+            "install a GRID guest driver that contains `{unit}`, or use another version of the image, then run \
+             `systemctl enable --now {unit}`"
+        ),
+    );
+    match state.unit(unit).await {
+        Ok(None) => return Ok(Some(absent)),
+        Ok(Some(unit)) if unit.is_active() => {}
+        Ok(Some(one)) => {
+            return Ok(Some((
+                format!("{UNLICENSED}: its license client does not run, because `{unit}` is {one}"),
+                format!(
+                    "run `systemctl enable --now {unit}`; `journalctl --unit {unit}` shows the reason of a failure"
+                ),
+            )));
+        }
+        Err(error) if error.not_queried().is_some() => {
+            let mut has_units = false;
+            for directory in systemctl::OF_PACKAGES {
+                has_units |= !host.files().list(directory.into())?.is_empty();
+            }
+            if has_units && systemctl::files_of(host.files(), unit)?.is_empty() {
+                return Ok(Some(absent));
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // Without the programs, the result is unknown, which is not a problem.
+    let log = printed(host.query(&gridd::journal()).await);
+    let attempt = match &log {
+        Some(log) => gridd::last_attempt(log),
+        None => gridd::in_files(host.files())?,
+    };
+    let check = format!(
+        "check that the license server has free licenses for this product and is reachable, and that the token in \
+         `/etc/nvidia/ClientConfigToken` or the server in `{}` is right; then run `systemctl restart {unit}`",
+        gridd::CONFIG
+    );
+    if let Some(Attempt::Failed { server }) = attempt {
+        let server = server.map_or(String::new(), |server| format!(" from {server}"));
+        let why = format!("{UNLICENSED}: `nvidia-gridd` failed to acquire a license{server}");
+        return Ok(Some((why, check)));
+    }
+    let status = printed(host.query(&gridd::status()).await);
+    Ok(status.as_deref().and_then(gridd::unlicensed).map(|status| {
+        let why = format!("{UNLICENSED}: the license status is `{status}`");
+        (why, check)
+    }))
 }
 
 /// Returns the instance type if it has fractional GPUs.
@@ -75,14 +172,23 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
     let what = match (slices.is_empty(), sliced(facts, matrix)) {
         (false, _) => places(slices),
         (true, Some(instance)) => format!("instance type {instance}"),
+        (true, None) if state.has_client => {
+            format!("`{}` and `{}` exist", gridd::PROGRAM, gridd::CONFIG)
+        }
         (true, None) => return finding(Verdict::Skip, "no vGPU detected".to_owned()),
     };
-    match &state.loaded {
-        Some(driver) => finding(
+    match (&state.loaded, &state.unlicensed) {
+        (Some(_), Some((why, remedy))) => Finding {
+            observed: Some(what),
+            expected: Some("a license".to_owned()),
+            remedy: Some(remedy.clone()),
+            ..finding(Verdict::Warn, why.clone())
+        },
+        (Some(driver), None) => finding(
             Verdict::Pass,
-            format!("a vGPU: {what}, with driver {driver}; the license is not checked"),
+            format!("a vGPU: {what}, with driver {driver}; no problem with its license is known"),
         ),
-        None => Finding {
+        (None, _) => Finding {
             observed: Some("no driver".to_owned()),
             expected: Some("the GRID guest driver".to_owned()),
             remedy: Some(GRID_DRIVER.to_owned()),
@@ -191,8 +297,14 @@ impl Check for VirtCheck {
 mod tests {
     use std::sync::LazyLock;
 
-    use super::{VirtState, guest, host, wsl};
-    use crate::{check::Verdict, compat::matrix::Matrix, facts::PciFact, steps::fixtures::facts};
+    use super::{VirtCheck, VirtState, guest, host, wsl};
+    use crate::{
+        check::{Check, Finding, Subject, Verdict},
+        compat::matrix::Matrix,
+        facts::PciFact,
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
 
     static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("a valid matrix"));
 
@@ -218,6 +330,53 @@ mod tests {
             "{}",
             finding.why
         );
+    }
+
+    /// Returns the finding for a guest with a license client, whose unit has this state, and the status of `nvidia-smi`.
+    async fn licensed(unit: &'static str, log: &'static str, status: &'static str) -> Finding {
+        let (host, fakes) = fake::host();
+        for path in ["/usr/bin/nvidia-gridd", "/etc/nvidia/gridd.conf"] {
+            fakes.files.put(path, "");
+        }
+        fakes.files.put(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  x\n",
+        );
+        fakes.exec.on("systemctl", move |_, _| fake::ok(unit));
+        fakes.exec.on("journalctl", move |_, _| fake::ok(log));
+        fakes.exec.on("nvidia-smi", move |_, _| fake::ok(status));
+        let mut facts = facts();
+        facts.virtualization = Some("kvm".to_owned());
+        let state = state(&host, facts.clone());
+        let subject = Subject {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            matrix: &MATRIX,
+            desired: None,
+            prepared: false,
+        };
+        VirtCheck.examine(&subject).await.unwrap().remove(0)
+    }
+
+    #[tokio::test]
+    async fn vgpu_without_license_warns() {
+        const RUNS: &str = "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\n";
+        const FAILED: &str = "LoadState=loaded\nActiveState=failed\nUnitFileState=enabled\n";
+        const ABSENT: &str = "LoadState=not-found\nActiveState=inactive\nUnitFileState=\n";
+        const GOOD: &str = "License acquired successfully. (Info: x)\n";
+        for (unit, log, status, verdict, words) in rows! {
+            RUNS, GOOD, "License Status : Licensed (Expiry: N/A)\n", Verdict::Pass, "no problem";
+            RUNS, "", "", Verdict::Pass, "no problem";
+            ABSENT, "", "", Verdict::Warn, "`nvidia-gridd.service` does not exist";
+            FAILED, "", "", Verdict::Warn, "failed";
+            RUNS, "Failed to acquire license from 192.0.2.10\n", "", Verdict::Warn, "from 192.0.2.10";
+            RUNS, "", "License Status : Unlicensed (Restricted)\n", Verdict::Warn, "`Unlicensed (Restricted)`";
+        } {
+            let found = licensed(unit, log, status).await;
+            assert_eq!(found.status, verdict, "{}", found.why);
+            assert!(found.why.contains(words), "{}", found.why);
+        }
     }
 
     #[test]

@@ -94,6 +94,7 @@ impl Session {
         }
         findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
         without_blocked_install(&mut findings, &jobs, self.audit.as_deref());
+        sources_before_install(&mut findings);
         checks::causes::find(&mut findings);
         let options = &self.tools.options;
         for finding in &mut findings {
@@ -457,6 +458,31 @@ fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option
                 None => format!("`{INSTALL}` is blocked: {why}"),
             });
         }
+    }
+}
+
+/// The finding about the package sources.
+const SOURCES: &str = "os.pkg.sources";
+
+/// Puts the remedy of broken package sources before `install`, which downloads package lists from all of them.
+fn sources_before_install(findings: &mut [Finding]) {
+    let broken = (findings.iter()).find(|one| one.id.as_str() == SOURCES && one.is(Kind::Fault));
+    let Some(Finding {
+        remedy: Some(remedy),
+        command,
+        ..
+    }) = broken.cloned()
+    else {
+        return;
+    };
+    for finding in findings {
+        if finding.command.as_deref() != Some(INSTALL) || finding.is(Kind::Difference) {
+            continue;
+        }
+        finding.command.clone_from(&command);
+        finding.remedy = Some(format!(
+            "first correct the package sources: {remedy}; then run `{INSTALL}`"
+        ));
     }
 }
 

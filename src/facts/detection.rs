@@ -65,6 +65,12 @@ pub(crate) struct OwnerRow {
     /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
     #[serde(default)]
     pub container_runtime: bool,
+    /// A file that must also exist.
+    #[serde(default)]
+    pub and_file: Option<String>,
+    /// The driver is on the library path of the host, as it is without an owner.
+    #[serde(default)]
+    pub on_host: bool,
     pub why: String,
     pub remedy: String,
 }

@@ -230,6 +230,28 @@ pub trait Runtime: Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Whether a hook gives its containers access to GPUs.
+    ///
+    /// # Errors
+    /// If a directory cannot be read.
+    fn has_hook(&self, _files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        Ok(false)
+    }
+
+    /// Whether systemd creates the control groups of its containers, according to its files.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    fn uses_systemd_cgroups(
+        &self,
+        _files: &dyn ReadFiles,
+        view: &RuntimeView,
+    ) -> Result<bool, FilesError> {
+        Ok(view
+            .config()
+            .is_some_and(|config| config.systemd_cgroup.values().any(|is_set| *is_set)))
+    }
+
     /// Returns another installed form of the runtime, which does not read the default file, or `None`.
     ///
     /// # Errors

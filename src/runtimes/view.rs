@@ -227,6 +227,8 @@ pub struct Surroundings<'a> {
     pub is_alone: bool,
     /// The owner of the driver, if containers can access the GPU only with the NVIDIA runtime or CDI.
     pub needs_runtime: Option<&'a str>,
+    /// Whether the container toolkit is installed but not by gpu-bootstrap, on a machine with GPUs and without a kubelet.
+    pub has_toolkit: bool,
 }
 
 /// The missing keys of a runtime are unknown.

@@ -19,6 +19,8 @@ pub struct Owner {
     pub fabric_manager: bool,
     /// Its containers access the GPU with the NVIDIA container runtime or CDI.
     pub container_runtime: bool,
+    /// The driver is on the library path of the host.
+    pub on_host: bool,
     /// The part that gpu-bootstrap does not manage.
     pub why: &'static str,
     /// How the driver is changed with this owner.
@@ -58,6 +60,11 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
         {
             evidence = Some(format!("module `{}` is loaded", module.name));
         }
+        if let Some(file) = &row.and_file
+            && !files.exists(Utf8Path::new(file))?
+        {
+            evidence = None;
+        }
         let Some(mut evidence) = evidence else {
             continue;
         };
@@ -72,6 +79,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
             evidence,
             fabric_manager: row.fabric_manager,
             container_runtime: row.container_runtime,
+            on_host: row.on_host,
             why: &row.why,
             remedy: &row.remedy,
         }));
@@ -158,6 +166,19 @@ mod tests {
         } {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);
         }
+        let marker = ("/opt/azure/aks-gpu/dkms-marker", "");
+        assert_eq!(told(&[marker], None), None, "AKS may still remove it");
+        let complete = ("/opt/azure/containers/provision.complete", "");
+        for (files, name) in [
+            ([marker, complete], "Azure Kubernetes Service"),
+            (
+                [("/usr/bin/nodeadm", ""), ("/usr/bin/nvidia-gridd", "")],
+                "Amazon EKS",
+            ),
+        ] {
+            assert_eq!(told(&files, None).unwrap().0, name);
+        }
+        assert_eq!(told(&[("/usr/bin/nodeadm", "")], None), None);
         for (id, name) in [
             ("nixos", "NixOS"),
             ("cos", "Container-Optimized OS"),

@@ -1,6 +1,7 @@
 //! The installed container runtimes, found by their binaries, with the versions of program and configuration file. Also their
 //! configuration from files and from the running daemon, which `runtimes` reads.
 
+use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
 
 use super::{Noted, Read, State, StateError, owner::owner, packages::KnownPackages};
@@ -116,6 +117,11 @@ impl State {
             needs_runtime: (owner.as_ref())
                 .filter(|owner| owner.container_runtime)
                 .map(|owner| owner.name),
+            // Another finding reports a kubelet whose runtime is unknown.
+            has_toolkit: self.host.files.exists(Utf8Path::new(toolkit::RUNTIME))?
+                && !self.facts.gpus.is_empty()
+                && self.ours.packages.is_empty()
+                && matches!(self.kubelet_runtime(), Ok(None)),
         };
         let (place, view) = (self.place(kind).await, self.runtime(kind).await?);
         Ok(kind.runtime().report(place, view, surroundings).await?)
@@ -408,6 +414,57 @@ mod tests {
         let view = state.runtime(RuntimeKind::Crio).await.unwrap();
         assert_eq!((view.files.len(), view.broken.is_some()), (1, false));
         assert!(state.said(RuntimeKind::Crio).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn docker_without_nvidia_runtime_is_reported_beside_a_toolkit() {
+        const KUBELET: &str = "containerRuntimeEndpoint: unix:///run/crio/crio.sock\n";
+        let runtime = r#"{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}"#;
+        for (files, is_told) in [
+            (vec![(toolkit::RUNTIME, "")], true),
+            (vec![], false),
+            (
+                vec![(toolkit::RUNTIME, ""), ("/etc/docker/daemon.json", "{}")],
+                true,
+            ),
+            (
+                vec![(toolkit::RUNTIME, ""), ("/etc/docker/daemon.json", runtime)],
+                false,
+            ),
+            (
+                vec![(toolkit::RUNTIME, ""), ("/etc/cdi/nvidia.yaml", "")],
+                false,
+            ),
+            // With a kubelet, another check examines its runtime.
+            (
+                vec![
+                    (toolkit::RUNTIME, ""),
+                    ("/var/lib/kubelet/config.yaml", KUBELET),
+                ],
+                false,
+            ),
+        ] {
+            let (host, fakes) = fake::host();
+            for program in ["docker", "dockerd"] {
+                fakes.exec.on_result(program, |cmd, _| {
+                    Err(ExecError::NotQueried {
+                        command: cmd.line(),
+                        why: "a tree".to_owned(),
+                    })
+                });
+            }
+            fakes.files.put("/usr/bin/dockerd", "");
+            for (path, text) in &files {
+                fakes.files.put(path, *text);
+            }
+            let state = state(&host, facts());
+            let report = state.report(RuntimeKind::Docker).await.unwrap();
+            let found = match report {
+                Some(Report::Faulty(faults)) => faults[0].why.contains("has no runtime `nvidia`"),
+                _ => false,
+            };
+            assert_eq!(found, is_told, "{files:?}");
+        }
     }
 
     #[tokio::test]

@@ -671,6 +671,7 @@ mod tests {
             evidence: "7.5.0".to_owned(),
             fabric_manager: false,
             container_runtime: false,
+            on_host: false,
             why: "one set",
             remedy: "upgrade the set",
         };

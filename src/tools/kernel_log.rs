@@ -238,6 +238,9 @@ pub struct Line {
     pub why: String,
     /// The remedy.
     pub remedy: String,
+    /// The remedy if the driver runs in a container of NVIDIA's GPU Operator, if it is another one.
+    #[serde(default)]
+    pub operator: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use camino::Utf8Path;
 
 use super::{
+    gridd,
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
@@ -159,6 +160,8 @@ fn commands(value: &str) -> Vec<Cmd> {
         docker::inspect_image(value),
         Dracut.list(path),
         UpdateInitramfs.list(path),
+        gridd::journal(),
+        gridd::status(),
         kernel_log::journal(),
         kernel_log::ring(),
         kmod::field("version", value),

@@ -27,6 +27,9 @@ pub const OPERATOR_CONFIG: &str =
 /// The first version that uses the existing `ldconfig`, regardless of the configured name (release notes of 1.15.0).
 pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
 
+/// The first version that uses CDI by default (release notes of 1.18.0). No errors with `no-cgroups` were reported for it.
+pub const BY_CDI: (u64, u64) = (1, 18);
+
 /// The settings that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolkitFile {

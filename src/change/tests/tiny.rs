@@ -161,6 +161,7 @@ impl Backend for Tiny {
             clean: "tiny clean",
             refresh: "tiny refresh",
             install_version: "tiny install NAME VERSION",
+            versions: "",
             headers: "tiny install headers-KERNEL",
             reinstall: "tiny perform keep-all install NAME",
             install_kernel: "tiny install kernel-KERNEL",

@@ -323,6 +323,43 @@ async fn blocked_install_is_not_recommended() {
     assert_eq!(of("driver.packages").command, None);
 }
 
+/// Package sources that break each update.
+struct BrokenSources;
+
+#[async_trait]
+impl Check for BrokenSources {
+    fn ids(&self) -> &[Id] {
+        const { &[Id::new("os.pkg.sources")] }
+    }
+
+    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![Finding {
+            remedy: Some("run `mv /a /a.disabled && apt-get update`".to_owned()),
+            ..Finding::new(Id::new("os.pkg.sources"), Verdict::Fail, "broken")
+        }])
+    }
+}
+
+#[tokio::test]
+async fn broken_sources_are_corrected_before_install() {
+    let mut rig = Rig::new([fixed("driver.module", needs(vec![write("/b", "x")]))]);
+    rig.checks = || vec![Box::new(BrokenSources)];
+    let report = rig.check().await;
+    let of = |id: &str| {
+        let found = report.findings.iter().find(|one| one.id.as_str() == id);
+        found.expect("the finding").clone()
+    };
+    let command = Some("mv /a /a.disabled && apt-get update".to_owned());
+    assert_eq!(of("os.pkg.sources").command, command);
+    let module = of("driver.module");
+    assert_eq!(module.command, command);
+    let remedy = module.remedy.unwrap_or_default();
+    assert!(
+        remedy.ends_with("then run `gpu-bootstrap install`"),
+        "{remedy}"
+    );
+}
+
 #[tokio::test]
 async fn panicking_step_is_unknown() {
     let rig = Rig::new([

@@ -38,6 +38,14 @@ pub const UNREAD: &str = "/etc/crio/conf.d";
 /// Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
 pub const HOOKS: &str = "/run/containers/oci/hooks.d";
 
+/// The directories of hooks. CRI-O reads the first two by default. A hook in [`HOOKS`] that it does not read is reported
+/// separately.
+pub const ALL_HOOKS: [&str; 3] = [
+    "/usr/share/containers/oci/hooks.d",
+    "/etc/containers/oci/hooks.d",
+    HOOKS,
+];
+
 /// The file for a runtime that is not in any file yet.
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
@@ -95,16 +103,33 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
     })
 }
 
+/// Returns the configuration, merged from all files. A file that is not TOML is ignored.
+#[must_use]
+pub fn merged(files: &[ConfigFile]) -> CrioConfig {
+    let mut merged = CrioConfig::default();
+    for config in files.iter().filter_map(|file| parse(file.text()).ok()) {
+        for (name, keys) in config.runtimes {
+            merged.runtimes.entry(name).or_default().extend(keys);
+        }
+        merged.default_runtime = config.default_runtime.or(merged.default_runtime);
+    }
+    merged
+}
+
 /// Returns the programs of all runtimes, merged from all files. A file that is not TOML is ignored.
 #[must_use]
 pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
-    let parsed = files.iter().filter_map(|file| parse(file.text()).ok());
-    let mut found = BTreeMap::new();
-    for config in parsed {
-        found.extend(config.programs());
-    }
+    let mut found = merged(files).programs();
     found.retain(|_, program| !program.is_empty());
     found
+}
+
+/// Returns the cgroup driver that a file sets.
+#[must_use]
+pub fn cgroup_manager(file: &ConfigFile) -> Option<String> {
+    let document = Document::parse(Format::Toml, file.text()).ok()?;
+    let value = document.get(&key(&["crio", "runtime", "cgroup_manager"]))?;
+    value.as_str().map(str::to_owned)
 }
 
 /// Whether CRI-O reads the hooks in [`HOOKS`]. The last file that lists directories is used.

@@ -96,6 +96,12 @@ fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     Ok(found)
 }
 
+/// Returns the hook of NVIDIA in a directory.
+fn hook_in(files: &dyn ReadFiles, directory: &str) -> Result<Option<String>, FilesError> {
+    let names = files.list(Utf8Path::new(directory))?;
+    Ok((names.into_iter()).find(|name| name.contains("nvidia") && name.ends_with(".json")))
+}
+
 /// Finds the hook of the NVIDIA GPU Operator if CRI-O does not run it, has no toolkit runtime, and there is no CDI
 /// specification.
 fn unread_hook(
@@ -109,9 +115,7 @@ fn unread_hook(
     {
         return Ok(None);
     }
-    let names = files.list(Utf8Path::new(super::HOOKS))?;
-    let Some(name) = (names.iter()).find(|name| name.contains("nvidia") && name.ends_with(".json"))
-    else {
+    let Some(name) = hook_in(files, super::HOOKS)? else {
         return Ok(None);
     };
     Ok(Some(CrioFault {
@@ -158,12 +162,34 @@ impl Runtime for Crio {
                 Some(Broken::for_all(super::CONFIG, last_words(&output))),
             ),
         };
+        let by_files = place.installed.then(|| super::merged(&found).into());
         Ok(RuntimeView {
             files: found,
             broken,
+            by_files,
             printed,
             ..RuntimeView::of(said, place.version)
         })
+    }
+
+    fn has_hook(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        for directory in super::ALL_HOOKS {
+            if hook_in(files, directory)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn uses_systemd_cgroups(
+        &self,
+        _: &dyn ReadFiles,
+        view: &RuntimeView,
+    ) -> Result<bool, FilesError> {
+        // The default of `cgroup_manager` is systemd, crio.conf(5).
+        let is_other =
+            |file: &ConfigFile| super::cgroup_manager(file).as_deref() == Some("cgroupfs");
+        Ok(!view.files.iter().any(is_other))
     }
 
     async fn report(

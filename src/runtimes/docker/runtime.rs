@@ -172,26 +172,36 @@ impl Read {
     }
 }
 
-/// Returns an error for a Docker without the NVIDIA runtime on a system where containers can access the GPU only with this
-/// runtime or with CDI: NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
+/// Returns an error for a Docker without the NVIDIA runtime, if the toolkit is installed, or on a system where containers can
+/// access the GPU only with this runtime or with CDI: NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
 fn lacks_runtime(
     files: &dyn ReadFiles,
     surroundings: Surroundings<'_>,
 ) -> Result<Option<Fault>, FilesError> {
-    let Some(owner) = surroundings.needs_runtime else {
-        return Ok(None);
+    let need = match (surroundings.needs_runtime, surroundings.has_toolkit) {
+        (Some(owner), _) => {
+            format!("which containers need for GPU access on a {owner} system")
+        }
+        // The hook of the toolkit adds GPUs to containers with `--gpus`.
+        (None, true) => {
+            "although the NVIDIA Container Toolkit is installed; containers get GPUs only with `--gpus`"
+                .to_owned()
+        }
+        (None, false) => return Ok(None),
     };
     if cdi::is_there(files)? {
         return Ok(None);
     }
+    let configure =
+        "run `nvidia-ctk runtime configure --runtime=docker && systemctl reload docker`";
     Ok(Some(Fault {
         why: format!(
-            "Docker has no runtime `nvidia`, which containers need for GPU access on a {owner} system (`unknown or invalid \
-             runtime name: nvidia`)"
+            "Docker has no runtime `nvidia`, {need} (`unknown or invalid runtime name: nvidia`)"
         ),
-        remedy: "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
-                 `systemctl reload docker`"
-            .to_owned(),
+        remedy: match files.exists(Utf8Path::new(toolkit::RUNTIME))? {
+            true => configure.to_owned(),
+            false => format!("install `nvidia-container-toolkit`, then {configure}"),
+        },
         harm: Harm::Perhaps,
     }))
 }
@@ -235,6 +245,20 @@ impl Runtime for Docker {
         })
     }
 
+    fn uses_systemd_cgroups(
+        &self,
+        files: &dyn ReadFiles,
+        view: &RuntimeView,
+    ) -> Result<bool, FilesError> {
+        let sets = |driver: &str| {
+            let option = format!("native.cgroupdriver={driver}");
+            view.files.iter().any(|file| file.text().contains(&option))
+        };
+        // The default with cgroup v2 is systemd (Docker documentation, "Runtime metrics").
+        let is_v2 = files.exists(Utf8Path::new("/sys/fs/cgroup/cgroup.controllers"))?;
+        Ok(sets("systemd") || is_v2 && !sets("cgroupfs"))
+    }
+
     async fn report(
         &self,
         place: Place<'_>,
@@ -262,8 +286,11 @@ impl Runtime for Docker {
         let exists = read.text.is_some();
         if !exists && read.flags.iter().all(|flag| flag.key != "runtimes") {
             // A tree may not contain the file.
+            let is_complete = surroundings.is_this_machine
+                || surroundings.needs_runtime.is_some()
+                || files.exists(Utf8Path::new(FACTS.directory))?;
             if installed
-                && surroundings.is_this_machine
+                && is_complete
                 && let Some(fault) = lacks_runtime(files, surroundings)?
             {
                 return one(fault);

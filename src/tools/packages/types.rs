@@ -367,6 +367,8 @@ pub struct Commands {
     pub install_kernel: &'static str,
     /// Installs a version of a package; `NAME` and `VERSION` are placeholders. The package revision is left open.
     pub install_version: &'static str,
+    /// Lists the available versions of a package. `NAME` is its placeholder.
+    pub versions: &'static str,
     /// Installs the headers of a kernel; `KERNEL` is a placeholder for its release.
     pub headers: &'static str,
     /// The location of repository credentials.
