@@ -9,6 +9,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::desired::Purpose,
+    dkms,
     facts::Os,
     host::ReadFiles,
     model::{id::Id, pattern, text::shell_word, version::DriverVersion},
@@ -497,6 +498,21 @@ pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<boo
     Ok(false)
 }
 
+/// Returns the remedy for the module builds of unconfigured packages.
+fn build(failed: &[dkms::FailedBuild]) -> String {
+    let told: Vec<String> = (failed.iter())
+        .map(|one| format!("{} {} (`{}`)", one.module, one.version, one.log))
+        .collect();
+    match told.is_empty() {
+        true => "if a module build fails, the output contains the path of its log".to_owned(),
+        false => format!(
+            "DKMS did not build {}: read the errors in the log, and install the kernel headers or a version that supports \
+             this kernel",
+            told.join(", ")
+        ),
+    }
+}
+
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction retries this and fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     // Another finding reports unknown versions. Most driver packages are recognized by name.
@@ -522,7 +538,7 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
             return Ok(Some(Finding {
                 observed: Some("not configured".to_owned()),
                 expected: Some("configured".to_owned()),
-                remedy: Some(remedy.to_owned()),
+                remedy: Some(format!("{remedy}; {}", build(&dkms::failed(files)?))),
                 ..Finding::new(
                     CONSISTENCY,
                     Verdict::Fail,
