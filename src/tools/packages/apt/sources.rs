@@ -87,7 +87,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         found.push(SourceIssue {
             impact: Impact::All,
             why: match is_page {
-                true => format!("`{path}` is a web page, not a list of sources (line {line})"),
+                true => format!("`{path}` is a web page (line {line})"),
                 false => format!("line {line} of `{path}` is not a valid source"),
             },
             remedy: match is_page {
