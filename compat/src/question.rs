@@ -191,7 +191,10 @@ fn of_one(
         citations: cite(matrix, &citations),
         name_matches: Vec::new(),
         branches: if names_a_gpu_alone {
-            branches::driving(matrix, &needs)
+            let mut rows = branches::driving(matrix, &needs);
+            let offered = question.branches.as_ref();
+            rows.retain(|row| offered.is_none_or(|branches| branches.contains(&row.branch)));
+            rows
         } else {
             Vec::new()
         },
