@@ -681,8 +681,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver reports the GPU at {at} as unsupported, but supports another GPU of the same board, so \
-                     it could not read this one: the GPU is broken or in a bad state"
+                    "the GPU is broken or in a bad state: the driver cannot read {at}, but supports another GPU of the same \
+                     board"
                 ),
                 remedy: format!(
                     "{}; if it recurs, replace the GPU or use another instance",

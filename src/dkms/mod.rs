@@ -445,7 +445,7 @@ const FAILURES: [(&str, &str, &str); 4] = [
     ),
     (
         "GPL-incompatible module nvidia.ko",
-        "the driver module uses kernel symbols that are exported only to GPL modules",
+        "it uses kernel symbols exported only to GPL modules",
         "install a newer driver or the open kernel modules",
     ),
     (
