@@ -1,6 +1,6 @@
-//! Checks that all tests listed in documents exist.
+//! Compares documents with the program: all tests listed in them exist, and the exit codes have the same meaning.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path, process::Command};
 
 /// The tests in one document: a file, followed by test names.
 fn listed(text: &str) -> Vec<(String, Vec<String>)> {
@@ -50,4 +50,48 @@ fn every_listed_test_exists() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The exit codes of the README with their meaning, without links.
+fn exits_of_readme(text: &str) -> BTreeMap<String, String> {
+    let is_other = |line: &&str| !line.starts_with("| exit | meaning | exit | meaning |");
+    let table = text.lines().skip_while(is_other).skip(2);
+    let mut found = BTreeMap::new();
+    for row in table.take_while(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        for pair in cells.chunks(2) {
+            // `[text](link)` gives `text`.
+            let mut meaning = String::new();
+            for (at, part) in pair[1].split(['[', ']']).enumerate() {
+                let is_after_link = at > 0 && at % 2 == 0;
+                meaning += match part.split_once(')') {
+                    Some((_, rest)) if is_after_link => rest,
+                    _ => part,
+                };
+            }
+            for code in pair[0].split(", ") {
+                found.insert(code.to_owned(), meaning.clone());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn readme_and_explain_have_the_same_exit_codes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("README.md")).expect("the README");
+    let ran = Command::new(env!("CARGO_BIN_EXE_gpu-bootstrap"))
+        .args(["explain", "exit", "--format", "json"])
+        .output()
+        .expect("the program runs");
+    let topics: Vec<serde_json::Value> = serde_json::from_slice(&ran.stdout).expect("JSON");
+    let explained: BTreeMap<String, String> = (topics.iter())
+        .map(|topic| {
+            let text = |key: &str| topic[key].as_str().expect("text").to_owned();
+            (text("id").replace("exit ", ""), text("title"))
+        })
+        .collect();
+    assert!(explained.len() > 10, "{explained:?}");
+    assert_eq!(exits_of_readme(&text), explained);
 }

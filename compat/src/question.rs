@@ -35,6 +35,8 @@ pub struct Question {
     pub cudnn: Option<CudnnVersion>,
     pub driver: Option<DriverOrBranch>,
     pub kernel: Option<KernelVersion>,
+    /// The branches in the package sources of the system. `None` if unknown. A driver of another branch is not recommended.
+    pub branches: Option<BTreeSet<Branch>>,
 }
 
 /// The GPUs of a machine.
@@ -56,7 +58,11 @@ pub struct EmptyQuestion;
 /// If the query is empty.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
     let Some(name) = &question.gpu else {
-        if *question == Question::default() {
+        let of_branches = Question {
+            branches: question.branches.clone(),
+            ..Question::default()
+        };
+        if *question == of_branches {
             return Err(EmptyQuestion);
         }
         if question
@@ -130,6 +136,11 @@ fn of_one(
         cudnn: question.cudnn,
         arch: instance.map(|row| row.arch.clone()),
         instance: instance.map(|row| (row.provider.clone(), row.name.clone())),
+        candidates: (question.branches.as_ref()).map(|branches| {
+            let rows = matrix.branches.iter();
+            let offered = rows.filter(|row| branches.contains(&row.branch));
+            offered.map(|row| row.newest_version.clone()).collect()
+        }),
         ..Constraints::default()
     };
     let needs = constraints.needs(matrix);
@@ -178,7 +189,10 @@ fn of_one(
         citations: cite(matrix, &citations),
         name_matches: Vec::new(),
         branches: if names_a_gpu_alone {
-            branches::driving(matrix, &needs)
+            let mut rows = branches::driving(matrix, &needs);
+            let offered = question.branches.as_ref();
+            rows.retain(|row| offered.is_none_or(|branches| branches.contains(&row.branch)));
+            rows
         } else {
             Vec::new()
         },

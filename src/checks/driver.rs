@@ -285,8 +285,8 @@ fn version(
         |found| found.flavor,
     );
     let mut rule_results = rule_results(matrix, boards, version, flavor);
-    // Security is a separate finding.
-    let others = [Rule::Vgpu, Rule::Security];
+    // Security is a separate finding, which also reports the end of a branch.
+    let others = [Rule::Vgpu, Rule::Security, Rule::Support];
     rule_results.retain(|rule_result| {
         !about_modules(rule_result.rule) && !others.contains(&rule_result.rule)
     });
@@ -359,7 +359,12 @@ fn version(
 
 /// Compares the installed version with NVIDIA's security bulletins. `other` is the remedy of [`version`], if there is one. Both
 /// findings are about the same driver, so they must have the same remedy.
-fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding {
+fn secure(
+    matrix: &Matrix,
+    state: &DriverState,
+    other: Option<&str>,
+    best: Option<&Best>,
+) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
@@ -370,12 +375,13 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
         return Finding {
             observed,
             expected: Some("a supported branch".to_owned()),
-            remedy: Some(match (&state.owner, other) {
-                (Some(owner), _) => owned(owner, None),
-                (None, Some(other)) => other.to_owned(),
-                (None, None) if state.guest => virt::GRID_BRANCH.to_owned(),
-                (None, None) => "install a driver of a supported branch".to_owned(),
-            }),
+            remedy: match (&state.owner, other) {
+                (Some(owner), _) => Some(owned(owner, None)),
+                (None, Some(other)) => Some(other.to_owned()),
+                (None, None) if state.guest => Some(virt::GRID_BRANCH.to_owned()),
+                (None, None) => remedy(matrix, state, best)
+                    .or_else(|| Some("install a driver of a supported branch".to_owned())),
+            },
             links: vec![ended.link],
             ..say(Verdict::Warn, ended.why)
         };
@@ -643,7 +649,7 @@ impl Check for DriverCheck {
         let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
         let best = best.as_ref();
         let version = version(subject.matrix, &boards, &state, best);
-        let secure = secure(subject.matrix, &state, version.remedy.as_deref());
+        let secure = secure(subject.matrix, &state, version.remedy.as_deref(), best);
         Ok(vec![
             supported(subject.matrix, state.none, best),
             version,
@@ -719,7 +725,7 @@ mod tests {
             B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer";
             V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer";
             V100, "580.178.04", Verdict::Pass, "supports all GPUs";
-            H100, "525.147.05", Verdict::Warn, "is end-of-life";
+            H100, "525.147.05", Verdict::Pass, "supports all GPUs";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
@@ -740,7 +746,7 @@ mod tests {
 
     #[test]
     fn missing_security_fixes_warn_with_the_fixed_version() {
-        let finding = secure(&MATRIX, &loaded("580.126.09", None), None);
+        let finding = secure(&MATRIX, &loaded("580.126.09", None), None, None);
         assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
         assert!(finding.why.contains("bulletin 5861"), "{}", finding.why);
         let remedy = finding.remedy.unwrap_or_default();
@@ -759,38 +765,41 @@ mod tests {
                 guest: true,
                 ..loaded(version, None)
             };
-            let remedy = secure(&MATRIX, &guest, None).remedy.unwrap_or_default();
+            let remedy = (secure(&MATRIX, &guest, None, None).remedy).unwrap_or_default();
             assert!(
                 remedy.starts_with("install the GRID guest driver"),
                 "{remedy}"
             );
         }
 
-        let fixed = secure(&MATRIX, &loaded("580.178.04", None), None);
+        let fixed = secure(&MATRIX, &loaded("580.178.04", None), None, None);
         assert_eq!(fixed.status, Verdict::Pass, "{}", fixed.why);
-        let none = secure(&MATRIX, &DriverState::default(), None);
+        let none = secure(&MATRIX, &DriverState::default(), None, None);
         assert_eq!(none.status, Verdict::Skip, "{}", none.why);
     }
 
     #[test]
     fn security_and_compatibility_have_the_same_remedy() {
-        for (id, driver, why, words) in rows! {
-            // The newest versions of branches that are end-of-life.
-            H100, "535.309.01", "branch 535 is end-of-life", "gpu-bootstrap install";
-            H100, "550.163.01", "branch 550 is end-of-life", "gpu-bootstrap install";
-            K80, "470.256.02", "branch 470 is end-of-life", "replace the GPUs";
+        for (id, driver, compatibility, why, words) in rows! {
+            // The newest versions of branches that are end-of-life: one risk, not two.
+            H100, "535.309.01", Verdict::Pass, "branch 535 is end-of-life", "gpu-bootstrap install";
+            H100, "550.163.01", Verdict::Pass, "branch 550 is end-of-life", "gpu-bootstrap install";
+            K80, "470.256.02", Verdict::Pass, "branch 470 is end-of-life", "replace the GPUs";
             // A branch that does not support the GPU, and that also lacks fixes.
-            V100, "595.71.05", "lacks security fixes of 595.91.07", "gpu-bootstrap install";
+            V100, "595.71.05", Verdict::Fail, "lacks security fixes of 595.91.07", "gpu-bootstrap install";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
             let best = best(&MATRIX, &[&gpu]);
             let state = loaded(driver, None);
             let version = version(&MATRIX, &boards, &state, Some(&best));
-            let secure = secure(&MATRIX, &state, version.remedy.as_deref());
+            let secure = secure(&MATRIX, &state, version.remedy.as_deref(), Some(&best));
+            assert_eq!(version.status, compatibility, "{driver}: {}", version.why);
             assert_eq!(secure.status, Verdict::Warn, "{driver}");
             assert!(secure.why.contains(why), "{driver}: {}", secure.why);
-            assert_eq!(secure.remedy, version.remedy, "{driver}");
+            if compatibility == Verdict::Fail {
+                assert_eq!(secure.remedy, version.remedy, "{driver}");
+            }
             let remedy = secure.remedy.unwrap_or_default();
             assert!(remedy.contains(words), "{driver}: {remedy}");
             let other_version = secure

@@ -272,6 +272,9 @@ fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
     (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
 }
 
+/// The reason on a machine without NVSwitches.
+const NOT_NEEDED: &str = "no NVSwitch, so no fabric manager is required";
+
 fn needed(switches: &Switches) -> String {
     let by = |evidence: &Evidence| match evidence {
         Evidence::Bus(_) | Evidence::ProductData => String::new(),
@@ -280,7 +283,7 @@ fn needed(switches: &Switches) -> String {
         Evidence::Nvml => " (NVML is waiting for the fabric)".to_owned(),
     };
     match switches {
-        Switches::None => "no NVSwitch, so no fabric manager is required".to_owned(),
+        Switches::None => NOT_NEEDED.to_owned(),
         Switches::Pci(0, evidence) => {
             format!("the NVSwitches{} need the fabric manager", by(evidence))
         }
@@ -297,7 +300,6 @@ fn needed(switches: &Switches) -> String {
 
 /// Returns the finding for a fabric manager that is not needed. Without switches it fails at each boot.
 fn unneeded(state: &FabricState) -> Finding {
-    let why = needed(&state.switches);
     let (fails, how) = match &state.unit {
         Ok(Some(unit)) => (unit.is_enabled() && !unit.is_active(), unit.to_string()),
         Ok(None) => (false, String::new()),
@@ -305,7 +307,7 @@ fn unneeded(state: &FabricState) -> Finding {
         Err(_) => (state.files.enabled, "enabled".to_owned()),
     };
     if !fails || state.rack {
-        return Finding::new(UNIT, Verdict::Skip, why);
+        return Finding::new(UNIT, Verdict::Skip, NOT_NEEDED);
     }
     Finding {
         observed: Some(how.clone()),
@@ -317,7 +319,7 @@ fn unneeded(state: &FabricState) -> Finding {
             UNIT,
             Verdict::Warn,
             format!(
-                "{why}, but `{}` is {how} and fails at each boot without switches",
+                "no NVSwitch, but `{}` is {how} and fails at each boot without one",
                 fabric::UNIT
             ),
         )

@@ -58,7 +58,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             return with(
                 Verdict::Fail,
                 format!(
-                    "no GPUs for pods: the template `{template}` omits the nvidia runtime, so a restart of {name} does not \
+                    "no GPUs for pods: the nvidia runtime is not in the template `{template}`; a restart of {name} does not \
                      add it"
                 ),
                 format!(
@@ -545,7 +545,7 @@ mod tests {
             ..runtime("k3s", true, Some(false))
         };
         let (status, why, remedy) = said(&own, true);
-        assert!(status == Verdict::Fail && why.contains("omits the nvidia runtime"));
+        assert!(status == Verdict::Fail && why.contains("nvidia runtime is not in the template"));
         assert!(remedy.contains("{{ template \"base\" . }}"), "{remedy}");
         assert_eq!(decide(None, true, None).status, Verdict::Skip);
         let containerd = runtime("containerd", true, None);

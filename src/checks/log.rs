@@ -197,11 +197,7 @@ fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
 const RECOVERY: u32 = 154;
 /// The Xid of a row remapping failure.
 const NO_SPARE_ROW: u32 = 64;
-const ROW_NOT_REPLACED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d ROW_REMAPPER` then reports a remapping \
-                                failure, replace the GPU";
-/// The remedy for GPUs before Ampere, which retire pages instead of remapping rows.
-const PAGE_NOT_RETIRED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d PAGE_RETIREMENT` then reports 63 or \
-                                more retired pages, replace the GPU";
+/// The architectures whose GPUs retire pages instead of remapping rows.
 const BEFORE_AMPERE: [&str; 5] = ["kepler", "maxwell", "pascal", "volta", "turing"];
 
 /// Returns the text for the action that the driver requests.
@@ -291,7 +287,11 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
     // The most severe error comes first. If any error requires an action, known errors that require no action are omitted.
-    errors.sort_by_key(|error| std::cmp::Reverse((error.action, error.code == RECOVERY)));
+    // Among errors with the same action, faulty memory comes before errors that an application may cause.
+    errors.sort_by_key(|error| {
+        let memory = xid::of(error.code).is_some_and(|xid| xid.memory);
+        std::cmp::Reverse((error.action, error.code == RECOVERY, memory))
+    });
     let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
             worst == XidAction::None
@@ -324,27 +324,18 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             "no action is required now (`gpu.recovery-action`); if the error recurs, contact the hardware vendor",
         ),
         XidAction::None => return finding(Verdict::Pass, told.join("; ")),
-        XidAction::RestartApp => (Verdict::Warn, "restart the application"),
+        XidAction::RestartApp | XidAction::ContactSupport => (Verdict::Warn, worst.remedy()),
         // Only Xid 78 requires an update: the guest driver of a vGPU is incompatible with its host.
         XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
-        XidAction::ContactSupport => (
-            Verdict::Warn,
-            "run `nvidia-bug-report.sh` and send its output to NVIDIA",
-        ),
-        XidAction::ResetGpu => (Verdict::Fail, messages::RESET),
-        XidAction::ResetFabric => (
-            Verdict::Fail,
-            "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with `nvidia-smi \
-             --gpu-reset`); if the error recurs, contact the hardware vendor",
-        ),
-        XidAction::Reboot => (
-            Verdict::Fail,
-            "reboot after draining the node, which stops all its workloads; if the error recurs, contact the hardware \
-             vendor",
-        ),
-        XidAction::CheckMechanics => (Verdict::Fail, "check the power cables and reseat the GPU"),
-        XidAction::RestartMachine => (Verdict::Fail, messages::POWER),
+        XidAction::ResetGpu
+        | XidAction::ResetFabric
+        | XidAction::Reboot
+        | XidAction::CheckMechanics
+        | XidAction::RestartMachine => (Verdict::Fail, worst.remedy()),
     };
+    // The first error that requires the action can have its own remedy.
+    let first = errors.iter().find(|error| error.action == worst);
+    let own = first.and_then(|error| xid::of(error.code)?.remedy.as_deref());
     // If the driver has a known bug on this kernel, the bug is a better explanation than the affected program.
     let is_worst =
         |code: u32| (errors.iter()).any(|error| error.code == code && error.action == worst);
@@ -365,14 +356,13 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             let old = (context.gpus.iter())
                 .filter(|gpu| at.flatten().is_none_or(|at| gpu.pci_address == at))
                 .any(is_old);
-            let remedy = if old {
-                PAGE_NOT_RETIRED
-            } else {
-                ROW_NOT_REPLACED
-            };
+            let row = xid::of(NO_SPARE_ROW);
+            let before_ampere = row.and_then(|row| row.before_ampere.as_deref());
+            let since = row.and_then(|row| row.remedy.as_deref());
+            let remedy = before_ampere.filter(|_| old).or(since).unwrap_or(remedy);
             (class(worst), remedy)
         }
-        None => (class(worst), remedy),
+        None => (class(worst), own.unwrap_or(remedy)),
     };
     Finding {
         remedy_class: Some(class),
@@ -389,7 +379,15 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
 /// Whether the first Xid was caused by an earlier fatal NVSwitch error.
 fn follows_sxid(messages: &[Message]) -> bool {
     let first = |is: &dyn Fn(&Message) -> bool| messages.iter().position(is);
-    let switch = first(&|message| matches!(message, Message::SXid { fatal: true, .. }));
+    let switch = first(&|message| {
+        matches!(
+            message,
+            Message::SXid {
+                fatal: Some(true),
+                ..
+            }
+        )
+    });
     let gpu = first(&|message| matches!(message, Message::Xid { .. }));
     matches!((switch, gpu), (Some(switch), Some(gpu)) if switch < gpu)
 }
@@ -408,10 +406,20 @@ fn class(action: XidAction) -> Remedy {
     }
 }
 
-/// Returns the finding for NVSwitch errors (SXid). Each log line contains whether the error is fatal.
+/// The severity of an NVSwitch error, the most severe first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Severity {
+    Fatal,
+    /// Only lines with details are in the log, because it is rate-limited or was cut.
+    Unknown,
+    NonFatal,
+}
+
+/// Returns the finding for NVSwitch errors (SXid). The first log line of an error contains whether it is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
     let finding = |status, why: String| Finding::new(SXID, status, why);
-    let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
+    let mut counts: BTreeMap<(Severity, u32, Option<PciAddress>), usize> = BTreeMap::new();
+    let mut details = Vec::new();
     for message in messages {
         if let Message::SXid {
             switch,
@@ -419,16 +427,34 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
             fatal,
         } = message
         {
-            *counts.entry((!*fatal, *code, *switch)).or_default() += 1;
+            let severity = match fatal {
+                Some(true) => Severity::Fatal,
+                Some(false) => Severity::NonFatal,
+                None => {
+                    details.push((*code, *switch));
+                    continue;
+                }
+            };
+            *counts.entry((severity, *code, *switch)).or_default() += 1;
         }
     }
-    let Some(((mild, ..), _)) = counts.first_key_value() else {
+    for (code, switch) in details {
+        let has = |severity| counts.contains_key(&(severity, code, switch));
+        if !has(Severity::Fatal) && !has(Severity::NonFatal) {
+            counts.insert((Severity::Unknown, code, switch), 1);
+        }
+    }
+    let Some(((worst, ..), _)) = counts.first_key_value() else {
         return finding(Verdict::Pass, format!("no errors since boot ({source})"));
     };
     let told: Vec<String> = (counts.iter())
-        .filter(|((nonfatal, ..), _)| *mild || !nonfatal)
-        .map(|((nonfatal, code, switch), count)| {
-            let kind = if *nonfatal { "non-fatal" } else { "fatal" };
+        .filter(|((severity, ..), _)| *worst != Severity::Fatal || *severity == Severity::Fatal)
+        .map(|((severity, code, switch), count)| {
+            let kind = match severity {
+                Severity::Fatal => "fatal",
+                Severity::Unknown => "severity unknown",
+                Severity::NonFatal => "non-fatal",
+            };
             let place = switch.map_or(String::new(), |at| format!(" of the NVSwitch at {at}"));
             let times = match count {
                 1 => String::new(),
@@ -437,17 +463,22 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
             format!("SXid {code}{place} ({kind}{times})")
         })
         .collect();
-    let (status, remedy) = if *mild {
-        (
+    let (status, remedy) = match worst {
+        Severity::NonFatal => (
             Verdict::Warn,
             "no action is required now; if the errors keep recurring, contact the hardware vendor",
-        )
-    } else {
-        (
+        ),
+        Severity::Unknown => (
+            Verdict::Warn,
+            "the line that says `Fatal` or `Non-fatal` is not in the log: if GPUs or NVLink no longer work, reboot after \
+             draining the node, which stops all its workloads (GPUs and NVSwitches must be reset together); if the error \
+             recurs, contact the hardware vendor",
+        ),
+        Severity::Fatal => (
             Verdict::Fail,
             "reboot after draining the node, which stops all its workloads (GPUs and NVSwitches must be reset together); if \
              the error recurs, contact the hardware vendor",
-        )
+        ),
     };
     Finding {
         expected: Some("none".to_owned()),
@@ -650,8 +681,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver reports the GPU at {at} as unsupported, but supports another GPU of the same board, so \
-                     it could not read this one: the GPU is broken or in a bad state"
+                    "the GPU is broken or in a bad state: the driver cannot read {at}, but supports another GPU of the same \
+                     board"
                 ),
                 remedy: format!(
                     "{}; if it recurs, replace the GPU or use another instance",
@@ -1430,6 +1461,21 @@ mod tests {
     }
 
     #[test]
+    fn faulty_memory_comes_before_errors_of_applications() {
+        for (codes, first, remedy) in rows! {
+            [31, 94], "Xid 94", "restart the application";
+            [13, 31], "Xid 13", "restart the application";
+            [46, 95], "Xid 95", "run `nvidia-smi --gpu-reset`";
+            [31, 43], "Xid 31", "restart the application and look for an invalid memory access";
+        } {
+            let finding = of(&codes.map(xid)).remove(0);
+            assert!(finding.why.starts_with(first), "{}", finding.why);
+            let told = finding.remedy.unwrap();
+            assert!(told.starts_with(remedy), "{told}");
+        }
+    }
+
+    #[test]
     fn sxid_line_determines_the_severity() {
         let line = |code: u32, word: &str| {
             format!("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {code}, {word}, Link 30 LTSSM\n")
@@ -1440,6 +1486,21 @@ mod tests {
                 line(12028, "Non-fatal"),
                 Verdict::Warn,
                 "SXid 12028 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
+            ),
+            // The first line of the error is not in the log: leptonai/gpud pull request 338.
+            (
+                line(12028, "Data {0x00000001, 0x10000c10}"),
+                Verdict::Warn,
+                "SXid 12028 of the NVSwitch at 0000:c1:00.0 (severity unknown)",
+            ),
+            (
+                format!(
+                    "{}{}",
+                    line(12028, "Data {0x00000001"),
+                    line(20034, "Fatal")
+                ),
+                Verdict::Fail,
+                "SXid 20034 of the NVSwitch at 0000:c1:00.0 (fatal)",
             ),
             // Detail lines are not counted as errors: NVIDIA/nvtrust issue 124.
             (

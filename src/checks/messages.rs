@@ -7,16 +7,10 @@ use crate::{
     tools::packages::Manager,
 };
 
+pub(super) use crate::tools::xid::{POWER, RESET};
+
 /// The remedy of everything that `install` can repair.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
-
-/// The remedy for a GPU that a reboot does not recover.
-pub(super) const POWER: &str = "run `systemctl poweroff`, then switch the machine on again, because a reboot does not cut the power \
-                     of the GPU; stop and start a cloud instance, which erases its local disks";
-
-/// The remedy that resets a GPU.
-pub(super) const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs that use the GPU have stopped; if it fails, reboot, which \
-                     stops all workloads";
 
 /// The reason on a machine without a GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
@@ -52,6 +46,14 @@ pub(super) fn name(gpu: &GpuFact) -> String {
     (gpu.name.clone()).unwrap_or_else(|| format!("GPU {}", gpu.pci_id))
 }
 
+/// The names of GPUs without duplicates: `H100 SXM5 80GB, L4`.
+pub(super) fn names<'f>(gpus: impl IntoIterator<Item = &'f GpuFact>) -> String {
+    let mut names: Vec<String> = gpus.into_iter().map(name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
 /// GPUs by their names, each with its addresses: `H100 SXM5 80GB at 0000:18:00.0, 0000:2a:00.0`.
 pub(super) fn places<'f>(gpus: impl IntoIterator<Item = &'f GpuFact>) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
@@ -79,7 +81,7 @@ pub(super) fn gpus(count: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{gpus, places};
+    use super::{gpus, names, places};
     use crate::steps::fixtures::facts;
 
     #[test]
@@ -89,6 +91,7 @@ mod tests {
             places(&facts.gpus),
             "H100 SXM5 80GB at 0000:18:00.0, 0000:2a:00.0"
         );
+        assert_eq!(names(&facts.gpus), "H100 SXM5 80GB");
         facts.gpus[1].name = None;
         assert_eq!(
             places(&facts.gpus),

@@ -9,6 +9,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::desired::Purpose,
+    dkms,
     facts::Os,
     host::ReadFiles,
     model::{id::Id, pattern, text::shell_word, version::DriverVersion},
@@ -428,12 +429,14 @@ fn sources(
                 ),
                 Impact::File => (Verdict::Warn, "ignores a list of repositories"),
             };
+            let name = backend.name();
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..finding(
-                    status,
-                    format!("{} {impact}: {}", backend.name(), whys.join("; ")),
-                )
+                brief: Some(format!(
+                    "{name} {impact}: {}",
+                    without_directories(&first.why)
+                )),
+                ..finding(status, format!("{name} {impact}: {}", whys.join("; ")))
             });
         }
         if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
@@ -542,6 +545,33 @@ pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<boo
     Ok(false)
 }
 
+/// Replaces the paths in a text by file names.
+fn without_directories(text: &str) -> String {
+    let parts = text.split('`').enumerate().map(|(at, part)| {
+        let is_path = at % 2 == 1 && part.starts_with('/') && !part.contains(' ');
+        let name = part.rsplit('/').next().filter(|_| is_path);
+        name.unwrap_or(part)
+    });
+    parts.collect::<Vec<_>>().join("`")
+}
+
+/// Returns the remedy for the module builds of unconfigured packages.
+fn build(failed: &[dkms::FailedBuild]) -> String {
+    let told: Vec<String> = (failed.iter())
+        .map(|one| format!("{} {} (`{}`)", one.module, one.version, one.log))
+        .collect();
+    match told.is_empty() {
+        true => {
+            "if a module build fails, the output contains the path of its `make.log`".to_owned()
+        }
+        false => format!(
+            "DKMS did not build {}: read the errors in the log, and install the kernel headers or a version that supports \
+             this kernel",
+            told.join(", ")
+        ),
+    }
+}
+
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
 /// fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
@@ -560,23 +590,29 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
             continue;
         }
         let database = subject.state.database(manager).await?;
-        let found: Vec<String> = (database.unwrap_or_default().iter())
+        let database = database.unwrap_or_default().iter();
+        let found: Vec<&Package> = database
             .filter(|package| package.needs_repair() && is_part(&package.name))
-            .map(|package| format!("{} {}", package.name, package.version))
             .collect();
         if !found.is_empty() {
+            let why = format!(
+                "driver packages are not configured, so each {} transaction fails",
+                backend.name()
+            );
+            let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+            let versions: Vec<String> = (found.iter())
+                .map(|one| format!("{} {}", one.name, one.version))
+                .collect();
+            let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
             return Ok(Some(Finding {
+                brief: Some(format!("{why}: {}", list(&names))),
                 observed: Some("not configured".to_owned()),
                 expected: Some("configured".to_owned()),
-                remedy: Some(remedy.to_owned()),
+                remedy: Some(format!("{remedy}; {}", build(&dkms::failed(files)?))),
                 ..Finding::new(
                     CONSISTENCY,
                     Verdict::Fail,
-                    format!(
-                        "driver packages are not configured, so each {} transaction fails: {}",
-                        backend.name(),
-                        list(&found.iter().map(String::as_str).collect::<Vec<_>>())
-                    ),
+                    format!("{why}: {}", list(&versions)),
                 )
             }));
         }

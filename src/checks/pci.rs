@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{
     log,
-    messages::{self, INSTALL, gpus, places},
+    messages::{self, INSTALL, gpus, names, places},
     packages, virt,
 };
 use crate::{
@@ -297,13 +297,15 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     }
     let mut whys = Vec::new();
     let refusal = evidence.refusal.as_ref().filter(|_| !none.is_empty());
+    // The same without the addresses, for the headline.
+    let mut brief = None;
+    let mut add = |text: String, of_it: &[&GpuFact], whys: &mut Vec<String>| {
+        whys.push(format!("{text}: {}", places(of_it.iter().copied())));
+        brief.get_or_insert(format!("{text} ({})", names(of_it.iter().copied())));
+    };
     if !none.is_empty() {
-        whys.push(format!(
-            "no driver is bound to {} of {}: {}",
-            none.len(),
-            gpus(all),
-            places(none.iter().copied())
-        ));
+        let text = format!("no driver is bound to {} of {}", none.len(), gpus(all));
+        add(text, &none, &mut whys);
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
     let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
@@ -312,26 +314,23 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
-        whys.push(format!(
-            "{} of {} {} bound to `{other}`: {}",
-            of_it.len(),
-            gpus(all),
-            if of_it.len() == 1 { "is" } else { "are" },
-            places(of_it)
-        ));
+        let is = if of_it.len() == 1 { "is" } else { "are" };
+        let text = format!("{} of {} {is} bound to `{other}`", of_it.len(), gpus(all));
+        add(text, &of_it, &mut whys);
     }
     whys.extend(absent.map(|absent| absent.why.clone()));
     if !reserved.is_empty() {
-        whys.push(format!(
-            "{} of {} {} reserved for virtual machines: {}",
+        let is = if reserved.len() == 1 { "is" } else { "are" };
+        let text = format!(
+            "{} of {} {is} reserved for virtual machines",
             reserved.len(),
-            gpus(all),
-            if reserved.len() == 1 { "is" } else { "are" },
-            places(reserved.iter().copied())
-        ));
+            gpus(all)
+        );
+        add(text, &reserved, &mut whys);
     }
+    // A host whose GPUs all belong to virtual machines works as configured.
     let all_reserved = reserved.len() == all;
-    let status = if all_reserved || !none.is_empty() || !others.is_empty() {
+    let status = if !none.is_empty() || !others.is_empty() {
         Verdict::Fail
     } else {
         Verdict::Warn
@@ -348,8 +347,8 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     };
     let remedy = if all_reserved {
         Some(
-            "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to find the setting that reserves them; either prepare \
-             the virtual machines that use them, or remove the setting"
+            "prepare the virtual machines that use them; if this machine should use them, run `grep -r vfio /etc/modprobe.d \
+             /proc/cmdline` to find the setting that reserves them, and remove it"
                 .to_owned(),
         )
     } else if let Some(other) = other {
@@ -400,7 +399,9 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         observed,
         remedy,
         because,
-        brief: (cause.filter(|_| whys.len() > 1)).map(|cause| cause.why.clone()),
+        brief: (cause.filter(|_| whys.len() > 1))
+            .map(|cause| cause.why.clone())
+            .or(brief),
         ..finding(status, whys.join("; "))
     }
 }
@@ -433,7 +434,8 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         .first()
         .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));
     let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
-    for (version, log) in dkms::failed(files)? {
+    let failed = dkms::failed(files)?.into_iter();
+    for dkms::FailedBuild { version, log, .. } in failed.filter(dkms::FailedBuild::is_driver) {
         let text = files.read(&log)?.unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
@@ -515,12 +517,29 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
             )));
         }
     }
-    Ok(kmod::dangling(files, &running)?.map(|link| {
+    Ok(kmod::dangling(files, &running)?.map(|(link, target)| {
+        // `/lib/modules/KERNEL/extra/nvidia.ko`
+        let other = (target.as_str())
+            .strip_prefix(kmod::FOLDER)
+            .and_then(|rest| rest.split('/').nth(1));
+        let (of, boot) = match other {
+            Some(other) => (
+                format!("kernel {other}"),
+                format!("or install and boot kernel {other}"),
+            ),
+            None => (
+                format!("`{target}`"),
+                "or install the package of this file".to_owned(),
+            ),
+        };
         log::Diagnosis::new(
-            format!("{why}: `{link}` is a dangling symlink to the module of another kernel"),
+            format!(
+                "the NVIDIA module of the running kernel {running} is a dangling symlink to {of}; `{link}` points to \
+                 `{target}`, which does not exist"
+            ),
             format!(
                 "install the driver module for {running} (a newer package, or DKMS, which needs the headers of this \
-                 kernel), or install and boot the kernel of the symlink"
+                 kernel), {boot}"
             ),
         )
     }))
@@ -917,7 +936,7 @@ mod tests {
             Some("vfio-pci"), Some("nvidia"), true, Verdict::Warn,
                 "1 of 2 GPUs is reserved for virtual machines: H100 SXM5 80GB at 0000:18:00.0",
                 None;
-            Some("vfio-pci"), Some("vfio-pci"), false, Verdict::Fail,
+            Some("vfio-pci"), Some("vfio-pci"), false, Verdict::Warn,
                 "2 of 2 GPUs are reserved for virtual machines", Some("vfio");
         } {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];

@@ -106,8 +106,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
             return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "no GPUs in containers (`load library failed: libnvidia-ml.so.1`): no driver in `{root}`, which is the \
-                     `root` in `{path}`"
+                    "no GPUs in containers: no driver in `{root}`; this is the `root` in `{path}` (`load library failed: \
+                     libnvidia-ml.so.1`)"
                 ),
                 match of_operator {
                     true => format!(
@@ -177,8 +177,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         return Ok(Some(faulty(
             status,
             format!(
-                "no GPUs in {} containers (`Failed to initialize NVML: Unknown Error`): `{path}` has `no-cgroups = true`, \
-                 which is only for rootless daemons",
+                "no GPUs in {} containers: `{path}` has `no-cgroups = true`; this is only for rootless daemons (`Failed to \
+                 initialize NVML: Unknown Error`)",
                 daemon.name()
             ),
             format!(

@@ -99,6 +99,7 @@ pub(super) fn run(
         cudnn: args.cudnn,
         driver: args.driver.clone(),
         kernel: args.kernel.clone(),
+        branches: (system.as_ref()).map(|(_, rows)| offered(rows)),
     };
     let answer = answer(&matrix, &question).map_err(|error| {
         Failure::usage(
@@ -106,15 +107,8 @@ pub(super) fn run(
             "for example `gpu-bootstrap compat --gpu L4 --cuda 12.8`",
         )
     })?;
-    if let Some((name, rows)) = &system {
-        let asked = args.driver.as_ref().map(DriverOrBranch::branch);
-        let recommended = answer
-            .driver
-            .recommended
-            .as_ref()
-            .map(DriverVersion::branch);
-        let branch = asked.or(recommended);
-        let lacks = branch.and_then(|branch| not_offered(name, rows, branch));
+    if let (Some((name, rows)), Some(driver)) = (&system, &args.driver) {
+        let lacks = not_offered(name, rows, driver.branch());
         console.warn(&lacks.into_iter().collect::<Vec<_>>());
     }
     match args.output.format {
@@ -193,13 +187,17 @@ fn unsupported(os: &str, supported: &str) -> Failure {
     )
 }
 
+/// The branches in the package sources of a system.
+fn offered(rows: &[DriverRow]) -> BTreeSet<Branch> {
+    rows.iter().flat_map(|row| row.branches.clone()).collect()
+}
+
 /// Returns a warning with the available branches if a system has no packages of this branch.
 fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<String> {
     if rows.iter().any(|row| row.branches.contains(&branch)) {
         return None;
     }
-    let offered: BTreeSet<Branch> = rows.iter().flat_map(|row| row.branches.clone()).collect();
-    let offered: Vec<String> = offered.iter().map(ToString::to_string).collect();
+    let offered: Vec<String> = offered(rows).iter().map(ToString::to_string).collect();
     Some(format!(
         "no package source for {system} has branch {branch}; available: {}",
         offered.join(", ")

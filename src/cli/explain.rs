@@ -17,7 +17,7 @@ use crate::{
     report::{self, human::Topic},
     tools::{
         kernel_log::{self, Message, Recovery},
-        xid::{self, XidAction},
+        xid::{self, Xid, XidAction},
     },
 };
 
@@ -30,7 +30,7 @@ const SIMILAR: f64 = 0.75;
 /// The number of the Xid that contains the driver's own recommendation.
 const RECOVERY: u32 = 154;
 
-/// Exit codes with their meaning and remedy. The README has the same meanings.
+/// Exit codes with their meaning and remedy. The README has the same meanings, as `tests/documents.rs` checks.
 const EXITS: [(Exit, &str, Option<&str>); 13] = [
     (Exit::Ok, "ready, installed, or nothing to do", None),
     (
@@ -91,12 +91,12 @@ const EXITS: [(Exit, &str, Option<&str>); 13] = [
     ),
     (
         Exit::Interrupted,
-        "stopped by SIGINT, after the current change finished",
+        "stopped by a signal, after the current change finished",
         Some("run the command again to continue"),
     ),
     (
         Exit::Terminated,
-        "stopped by SIGTERM, after the current change finished",
+        "stopped by a signal, after the current change finished",
         Some("run the command again to continue"),
     ),
 ];
@@ -275,7 +275,7 @@ fn of_message(message: &Message) -> Vec<Subject> {
     match message {
         Message::Xid { code, .. } | Message::Cause { code, .. } => other(of_xid(*code)),
         Message::Recovery { action, .. } => other(of_recovery(*action)),
-        Message::SXid { code, fatal, .. } => other(of_sxid(*code, Some(*fatal))),
+        Message::SXid { code, fatal, .. } => other(of_sxid(*code, *fatal)),
         Message::Line { row, .. } => other(Topic {
             kind: "log-line",
             id: "kernel log".to_owned(),
@@ -293,11 +293,10 @@ fn of_xid(number: u32) -> Topic {
     let mut lines = vec![
         (
             "remedy",
-            row.map_or(
-                "run `nvidia-bug-report.sh`, and look up the number in the catalog",
-                |row| row.action.remedy(),
-            )
-            .to_owned(),
+            row.map_or_else(
+                || "run `nvidia-bug-report.sh`, and look up the number in the catalog".to_owned(),
+                Xid::remedy,
+            ),
         ),
         ("finding", "log.xid".to_owned()),
         ("source", xid::CATALOG.to_owned()),
@@ -460,10 +459,17 @@ mod tests {
     #[test]
     fn numbers_are_errors_and_exit_codes() {
         for (args, ids) in rows_of(&[
-            (&["79"], &["Xid 79: stop"]),
-            (&["xid", "79"], &["Xid 79: stop"]),
-            (&["Xid 79"], &["Xid 79: stop"]),
-            (&["XID79"], &["Xid 79: stop"]),
+            (&["79"], &["Xid 79: run `systemctl poweroff`"]),
+            (&["xid", "79"], &["Xid 79: run `systemctl poweroff`"]),
+            (&["Xid 79"], &["Xid 79: run `systemctl poweroff`"]),
+            (&["XID79"], &["Xid 79: run `systemctl poweroff`"]),
+            (
+                &["64"],
+                &[
+                    "Xid 64: drain the node and reset the GPU (`nvidia-smi --gpu-reset`, or reboot); if `nvidia-smi -q -d \
+                   ROW_REMAPPER` then reports a remapping failure, replace the GPU",
+                ],
+            ),
             (&["xid", "4711"], &["Xid 4711: run `nvidia-bug-report.sh`"]),
             (
                 &["sxid", "24007"],
@@ -474,9 +480,12 @@ mod tests {
             (&["5"], &["exit 5: apply the hint"]),
             (
                 &["xid", "79", "exit", "8"],
-                &["Xid 79: stop", "exit 8: reboot"],
+                &["Xid 79: run", "exit 8: reboot"],
             ),
-            (&["31"], &["Xid 31: restart the application"]),
+            (
+                &["31"],
+                &["Xid 31: restart the application and look for an invalid memory access in it"],
+            ),
         ]) {
             let found = told(args);
             assert_eq!(found.len(), ids.len(), "{args:?}: {found:?}");
@@ -531,11 +540,11 @@ mod tests {
         for (line, id) in [
             (
                 "[  512.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
-                "Xid 79: stop",
+                "Xid 79: run `systemctl poweroff`",
             ),
             (
                 "NVRM: Xid (PCI:0000:3b:00): 48, pid=1234, DBE",
-                "Xid 48: reboot, or run `nvidia-smi --gpu-reset`",
+                "Xid 48: run `nvidia-smi --gpu-reset`",
             ),
             (
                 "Aug 14 09:00:01 node kernel: nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 24007, Fatal, Link 42",

@@ -242,6 +242,13 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
         "registry" => value.trim_end_matches('/'),
         _ => value,
     };
+    if matches!(name, "role" | "cluster") && value.contains([':', '/']) {
+        let (why, hint) = instead_of_arn(name, value);
+        return Err(usage(
+            &format!("read `--value {name}`: invalid value `{value}`: {why}"),
+            &hint,
+        ));
+    }
     match wrong(name, placeholder, value) {
         Some((why, hint)) => Err(usage(
             &format!("read `--value {name}`: invalid value `{value}`: {why}"),
@@ -249,6 +256,23 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
         )),
         None => Ok((placeholder, value)),
     }
+}
+
+/// Returns the reason that an ARN is not a name, and the name. Karpenter passes a role to AWS as a name
+/// (aws/karpenter-provider-aws issues 3051 and 8312).
+fn instead_of_arn(name: &str, value: &str) -> (&'static str, String) {
+    let last = value.rsplit(['/', ':']).next().unwrap_or_default();
+    if name == "role" && value.contains(":instance-profile/") {
+        let hint = format!(
+            "run `aws iam get-instance-profile --instance-profile-name {last} --query \
+             'InstanceProfile.Roles[].RoleName' --output text`"
+        );
+        return ("an instance profile instead of the name of its role", hint);
+    }
+    (
+        "a name contains no `:` and `/`",
+        format!("use the name: `--value {name}={last}`"),
+    )
 }
 
 /// Returns the reason that a value is invalid, and the source of the correct one.

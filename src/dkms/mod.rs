@@ -331,18 +331,44 @@ const DRIVERS: [&str; 5] = [
     "nvidia-open",
 ];
 
-/// Returns the logs of failed NVIDIA driver builds, with the driver versions.
+/// A failed build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedBuild {
+    /// The module, as DKMS calls it: `nvidia`, `nvidia-fs`.
+    pub module: String,
+    /// Its version.
+    pub version: String,
+    /// The path of the log.
+    pub log: Utf8PathBuf,
+}
+
+impl FailedBuild {
+    /// Whether it is the driver, and not another NVIDIA module such as `nvidia-fs`.
+    #[must_use]
+    pub fn is_driver(&self) -> bool {
+        DRIVERS.contains(&self.module.as_str())
+    }
+}
+
+/// Returns the failed builds of NVIDIA modules.
 ///
 /// # Errors
 /// If a directory cannot be read.
-pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, FilesError> {
+pub fn failed(files: &dyn ReadFiles) -> Result<Vec<FailedBuild>, FilesError> {
     let mut found = Vec::new();
-    for module in DRIVERS {
-        for version in files.list(&Utf8Path::new(TREE).join(module))? {
-            let log = log_path(module, &version);
+    for module in files.list(Utf8Path::new(TREE))? {
+        if !module.starts_with("nvidia") {
+            continue;
+        }
+        for version in directories(files, &Utf8Path::new(TREE).join(&module))? {
+            let log = log_path(&module, &version);
             // DKMS moves the log away after a successful build.
             if files.exists(&log)? {
-                found.push((version, log));
+                found.push(FailedBuild {
+                    module: module.clone(),
+                    version,
+                    log,
+                });
             }
         }
     }
@@ -422,7 +448,7 @@ const FAILURES: [(&str, &str, &str); 4] = [
     ),
     (
         "GPL-incompatible module nvidia.ko",
-        "the driver module uses kernel symbols that are exported only to GPL modules",
+        "it uses kernel symbols exported only to GPL modules",
         "install a newer driver or the open kernel modules",
     ),
     (

@@ -79,7 +79,7 @@ fn reads_none(
             false => Harm::Perhaps,
         },
         why: format!(
-            "Podman {version} cannot read {}, so containers with a GPU do not start (`unresolvable CDI devices`): the \
+            "Podman {version} cannot read {}; containers with a GPU do not start (`unresolvable CDI devices`), because the \
                  container toolkit added device node groups, which Podman supports since {}",
             unread.join(" and "),
             READS_GROUPS

@@ -443,8 +443,8 @@ pub enum Message {
         switch: Option<PciAddress>,
         /// The SXid number.
         code: u32,
-        /// Whether the line calls the error fatal.
-        fatal: bool,
+        /// Whether the line calls the error fatal; `None` for a line with details, which follows such a line.
+        fatal: Option<bool>,
     },
     /// A GPU no longer responds.
     FellOffBus { gpu: Option<PciAddress> },
@@ -737,13 +737,11 @@ fn xid(it: &Matched<'_>) -> Option<Message> {
 fn sxid(it: &Matched<'_>) -> Option<Message> {
     let word = it.rest.split(',').nth(1)?.trim();
     // Detail lines follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
-    if word.starts_with("Severity ") || word.starts_with("Data {") {
-        return None;
-    }
+    let is_detail = word.starts_with("Severity ") || word.starts_with("Data {");
     Some(Message::SXid {
         switch: it.at,
         code: number(it.rest)?,
-        fatal: word.eq_ignore_ascii_case("fatal"),
+        fatal: (!is_detail).then(|| word.eq_ignore_ascii_case("fatal")),
     })
 }
 
@@ -847,11 +845,11 @@ mod tests {
             "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
                 vec![Message::Recovery { gpu: gpu("0000:01:00.0"), action: Recovery::None }];
             "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
-                vec![Message::SXid { switch: gpu("0000:c1:00.0"), code: 20034, fatal: true }];
+                vec![Message::SXid { switch: gpu("0000:c1:00.0"), code: 20034, fatal: Some(true) }];
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
-                vec![Message::SXid { switch: gpu("0000:05:00.0"), code: 12028, fatal: false }];
+                vec![Message::SXid { switch: gpu("0000:05:00.0"), code: 12028, fatal: Some(false) }];
             "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00\nnvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002c, 0x0000002c, 0x00000000}",
-                vec![];
+                vec![Message::SXid { switch: gpu("0000:04:00.0"), code: 22013, fatal: None }; 2];
             "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
                 vec![Message::FellOffBus { gpu: gpu("0000:01:00.0") }];
             "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",

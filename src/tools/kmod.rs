@@ -327,13 +327,16 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel. `weak-modules` of RHEL and related
+/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel, and its target. `weak-modules` of RHEL and related
 /// distributions creates symlinks to the modules of another kernel, and a symlink may outlive that kernel
 /// (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
 /// If a directory cannot be read.
-pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
+pub fn dangling(
+    files: &dyn ReadFiles,
+    kernel: &str,
+) -> Result<Option<(Utf8PathBuf, Utf8PathBuf)>, FilesError> {
     let weak = Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let directory = weak.join(part);
@@ -346,8 +349,11 @@ pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBu
         }
         for name in files.list(&directory)? {
             let link = directory.join(&name);
-            if name.starts_with("nvidia.ko") && !files.exists(&link)? {
-                return Ok(Some(link));
+            if !name.starts_with("nvidia.ko") || files.exists(&link)? {
+                continue;
+            }
+            if let Some(FileKind::Link(target)) = files.stat(&link)?.map(|about| about.kind) {
+                return Ok(Some((link, target)));
             }
         }
     }
@@ -429,7 +435,7 @@ mod tests {
         files.put_link("/lib/modules/687.15/weak-updates/nvidia.ko", "/gone");
         files.put_link("/lib/modules/687.15/weak-updates/kvdo/kvdo.ko", "/gone");
         let found = || dangling(&files, "687.15").expect("read");
-        assert_eq!(found().as_deref(), Some(Utf8Path::new(link)));
+        assert_eq!(found(), Some((link.into(), module.into())));
         files.put(module, "");
         assert_eq!(found(), None);
     }

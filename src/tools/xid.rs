@@ -16,6 +16,14 @@ static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
 /// NVIDIA's catalog of Xid errors.
 pub const CATALOG: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
+/// The remedy for a GPU that a reboot does not recover.
+pub const POWER: &str = "run `systemctl poweroff`, then switch the machine on again, because a reboot does not cut the power \
+                         of the GPU; stop and start a cloud instance, which erases its local disks";
+
+/// The remedy that resets a GPU.
+pub const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs that use the GPU have stopped; if it fails, reboot, which \
+                         stops all workloads";
+
 /// The action that an error requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -39,7 +47,7 @@ pub enum XidAction {
 }
 
 impl XidAction {
-    /// The remedy, as text.
+    /// The remedy, as text. An error can have its own one: [`Xid::remedy`].
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
@@ -49,27 +57,51 @@ impl XidAction {
             Self::Update => {
                 "install the vGPU guest driver that matches the vGPU release of the hypervisor"
             }
-            Self::ContactSupport => "run `nvidia-bug-report.sh`, and contact NVIDIA",
-            Self::ResetGpu => "reboot, or run `nvidia-smi --gpu-reset` when the GPU is unused",
+            Self::ContactSupport => "run `nvidia-bug-report.sh` and send its output to NVIDIA",
+            Self::ResetGpu => RESET,
             Self::ResetFabric => {
-                "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi --gpu-reset`"
+                "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with \
+                 `nvidia-smi --gpu-reset`); if the error recurs, contact the hardware vendor"
             }
-            Self::Reboot => "drain the node, then reboot it",
-            Self::CheckMechanics => "check the power cables and the seat of the GPU",
-            Self::RestartMachine => {
-                "stop and start the cloud instance (this deletes its local disks), or switch the machine off and on"
+            Self::Reboot => {
+                "reboot after draining the node, which stops all its workloads; if the error recurs, contact the hardware \
+                 vendor"
             }
+            Self::CheckMechanics => "check the power cables and reseat the GPU",
+            Self::RestartMachine => POWER,
         }
     }
 }
 
 /// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Xid {
     /// The required action.
     pub action: XidAction,
     /// A description of the error.
     pub what: String,
+    /// Memory of the GPU is faulty.
+    #[serde(default)]
+    pub memory: bool,
+    /// The remedy, if it is not that of the action.
+    #[serde(default)]
+    pub remedy: Option<String>,
+    /// The remedy for GPUs before Ampere, if it differs.
+    #[serde(default)]
+    pub before_ampere: Option<String>,
+}
+
+impl Xid {
+    /// The remedy, as text.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let remedy = self.remedy.as_deref().unwrap_or(self.action.remedy());
+        match &self.before_ampere {
+            Some(before) => format!("{remedy}. Before Ampere: {before}"),
+            None => remedy.to_owned(),
+        }
+    }
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,7 @@
 
 use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
 use gpu_bootstrap::model::gpu::SupportedFlavors;
+use gpu_bootstrap::model::version::Branch;
 
 use crate::{gpu, matrix};
 
@@ -23,6 +24,35 @@ fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
 fn driver_below_security_floor_lists_the_bulletin() {
     let said = ask("H100 PCIe", "", "535.261.03", "").why.join("; ");
     assert!(said.contains("bulletin 5821 of 2026-05-19"), "{said}");
+}
+
+#[test]
+fn recommended_driver_is_in_the_sources_of_the_system() {
+    let of = |gpu: &str, branches: &[u32]| {
+        let question = Question {
+            gpu: Some(gpu.to_owned()),
+            branches: Some(branches.iter().map(|one| Branch(*one)).collect()),
+            ..Question::default()
+        };
+        question::answer(matrix(), &question).unwrap()
+    };
+    let branch = |answer: &question::Answer| {
+        let driver = answer.driver.recommended.as_ref();
+        driver.map(|driver| driver.branch().0)
+    };
+    assert_eq!(branch(&of("T4", &[580, 595, 610])), Some(580));
+    let without = of("T4", &[550, 595, 610]);
+    assert_eq!(branch(&without), Some(595));
+    assert!((without.branches.iter()).all(|row| row.branch != Branch(580)));
+    // Branch 580 is the last one of Volta.
+    let none = of("Tesla V100 PCIe 16GB", &[595, 610]);
+    assert_eq!(none.verdict, Compatibility::Incompatible);
+    assert_eq!(branch(&none), None);
+    let alone = Question {
+        branches: Some([Branch(580)].into()),
+        ..Question::default()
+    };
+    assert_eq!(question::answer(matrix(), &alone), Err(EmptyQuestion));
 }
 
 #[test]

@@ -269,6 +269,25 @@ impl Function {
 }
 
 pub(super) fn run(args: &[&str]) -> Ran {
+    run_at(UNWRAPPED, args)
+}
+
+/// The width of a terminal, and the lines that the headline of `check` has at most.
+const TERMINAL: usize = 80;
+const HEADLINE: usize = 2;
+
+/// Runs `check` on a terminal, and returns its headline if that has too many lines or is truncated.
+pub(super) fn long_headline(check: &[&str]) -> Option<String> {
+    let text = run_at(TERMINAL, check).out;
+    // A blank line or indented text follows.
+    let lines: Vec<&str> = (text.lines())
+        .take_while(|line| !line.is_empty() && !line.starts_with(' '))
+        .collect();
+    (lines.len() > HEADLINE || lines.iter().any(|line| line.contains('…')))
+        .then(|| lines.join("\n"))
+}
+
+fn run_at(width: usize, args: &[&str]) -> Ran {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let (host, fakes) = fake::host();
     // Paths on the command line refer to the disk.
@@ -296,8 +315,8 @@ pub(super) fn run(args: &[&str]) -> Ran {
         out_terminal: false,
         err_terminal: false,
         colour: false,
-        out_width: UNWRAPPED,
-        err_width: UNWRAPPED,
+        out_width: width,
+        err_width: width,
         talk: Arc::new(|| Box::new(std::io::sink())),
         drawn: Default::default(),
     };
@@ -391,6 +410,18 @@ fn audit_reports_the_first_problem_of_every_machine() {
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     settings.bind(|| insta::assert_snapshot!("machines", lines));
+}
+
+#[test]
+fn headline_of_every_machine_is_complete_in_two_lines() {
+    let long = on_each(|_, root| {
+        let check = ["check", "--root", root.as_str(), "--ignore", "preflight"];
+        long_headline(&check).unwrap_or_default()
+    });
+    let long: BTreeMap<_, _> = (long.into_iter())
+        .filter(|(_, text)| !text.is_empty())
+        .collect();
+    assert!(long.is_empty(), "{long:#?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::machines::{Ran, run};
+use super::machines::{Ran, long_headline, run};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -189,6 +189,9 @@ fn publicly_reported_machines_have_correct_results() {
             words.extend(["--ignore", "preflight"]);
         }
         let text = run(&words);
+        if let Some(long) = is_check.then(|| long_headline(&words)).flatten() {
+            writeln!(wrong, "{}: the headline is too long:\n{long}", case.name).unwrap();
+        }
         let document = (is_check && text.exit != 2 && text.exit != 3).then(|| {
             let ran = run(&[&words[..], &["--format", "json"]].concat());
             serde_json::from_str::<Value>(&ran.out).unwrap()

@@ -168,7 +168,7 @@ impl<'r> Headline<'r> {
     /// The cause of a finding, never truncated.
     fn of(ink: Ink, head: &str, finding: &'r Finding, style: Style) -> Self {
         let (text, whole) = match &finding.brief {
-            Some(brief) if !style.fits(head, &finding.why) => (brief.clone(), false),
+            Some(brief) if !style.fits(head, &finding.why) => (style.clauses(head, brief).0, false),
             _ => style.clauses(head, &finding.why),
         };
         Self {

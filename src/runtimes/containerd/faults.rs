@@ -461,8 +461,8 @@ fn first_shim(
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{path}` sets `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and no pod runtime \
-                 uses it: pods do not get a GPU",
+                "pods do not get a GPU, because `{path}` sets `{}` only in `plugins.{name}`; containerd {version} does not use \
+                 it for pods",
                 toolkit::RUNTIME_NAME
             ),
             remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` \
@@ -784,9 +784,7 @@ mod tests {
             whole, Some(Version(1, 7)), false;
         } {
             let found = faults(&[file(ROOT, &text)], &[], version);
-            let is_said = found
-                .iter()
-                .any(|fault| fault.why.contains("does not use for pods"));
+            let is_said = found.iter().any(|fault| fault.why.contains("it for pods"));
             assert_eq!(is_said, said, "{text}: {found:?}");
         }
     }

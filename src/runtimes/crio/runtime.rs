@@ -120,8 +120,7 @@ fn unread_hook(
     };
     Ok(Some(CrioFault {
         why: format!(
-            "CRI-O does not run the hook `{directory}/{name}`, which gives containers access to GPUs: `hooks_dir` does not \
-            contain its directory",
+            "CRI-O does not run the hook `{directory}/{name}`: not in `hooks_dir`; the hook gives containers access to GPUs",
             directory = super::HOOKS
         ),
         remedy: format!(

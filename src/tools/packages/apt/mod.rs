@@ -136,9 +136,7 @@ impl Backend for Apt {
 
     fn configures(&self) -> Option<&'static str> {
         Some(
-            "run `dpkg --configure -a`; if a dependency is missing, run `apt-get --fix-broken install`; if a module build \
-             fails, see `/var/lib/dkms/nvidia/VERSION/build/make.log` and install a driver that supports this kernel, or the \
-             kernel headers",
+            "run `dpkg --configure -a`; if a dependency is missing, run `apt-get --fix-broken install`",
         )
     }
 

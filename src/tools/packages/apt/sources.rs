@@ -87,7 +87,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         found.push(SourceIssue {
             impact: Impact::All,
             why: match is_page {
-                true => format!("`{path}` is a web page, not a list of sources (line {line})"),
+                true => format!("`{path}` is a web page (line {line})"),
                 false => format!("line {line} of `{path}` is not a valid source"),
             },
             remedy: match is_page {
@@ -130,7 +130,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         found.push(SourceIssue {
             impact: Impact::All,
             why: format!(
-                "conflicting keys (`Signed-By`) of one repository in {}; {}",
+                "conflicting `Signed-By` of one repository in {}; {}",
                 names.join(" and "),
                 contradicting.join("; ")
             ),
@@ -171,7 +171,7 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceI
                 let SourceEntry { file, written, .. } = entry;
                 SourceIssue {
                     impact,
-                    why: format!("keyring `{key}` of {written} (in `{file}`) {why}"),
+                    why: format!("keyring `{key}` {why}; it is for {written} in `{file}`"),
                     remedy: match why {
                         UNREADABLE => format!("run `chmod 644 {}`", shell_word(key)),
                         _ => format!(
@@ -543,12 +543,12 @@ mod tests {
         };
         assert!(
             whys(found()).contains("/etc/apt/sources.list.d/a.list")
-                && whys(found()).ends_with("does not exist")
+                && whys(found()).contains("does not exist")
         );
         files.put("/usr/share/keyrings/a.gpg", "");
-        assert!(whys(found()).ends_with("is empty"));
+        assert!(whys(found()).contains("a.gpg` is empty"));
         files.put("/usr/share/keyrings/a.gpg", "<!DOCTYPE html>\n");
-        assert!(whys(found()).ends_with("not a key"));
+        assert!(whys(found()).contains("not a key"));
         files.put_mode("/usr/share/keyrings/a.gpg", "\u{1}", 0o600);
         assert!(whys(found()).contains("is readable only by root"));
         assert_eq!(

@@ -104,7 +104,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
                 // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
                 impact: Impact::File,
                 why: match is_page {
-                    true => format!("`{path}` is a web page, not a list of repositories (line {line})"),
+                    true => format!("`{path}` is a web page (line {line})"),
                     false => format!("line {line} of `{path}` is not a section or an option"),
                 },
                 remedy: match is_page {
