@@ -520,7 +520,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     Ok(kmod::dangling(files, &running)?.map(|(link, target)| {
         // `/lib/modules/KERNEL/extra/nvidia.ko`
         let other = (target.as_str())
-            .strip_prefix(kmod::FOLDER)
+            .strip_prefix(kmod::DIRECTORY)
             .and_then(|rest| rest.split('/').nth(1));
         let (of, boot) = match other {
             Some(other) => (

@@ -53,6 +53,12 @@ impl State {
             (kernel_log::journal(), journal),
             (kernel_log::ring(), records),
         ] {
+            if query.cmd().program == kernel_log::ring().cmd().program
+                && let Err(why) = self.has_kernel_records()
+            {
+                reasons.push(why);
+                continue;
+            }
             match self.queried(&query, parse).await {
                 Ok(log) => return log,
                 Err(ExecError::NotQueried { why, .. }) => return self.logged_in_files(why),
@@ -65,6 +71,19 @@ impl State {
         }
         KernelLog::Unreadable {
             why: reasons.join("; "),
+        }
+    }
+
+    /// Returns the reason `dmesg` must not be used. Without `/dev/kmsg`, it reads the log with syslog(2), in which the kernel
+    /// begins each line of a message with a timestamp. A user who can write a newline into a message could then forge others.
+    fn has_kernel_records(&self) -> Result<(), String> {
+        let path = Utf8Path::new(kernel_log::RECORDS);
+        match self.host.files.stat(path) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(format!(
+                "`{path}` is missing, so `dmesg` cannot separate messages"
+            )),
+            Err(error) => Err(format!("failed to {}", one_line(&error))),
         }
     }
 
@@ -132,6 +151,13 @@ mod tests {
         fakes.exec.on("dmesg", |_, _| {
             fake::ok("[    0.000000] Linux version 6.1\n")
         });
+        fakes.files.take("/dev/kmsg");
+        let why = |log| match log {
+            KernelLog::Unreadable { why } => why,
+            other => panic!("{other:?}"),
+        };
+        assert!(why(get().await).contains("`/dev/kmsg` is missing"));
+        fakes.files.put_device("/dev/kmsg", 1, 11);
         let known = |messages: Vec<Message>, source: &str| KernelLog::Known {
             messages,
             source: source.to_owned(),

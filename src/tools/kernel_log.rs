@@ -300,6 +300,9 @@ pub fn journal() -> Query {
     Query::new("journalctl", args).deadline(DEADLINE)
 }
 
+/// The device from which `dmesg` reads complete messages.
+pub const RECORDS: &str = "/dev/kmsg";
+
 /// Queries the messages in the ring buffer of the kernel, without text that programs write to `/dev/kmsg`.
 #[must_use]
 pub fn ring() -> Query {

@@ -45,6 +45,7 @@ pub struct Fakes {
 #[must_use]
 pub fn host() -> (Host, Fakes) {
     let files = FakeFiles::new();
+    files.put_device("/dev/kmsg", 1, 11);
     let fakes = Fakes {
         exec: FakeExec::new(&files),
         http: FakeHttp::default(),
