@@ -382,6 +382,18 @@ fn unit(state: &FabricState) -> Finding {
         Ok(Some(unit)) if unit.is_active() && unit.is_enabled() => {
             finding(Verdict::Pass, format!("{needed}, and it runs"))
         }
+        Ok(Some(unit)) if unit.is_active() => Finding {
+            observed: Some(unit.to_string()),
+            expected: Some(format!("`{}` enabled and active", fabric::UNIT)),
+            remedy: Some(format!("run `systemctl enable {}`", fabric::UNIT)),
+            ..finding(
+                Verdict::Warn,
+                format!(
+                    "{needed}, which runs but is not enabled, so no program can use the GPUs after the next boot \
+                     (CUDA error 802)"
+                ),
+            )
+        },
         Ok(Some(unit)) => fail(
             unit.to_string(),
             match unit.active.as_str() {
@@ -832,6 +844,7 @@ mod tests {
             Ok(Some(("enabled", "active"))), true, four(), Verdict::Pass, "it runs";
             Ok(Some(("disabled", "inactive"))), true, four(), Verdict::Fail,
                 "4 NVSwitches need the fabric manager, which is disabled and inactive";
+            Ok(Some(("disabled", "active"))), true, four(), Verdict::Warn, "after the next boot";
             Ok(Some(("enabled", "failed"))), true, four(), Verdict::Fail, "failed";
             Ok(None), false, four(), Verdict::Fail, "not installed";
             Err("a tree"), false, four(), Verdict::Fail, "not installed";
@@ -842,7 +855,8 @@ mod tests {
             let finding = of(unit, packages, switches);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
-            assert_eq!(finding.remedy.is_some(), verdict == Verdict::Fail);
+            let is_faulty = matches!(verdict, Verdict::Fail | Verdict::Warn);
+            assert_eq!(finding.remedy.is_some(), is_faulty);
         }
         assert_eq!(unit(&state()).status, Verdict::Pass);
     }

@@ -181,8 +181,7 @@ fn lacks_runtime(
         return Ok(None);
     }
     let (name, title) = (kind.name(), kind.runtime().facts().title);
-    let place = path.map_or(String::new(), |path| format!(" (`{path}`)"));
-    let (beside, remedy) = match on_host {
+    let (operator, remedy) = match on_host {
         true => (
             "",
             format!(
@@ -192,7 +191,7 @@ fn lacks_runtime(
             ),
         ),
         false => (
-            ", although the toolkit of the GPU Operator is installed",
+            "the toolkit of the GPU Operator is installed, but ",
             format!(
                 "restart the toolkit pod of the operator on this node (`kubectl --namespace gpu-operator delete pod \
                  --selector app=nvidia-container-toolkit-daemonset --field-selector spec.nodeName=NODE`), which configures \
@@ -201,13 +200,13 @@ fn lacks_runtime(
         ),
     };
     Ok(Some(Finding {
+        observed: path.map(|path| format!("no nvidia runtime in `{path}`")),
         remedy: Some(remedy),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
             format!(
-                "no GPUs for pods: the kubelet uses {title}{place}, which has no nvidia runtime and no CDI \
-                 specification{beside}"
+                "no GPUs for pods: {operator}the kubelet's {title} has neither an nvidia runtime nor a CDI specification"
             ),
         )
     }))

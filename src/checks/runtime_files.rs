@@ -115,7 +115,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                          toolkit pods, which regenerate `{path}`"
                     ),
                     false => format!(
-                        "run `sed -i 's/^ *root = /#&/' {}`, because the driver is on the host itself; then restart the \
+                        "run `sed -i 's/^ *root *=/#&/' {}`, because the driver is on the host itself; then restart the \
                          containers",
                         shell_word(path)
                     ),

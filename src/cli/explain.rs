@@ -35,12 +35,12 @@ const EXITS: [(Exit, &str, Option<&str>); 13] = [
     (Exit::Ok, "ready, installed, or nothing to do", None),
     (
         Exit::Internal,
-        "a bug, or an error without a class",
+        "a bug, or an error without its own exit code",
         Some("run the command again; if the error recurs, report it with the output"),
     ),
     (
         Exit::Usage,
-        "wrong flags",
+        "invalid options or arguments",
         Some("run `gpu-bootstrap COMMAND --help`"),
     ),
     (
@@ -59,7 +59,7 @@ const EXITS: [(Exit, &str, Option<&str>); 13] = [
     ),
     (
         Exit::Blocked,
-        "the machine is unsupported, incompatible, or full; no changes were made",
+        "the machine is unsupported or incompatible, or its disk is full; no changes were made",
         Some("apply the hint of the output, then run the command again"),
     ),
     (

@@ -154,7 +154,9 @@ fn named(state: &CdiState) -> String {
     match (visible.len() - parts, parts) {
         (0, 0) => messages::count(state.machine.gpus),
         (gpus, 0) => messages::count(gpus),
+        (0, 1) => "1 MIG device".to_owned(),
         (0, parts) => format!("{parts} MIG devices"),
+        (gpus, 1) => format!("{}, 1 MIG device", messages::count(gpus)),
         (gpus, parts) => format!("{}, {parts} MIG devices", messages::count(gpus)),
     }
 }

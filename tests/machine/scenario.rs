@@ -136,7 +136,6 @@ crate::scenarios::scenarios! {
     power_cut_resumes: "power-cut-resumes"
     power_cut_undone: "power-cut-undone"
     probe_sees_nothing: "probe-sees-nothing"
-    validation_ends_with_the_boot: "validation-ends-with-the-boot"
     proxy_with_password: "proxy-with-password"
     read_only_etc: "read-only-etc"
     reboot_asked_again: "reboot-asked-again"
@@ -171,6 +170,7 @@ crate::scenarios::scenarios! {
     unsupported_release: "unsupported-release"
     untracked_files: "untracked-files"
     validated_on_the_host: "validated-on-the-host"
+    validation_ends_with_the_boot: "validation-ends-with-the-boot"
     wrong_clock: "wrong-clock"
     wrong_key: "wrong-key"
 }

@@ -131,11 +131,19 @@ pub fn faults(
                     "containers of runtime `{name}` do not start: it has no `runtime_type` (`{}`)",
                     runtime.path
                 ),
-                remedy: format!(
-                    "run `sed -i '/runtimes\\.\"\\?{name}\"\\?\\]/a runtime_type = \"io.containerd.runc.v2\"' {} && systemctl \
-                     restart containerd`: it sets the type in the table of the runtime",
-                    runtime.path
-                ),
+                remedy: match of_type {
+                    None => format!(
+                        "run `sed -i '/runtimes\\.\"\\?{name}\"\\?\\]/a runtime_type = \"io.containerd.runc.v2\"' {} && \
+                         systemctl restart containerd`: it sets the type in the table of the runtime",
+                        shell_word(runtime.path.as_str())
+                    ),
+                    // A second line with this key would make the file invalid.
+                    Some(_) => format!(
+                        "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, then run `systemctl restart \
+                         containerd`",
+                        runtime.path
+                    ),
+                },
                 refused: false,
             });
         }
@@ -686,7 +694,12 @@ mod tests {
                 .why
                 .contains("runtime `nvidia` do not start: it has no `runtime_type`")
         );
+        assert!(fault.remedy.contains("sed -i"), "{}", fault.remedy);
         assert!(!fault.refused);
+        // A second line with the same key would make the file invalid.
+        let empty = file(DROP_IN, &new(3, "nvidia", "runtime_type = ''"));
+        let fault = only(faults(&[files[0].clone(), empty], &[], Some(Version(2, 1))));
+        assert!(!fault.remedy.contains("sed"), "{}", fault.remedy);
     }
 
     #[test]
