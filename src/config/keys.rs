@@ -154,6 +154,15 @@ pub fn suggestion(
     if let Some(sibling) = nearest(name, siblings.keys().map(String::as_str)) {
         return Some(join(prefix, sibling));
     }
+    // Another spelling of a longer name, such as `DiscoveryTokenCACertHashes` of kubeadm for `ca-cert-hashes`.
+    let plain = |text: &str| text.replace(['-', '_'], "").to_ascii_lowercase();
+    let (words, shortest) = (plain(name), 8);
+    let within = (siblings.keys())
+        .filter(|key| plain(key).len() >= shortest && words.contains(&plain(key)))
+        .max_by_key(|key| key.len());
+    if let Some(sibling) = within {
+        return Some(join(prefix, sibling));
+    }
     all().into_iter().find(|key| {
         key.rsplit('.')
             .next()
@@ -220,6 +229,13 @@ mod tests {
             Some("driver.branch")
         );
         assert_eq!(suggestion(top, "", "zzzz"), None);
+        let Some(KeyNode::Table(cluster)) = top.get("cluster") else {
+            panic!("`cluster` is a table");
+        };
+        assert_eq!(
+            suggestion(cluster, "cluster", "DiscoveryTokenCACertHashes").as_deref(),
+            Some("cluster.ca-cert-hashes")
+        );
         let Some(KeyNode::Table(driver)) = top.get("driver") else {
             panic!("`driver` is a table");
         };

@@ -1,7 +1,12 @@
 //! Runs the program on machines from public reports: the inputs in `reports/*.txt`, the command lines and expected results in
 //! `reports.toml`.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, os::unix::fs::symlink};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, symlink},
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
@@ -61,7 +66,10 @@ fn unpack(text: &str, to: &Utf8Path) {
         if marks.contains("(crlf)") {
             content = content.replace('\n', "\r\n");
         }
-        fs::write(path, content).unwrap();
+        fs::write(&path, content).unwrap();
+        if marks.contains("(mode 0600)") {
+            fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+        }
     };
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("==> ") {
