@@ -10,10 +10,16 @@ use crate::{
     runtimes::{RuntimeKind, cdi},
     state::owner,
     step::StepError,
-    tools::toolkit,
+    tools::{
+        device_nodes::{self, Symlinks},
+        toolkit,
+    },
 };
 
 const NODES: Id = Id::new("drv.nodes");
+
+/// The node that CUDA needs in addition to the GPU nodes.
+const UVM: &str = "/dev/nvidia-uvm";
 
 /// The `drv.nodes` check.
 pub struct NodesCheck;
@@ -27,10 +33,6 @@ const CTK: &str = "/usr/bin/nvidia-ctk";
 /// The permission bit that executes a program as its owner.
 const SETUID: u32 = 0o4000;
 
-/// The major number of the GPU nodes and of `nvidiactl`, and the minor number of the latter. Linux, `devices.txt`.
-const MAJOR: u32 = 195;
-const CONTROL: u32 = 255;
-
 #[derive(Debug, Clone, Default)]
 struct NodesState {
     /// The node of `nvidia-uvm` exists.
@@ -40,10 +42,8 @@ struct NodesState {
     /// The module `nvidia-uvm` is loaded.
     is_loaded: bool,
     has_ctk: bool,
-    /// The number of GPU and control nodes.
-    nodes: usize,
-    /// Those without symlink. Empty if no container needs them.
-    without: Vec<String>,
+    /// Empty if no container needs them.
+    symlinks: Symlinks,
 }
 
 fn decide(state: &NodesState) -> Finding {
@@ -53,19 +53,21 @@ fn decide(state: &NodesState) -> Finding {
             true => "",
             false => ", and the module `nvidia-uvm` is not loaded",
         };
+        let creation = device_nodes::creation(UVM);
         let create = match state.has_ctk {
             true => {
                 "run `modprobe nvidia-uvm && nvidia-ctk system create-device-nodes --control-devices`; for the next boots, \
                  install `nvidia-modprobe`, which creates the device nodes on demand"
+                    .to_owned()
             }
-            false => {
-                "install `nvidia-modprobe`, which creates the device nodes on demand, then run `nvidia-modprobe -c 0 -u`"
-            }
+            false => format!(
+                "install `nvidia-modprobe`, which creates the device nodes on demand, then run `{creation}`"
+            ),
         };
         return Finding {
             observed: Some("no `/dev/nvidia-uvm`".to_owned()),
             expected: Some("`/dev/nvidia-uvm`, or a setuid `nvidia-modprobe`".to_owned()),
-            remedy: Some(create.to_owned()),
+            remedy: Some(create),
             ..finding(
                 Verdict::Fail,
                 format!(
@@ -75,9 +77,10 @@ fn decide(state: &NodesState) -> Finding {
             )
         };
     }
-    if let Some(first) = state.without.first() {
+    let Symlinks { nodes, missing } = &state.symlinks;
+    if let Some(first) = missing.first() {
         return Finding {
-            observed: Some(format!("no symlink to `/dev/{first}`")),
+            observed: Some(format!("no symlink to `{first}`")),
             remedy: Some(
                 "run `nvidia-ctk system create-dev-char-symlinks --create-all`, also at each boot before the container \
                  runtime starts; or use CDI"
@@ -87,9 +90,8 @@ fn decide(state: &NodesState) -> Finding {
                 Verdict::Warn,
                 format!(
                     "containers lose their GPUs at `systemctl daemon-reload` (`Failed to initialize NVML: Unknown Error`), \
-                     because {} of {} device nodes have no symlink in `/dev/char`",
-                    state.without.len(),
-                    state.nodes
+                     because {} of {nodes} device nodes have no symlink in `/dev/char`",
+                    missing.len()
                 ),
             )
         };
@@ -100,8 +102,8 @@ fn decide(state: &NodesState) -> Finding {
     )
 }
 
-/// Whether systemd removes devices from containers for which it finds no symlink: the legacy mode of the toolkit adds devices
-/// without telling the runtime, and systemd manages the control groups of the containers.
+/// Whether systemd removes devices without a symlink from containers: in legacy mode, the toolkit adds devices without the
+/// knowledge of the runtime, and systemd manages the cgroups of the containers.
 async fn needs_links(subject: &Subject<'_>) -> Result<bool, StepError> {
     let files = subject.host.files();
     if !files.exists(Utf8Path::new(toolkit::RUNTIME))? || cdi::is_there(files)? {
@@ -147,20 +149,7 @@ async fn detect(subject: &Subject<'_>, names: &[String]) -> Result<NodesState, S
     if !files.exists(Utf8Path::new("/dev/char"))? || !needs_links(subject).await? {
         return Ok(state);
     }
-    for name in names {
-        let minor = match name.strip_prefix("nvidia") {
-            Some("ctl") => Some(CONTROL),
-            Some(rest) => rest.parse().ok(),
-            None => None,
-        };
-        if let Some(minor) = minor {
-            state.nodes += 1;
-            let link = format!("/dev/char/{MAJOR}:{minor}");
-            if files.stat(Utf8Path::new(&link))?.is_none() {
-                state.without.push(name.clone());
-            }
-        }
-    }
+    state.symlinks = device_nodes::symlinks(files, !subject.state.is_of_this_machine())?;
     Ok(state)
 }
 
@@ -263,6 +252,7 @@ mod tests {
         let files = |mode: &'static str, driver: &'static str, linked: bool| {
             move |files: &FakeFiles| {
                 files.put_device("/dev/nvidia-uvm", 511, 0);
+                files.put_link("/dev/char/511:0", "../nvidia-uvm");
                 files.put(toolkit::RUNTIME, "");
                 let text = format!("[nvidia-container-runtime]\nmode = \"{mode}\"\n");
                 files.put(toolkit::CONFIG, text.as_str());
@@ -282,7 +272,7 @@ mod tests {
         } {
             let found = examined(false, files(mode, driver, linked)).await;
             assert_eq!(found.status, verdict, "{mode} {driver}: {}", found.why);
-            let is_told = found.why.contains("1 of 2 device nodes have no symlink");
+            let is_told = found.why.contains("1 of 3 device nodes have no symlink");
             assert_eq!(is_told, verdict == Verdict::Warn, "{}", found.why);
         }
     }

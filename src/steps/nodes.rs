@@ -6,18 +6,21 @@
 //! to it.
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, messages};
 use crate::{
     change::Change,
     config::desired::Desired,
     facts::Facts,
-    host::files::FileKind,
     model::id::StepId,
     runtimes,
     step::{Assessment, Cx, Step, StepError},
-    tools::{packages::HEADER, systemctl::UnitState},
+    tools::{
+        device_nodes::{self, Symlinks},
+        packages::HEADER,
+        systemctl::UnitState,
+    },
 };
 
 /// The unit that creates nodes and symlinks.
@@ -35,11 +38,6 @@ pub(super) fn users() -> String {
     format!("{daemons} kubelet.service k3s.service k3s-agent.service rke2-agent.service")
 }
 
-/// `nvidia-ctk` creates no symlinks for these nodes, because containers do not get them
-/// (NVIDIA/nvidia-container-toolkit, `nodeIsBlocked` in
-/// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`).
-const WITHOUT_LINKS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
-
 /// Device nodes of the module `nvidia-uvm`.
 const UVM: [&str; 2] = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
@@ -55,10 +53,7 @@ struct NodesState {
     loaded: bool,
     /// Missing nodes that CUDA needs, although their module is loaded.
     missing: Vec<&'static str>,
-    /// The number of device nodes.
-    nodes: usize,
-    /// Nodes without a symlink.
-    without: Vec<Utf8PathBuf>,
+    symlinks: Symlinks,
 }
 
 /// The unit text. The unit loads no module: the file of `driver.autoload` does that at boot, unless `engine/guard.rs`
@@ -107,28 +102,9 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         rule: files.read_text(Utf8Path::new(RULE_PATH))?,
         enabled: is_enabled(cx, UNIT)?,
         loaded: cx.state.loaded_driver()?.is_some(),
+        symlinks: device_nodes::symlinks(files, false)?,
         ..NodesState::default()
     };
-    for directory in ["/dev", "/dev/nvidia-caps"] {
-        let directory = Utf8Path::new(directory);
-        for name in files.list(directory)? {
-            let is_without = WITHOUT_LINKS.iter().any(|one| name.starts_with(one));
-            if !name.starts_with("nvidia") || is_without {
-                continue;
-            }
-            let path = directory.join(name);
-            let Some(FileKind::CharDevice(major, minor)) = files.stat(&path)?.map(|stat| stat.kind)
-            else {
-                continue;
-            };
-            state.nodes += 1;
-            let link = Utf8PathBuf::from(format!("/dev/char/{major}:{minor}"));
-            if files.stat(&link)?.is_none() {
-                state.without.push(path);
-            }
-        }
-    }
-    state.without.sort();
     // The kernel creates no node for this module. Container runtimes can only pass existing nodes, so CUDA fails in
     // containers although NVML works. An image has no nodes, so they are not expected there.
     let names = files.list("/dev".into())?;
@@ -141,7 +117,7 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
     if has("/dev/nvidiactl") && modules.iter().any(|module| module == "nvidia_uvm") {
         state.missing = UVM.into_iter().filter(|path| !has(path)).collect();
     }
-    if state.loaded && !(state.without.is_empty() && state.missing.is_empty()) {
+    if state.loaded && !(state.symlinks.missing.is_empty() && state.missing.is_empty()) {
         let unit: Option<UnitState> = cx.state.unit(UNIT).await?;
         state.active = unit.is_some_and(|unit| unit.is_active());
     }
@@ -189,13 +165,13 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image || !state.loaded {
         return Assessment::satisfied(format!("`{UNIT}` creates the device nodes at boot"));
     }
-    let why = match (&state.missing[..], &state.without[..]) {
+    let why = match (&state.missing[..], &state.symlinks.missing[..]) {
         ([], []) => None,
         ([first, ..], _) => Some(format!("`{first}` is missing, but CUDA needs it")),
         ([], [first, ..]) => Some(format!(
             "{} of {} device nodes have no symlink in `/dev/char`, e.g. `{first}`",
-            state.without.len(),
-            state.nodes
+            state.symlinks.missing.len(),
+            state.symlinks.nodes
         )),
     };
     if let Some(why) = why {
@@ -215,7 +191,7 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     Assessment::satisfied(format!(
         "{} device nodes have symlinks in `/dev/char`, and `{UNIT}` creates them at boot",
-        state.nodes
+        state.symlinks.nodes
     ))
 }
 
@@ -240,7 +216,7 @@ impl Step for Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nodes, NodesState, RULE_PATH, UNIT, UNIT_PATH, UVM, decide, rule, unit};
+    use super::{Nodes, NodesState, RULE_PATH, Symlinks, UNIT, UNIT_PATH, UVM, decide, rule, unit};
     use crate::{
         change::Change,
         host::fake,
@@ -256,8 +232,10 @@ mod tests {
             active: true,
             loaded: true,
             missing: Vec::new(),
-            nodes: 4,
-            without: Vec::new(),
+            symlinks: Symlinks {
+                nodes: 4,
+                missing: Vec::new(),
+            },
         }
     }
 
@@ -266,7 +244,10 @@ mod tests {
         let (want, facts) = (desired(), facts());
         decide(&made(), &want, &facts).expect_satisfied();
         let state = NodesState {
-            without: vec!["/dev/nvidia0".into()],
+            symlinks: Symlinks {
+                nodes: 4,
+                missing: vec!["/dev/nvidia0".into()],
+            },
             ..made()
         };
         let (why, changes) = decide(&state, &want, &facts).expect_needs();

@@ -1,7 +1,7 @@
 //! Checks that the NVIDIA device nodes in `/dev` are character devices with the driver's major and minor numbers. Programs
 //! cannot use a node with the right name but the wrong type or number.
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FileKind, FilesError, ReadFiles},
@@ -145,6 +145,57 @@ pub fn creation(path: &str) -> String {
             format!("nvidia-modprobe -c {minor}")
         }),
     }
+}
+
+/// `nvidia-ctk` creates no symlinks for these nodes, because containers do not get them (NVIDIA/nvidia-container-toolkit,
+/// `nodeIsBlocked` in `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`).
+const WITHOUT_LINKS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
+
+/// The major number of GPU nodes, `nvidiactl` and `nvidia-modeset`. Source: Linux, `admin-guide/devices.txt`.
+const MAJOR: u32 = 195;
+
+/// The NVIDIA device nodes that containers can get, and their symlinks in `/dev/char`. systemd needs the symlinks to find a
+/// device by its numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Symlinks {
+    /// The number of device nodes.
+    pub nodes: usize,
+    /// The nodes without a symlink, sorted.
+    pub missing: Vec<Utf8PathBuf>,
+}
+
+/// Searches the symlinks. In a copy of a machine (`is_copy`), regular files may replace device nodes. The numbers of nodes with
+/// a fixed major number are then derived from their names.
+///
+/// # Errors
+/// If `/dev`, a node or a symlink cannot be read.
+pub fn symlinks(files: &dyn ReadFiles, is_copy: bool) -> Result<Symlinks, FilesError> {
+    let mut found = Symlinks::default();
+    for directory in ["/dev", "/dev/nvidia-caps"].map(Utf8Path::new) {
+        for name in files.list(directory)? {
+            let is_without = WITHOUT_LINKS.iter().any(|one| name.starts_with(one));
+            if !name.starts_with("nvidia") || is_without {
+                continue;
+            }
+            let path = directory.join(&name);
+            let has_fixed_major = drivers_of(path.as_str()).contains(&"nvidia");
+            let (major, minor) = match files.stat(&path)?.map(|stat| stat.kind) {
+                Some(FileKind::CharDevice(major, minor)) => (major, minor),
+                Some(FileKind::File) if is_copy && has_fixed_major => match minor_of(&name) {
+                    Some(minor) => (MAJOR, minor),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            found.nodes += 1;
+            let link = Utf8PathBuf::from(format!("/dev/char/{major}:{minor}"));
+            if files.stat(&link)?.is_none() {
+                found.missing.push(path);
+            }
+        }
+    }
+    found.missing.sort();
+    Ok(found)
 }
 
 /// Returns the minor number of the NVIDIA node with this name, or `None` for other files.
