@@ -157,7 +157,8 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
 
 /// Returns the finding for a runtime of the kubelet without nvidia runtime, hook and CDI specification although a toolkit is
 /// installed (NVIDIA/k8s-device-plugin issues 307 and 655, berops/claudie issue 1786). On a machine that gpu-bootstrap
-/// prepared, its own step reports it instead.
+/// prepared, its own step reports it instead. The label of the toolkit pod: NVIDIA/gpu-operator,
+/// `assets/state-container-toolkit/0500_daemonset.yaml`.
 fn lacks_runtime(
     subject: &Subject<'_>,
     kind: RuntimeKind,

@@ -49,16 +49,11 @@ impl State {
         let mut reasons = Vec::new();
         // Read files last, because a syslog daemon also writes messages that users forged as kernel messages.
         let journal: fn(&str) -> Vec<String> = records_of_journal;
-        for (query, parse) in [
-            (kernel_log::journal(), journal),
-            (kernel_log::ring(), records),
-        ] {
-            if query.cmd().program == kernel_log::ring().cmd().program
-                && let Err(why) = self.has_kernel_records()
-            {
-                reasons.push(why);
-                continue;
-            }
+        let trusted = self.has_kernel_records();
+        let ring = trusted
+            .is_ok()
+            .then(|| (kernel_log::ring(), records as fn(&str) -> Vec<String>));
+        for (query, parse) in std::iter::once((kernel_log::journal(), journal)).chain(ring) {
             match self.queried(&query, parse).await {
                 Ok(log) => return log,
                 Err(ExecError::NotQueried { why, .. }) => return self.logged_in_files(why),
@@ -69,6 +64,7 @@ impl State {
                 }
             }
         }
+        reasons.extend(trusted.err());
         KernelLog::Unreadable {
             why: reasons.join("; "),
         }

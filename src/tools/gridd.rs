@@ -1,7 +1,8 @@
 //! `nvidia-gridd`, the license client of the driver for vGPU guests: its unit, its log and the license status.
 //!
 //! Sources: NVIDIA vGPU Client Licensing User Guide; NVIDIA/gpu-operator issues 220 and 628 and Azure/AgentBaker pull requests
-//! 6036 and 6067 (`License Status`); NVIDIA/nvidia-docker issue 1787 (log lines).
+//! 6036 and 6067 (`License Status`); NVIDIA/nvidia-docker issue 1787 (failures); logs in the vGPU guides of cloud providers
+//! ("License acquired successfully"). Not verified with a source: "renewed successfully".
 
 use std::time::Duration;
 
@@ -92,16 +93,22 @@ pub fn last_attempt(text: &str) -> Option<Attempt> {
     })
 }
 
-/// Returns the result of the last attempt in the log files.
+/// Returns the message in a line of a system log if its tag is the name of the program, as in `… node nvidia-gridd[7]: TEXT`.
+fn message(line: &str) -> Option<&str> {
+    let (head, text) = line.split_once(": ")?;
+    let tag = head.rsplit(' ').next()?;
+    let name = tag.split_once('[').map_or(tag, |(name, _)| name);
+    (name == "nvidia-gridd").then_some(text)
+}
+
+/// Returns the result of the last attempt in the log files. A user can write such lines, so the result is at most a warning.
 ///
 /// # Errors
 /// If an existing file cannot be read.
 pub fn in_files(files: &dyn ReadFiles) -> Result<Option<Attempt>, FilesError> {
     for path in LOGS {
         let text = files.read_lossy(Utf8Path::new(path))?.unwrap_or_default();
-        let own: Vec<&str> = (text.lines())
-            .filter(|line| line.contains(" nvidia-gridd: ") || line.contains(" nvidia-gridd["))
-            .collect();
+        let own: Vec<&str> = text.lines().filter_map(message).collect();
         if let Some(attempt) = last_attempt(&own.join("\n")) {
             return Ok(Some(attempt));
         }
@@ -153,7 +160,8 @@ mod tests {
         let files = FakeFiles::new();
         files.put(
             "/var/log/syslog",
-            "Oct 12 17:22:37 node joe: Failed to acquire license from 192.0.2.9\n",
+            "Oct 12 17:22:37 node joe: Failed to acquire license from 192.0.2.9\n\
+             Oct 12 17:22:37 node joe: x nvidia-gridd: Failed to acquire license from 192.0.2.9\n",
         );
         assert_eq!(in_files(&files).unwrap(), None);
         files.put(
