@@ -55,10 +55,10 @@ pub fn evaluate(matrix: &Matrix, needs: &Needs<'_>, offer: &Candidate) -> Vec<Ru
     }
     if let Some(asked) = needs.cudnn {
         let of_driver = |rule| matches!(rule, Rule::CudaDriver | Rule::ForwardCompat);
-        let is_reported = (said.iter()).any(|rule_result| {
+        let is_refused = (said.iter()).any(|rule_result| {
             of_driver(rule_result.rule) && rule_result.evaluation == Evaluation::Refuse
         });
-        let driver = Some(&offer.version).filter(|_| !is_reported);
+        let driver = Some(&offer.version).filter(|_| !is_refused);
         cudnn::evaluate(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
     }
     for release in &needs.kernels {

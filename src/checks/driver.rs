@@ -34,7 +34,7 @@ const SUPPORTED: Id = Id::new("drv.gpu.supported");
 const MATRIX: Id = Id::new("drv.version.matrix");
 const SECURITY: Id = Id::new("drv.version.security");
 const FLAVOR: Id = Id::new("drv.module.flavor");
-const TRIANGLE: Id = Id::new("drv.version.mismatch");
+const MISMATCH: Id = Id::new("drv.version.mismatch");
 const OPTIONS: Id = Id::new("drv.module.options");
 
 /// The driver checks.
@@ -487,7 +487,7 @@ fn modules(
 /// Compares the versions of the loaded module, the module on disk, the packages and the libraries. If the libraries differ from
 /// the loaded module, `driver.libraries` is the cause and has the remedy.
 fn triangle(state: &DriverState) -> Finding {
-    let say = |status, why: String| Finding::new(TRIANGLE, status, why);
+    let say = |status, why: String| Finding::new(MISMATCH, status, why);
     let found = &state.found;
     let told: Vec<String> = [
         ("loaded", &found.loaded_version),
@@ -625,7 +625,7 @@ fn options(set: &[(String, ModuleSetting)], flavor: Option<Flavor>) -> Finding {
 #[async_trait]
 impl Check for DriverCheck {
     fn ids(&self) -> &[Id] {
-        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOR, TRIANGLE, OPTIONS] }
+        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOR, MISMATCH, OPTIONS] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {

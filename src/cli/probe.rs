@@ -142,13 +142,13 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
         ))
     };
     let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
-    let retryable = [
+    let passed = [
         (ProbeLayer::Pci, count(gpus)),
         (ProbeLayer::Driver, format!("bound to nvidia {version}")),
         (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
         (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
     ];
-    below(layers, retryable, fault);
+    below(layers, passed, fault);
 }
 
 /// Tests the layers that are visible in a container. Its PCI bus is not the bus of its GPUs, and the module is the host's.
@@ -172,20 +172,20 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
         Some(loaded) => devices::agree(seen, loaded, None).err().map(disagreement),
         None => Some(disagreement(devices::unready(seen, None))),
     };
-    let retryable = [
+    let passed = [
         (ProbeLayer::DeviceNodes, format!("of {}", count(nodes))),
         (ProbeLayer::Nvml, format!("lists {}", count(nodes))),
     ];
-    below(layers, retryable, fault);
+    below(layers, passed, fault);
 }
 
 /// Marks all layers below the first failed one as passed.
 fn below(
     layers: &mut LayerResults,
-    retryable: impl IntoIterator<Item = (ProbeLayer, String)>,
+    passed: impl IntoIterator<Item = (ProbeLayer, String)>,
     fault: Option<LayerFault>,
 ) {
-    for (layer, why) in retryable {
+    for (layer, why) in passed {
         if fault.as_ref().is_none_or(|fault| layer < fault.layer) {
             layers.pass(layer, why);
         }

@@ -249,7 +249,7 @@ impl<'s> Applying<'s> {
         });
     }
 
-    /// Applies the changes of a step up to the next gate or reboot, while holding its locks.
+    /// Applies the changes of a step up to the next batch or reboot, while holding its locks.
     fn apply_changes(&mut self, at: usize) -> bool {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
@@ -295,7 +295,7 @@ impl<'s> Applying<'s> {
         true
     }
 
-    /// Starts the package work of a gate (see the module `batch`) if every step that can reach the gate is waiting there.
+    /// Starts a batch of package work (see the module `batch`) if every step that can join it is waiting.
     fn advance_packages(&mut self) -> bool {
         let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
             return false;

@@ -1,9 +1,9 @@
 //! Decides which package changes are merged into one transaction, and when it runs. A pure function
 //! of the step states.
 //!
-//! A step whose next change refreshes repositories or installs packages waits at a gate. The gate
-//! opens when no other step with the package lock can still reach it. All waiting steps then share
-//! one refresh or one transaction. The packages of a long step are installed in an earlier
+//! A step whose next change refreshes repositories or installs packages waits for the batch of this
+//! kind. The batch starts when no other step with the package lock can still join it. All waiting
+//! steps then share one refresh or one transaction. The packages of a long step are installed in an earlier
 //! transaction, so that the long step runs in parallel with the next one. Packages from which a
 //! module is compiled are also installed first, together with the packages of the compiler, because
 //! the steps of both hold the modules lock.
@@ -25,7 +25,7 @@ pub(super) enum Batch {
     Install,
 }
 
-/// Returns the gate at which a step waits with this change, or `None` if it does not wait.
+/// Returns the batch for which a step waits with this change, or `None` if it does not wait.
 pub(super) const fn batch(change: &Change) -> Option<Batch> {
     match change {
         Change::RefreshRepositories => Some(Batch::Refresh),

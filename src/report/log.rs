@@ -183,13 +183,13 @@ mod tests {
 
     /// Collects the output. Each write waits for the gate.
     struct Collects {
-        batch: Receiver<()>,
+        gate: Receiver<()>,
         text: Arc<Mutex<Vec<u8>>>,
     }
 
     impl Write for Collects {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.batch.recv().map_err(io::Error::other)?;
+            self.gate.recv().map_err(io::Error::other)?;
             self.text.lock().unwrap().extend(bytes);
             Ok(bytes.len())
         }
@@ -201,10 +201,10 @@ mod tests {
 
     #[test]
     fn finish_waits_for_the_last_lines() {
-        let (open, batch) = sync_channel(WAITING);
+        let (open, gate) = sync_channel(WAITING);
         let text = Arc::new(Mutex::new(Vec::new()));
         let out = Collects {
-            batch,
+            gate,
             text: text.clone(),
         };
         let (to, from) = sync_channel(WAITING);
@@ -222,10 +222,10 @@ mod tests {
     fn hanging_writer_does_not_block_finish() {
         // With a full queue, and with a queue that has space for the last message.
         for waiting in [1, WAITING] {
-            let (open, batch) = sync_channel(0);
+            let (open, gate) = sync_channel(0);
             let text = Arc::new(Mutex::new(Vec::new()));
             let out = Collects {
-                batch,
+                gate,
                 text: text.clone(),
             };
             let (to, from) = sync_channel(waiting);

@@ -57,8 +57,8 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let settings = self.settings();
         let simulation = self.backend.simulate(&settings, request);
-        let is_reported = self.backend.estimate(&settings, request) == Some(simulation);
-        let estimate = match simulated.filter(|_| is_reported) {
+        let has_sizes = self.backend.estimate(&settings, request) == Some(simulation);
+        let estimate = match simulated.filter(|_| has_sizes) {
             Some(answer) => self.backend.parse_estimate(answer),
             None => match self.estimate(request).await? {
                 Some(estimate) => estimate,

@@ -311,7 +311,7 @@ impl RunningCommand {
     /// killing it would leave a package half-configured.
     fn works(&mut self) -> bool {
         let seconds = self.last_sign.elapsed().as_secs_f64();
-        let works = (self.work.as_mut()).is_some_and(|work| work.continued(seconds));
+        let works = (self.work.as_mut()).is_some_and(|work| work.was_busy(seconds));
         if works {
             tracing::info!(seconds, "a command without output is still working");
         }

@@ -40,7 +40,7 @@ impl CommandWork {
 
     /// Returns whether the command was busy since the previous call (or its start), which was at
     /// least `seconds` ago.
-    pub(super) fn continued(&mut self, seconds: f64) -> bool {
+    pub(super) fn was_busy(&mut self, seconds: f64) -> bool {
         let ticks = ticks(self.leader, &processes());
         // The sum decreases if a process exits and its parent does not wait for it. This also
         // counts as activity.
@@ -140,8 +140,8 @@ mod tests {
         let mut work = CommandWork::of(Pid::this());
         let end = std::time::Instant::now() + std::time::Duration::from_millis(50);
         while std::time::Instant::now() < end {}
-        assert!(work.continued(0.1));
+        assert!(work.was_busy(0.1));
         let mut idle = CommandWork::of(Pid::from_raw(i32::MAX));
-        assert!(!idle.continued(0.1));
+        assert!(!idle.was_busy(0.1));
     }
 }

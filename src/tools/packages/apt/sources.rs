@@ -206,8 +206,8 @@ fn issue_of(
     let Some(stat) = files.stat(path)? else {
         // If no keyring is in the directory, the examined copy of a machine may have been made without it.
         let directory = path.parent().unwrap_or(path);
-        let is_reported = !files.list(directory)?.is_empty();
-        return Ok(is_reported.then_some((Impact::Lacking, "does not exist")));
+        let is_known = !files.list(directory)?.is_empty();
+        return Ok(is_known.then_some((Impact::Lacking, "does not exist")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (FileKind::File, 0, 0, 0) {
         return Ok(Some((Impact::Lacking, UNREADABLE)));
