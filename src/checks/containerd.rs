@@ -5,7 +5,9 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
-    runtimes::{BUILT_IN, Config, LiveConfig, RuntimeKind, containerd::CONFIG},
+    runtimes::{
+        BUILT_IN, Config, ConfigFile, LiveConfig, RuntimeKind, containerd::CONFIG, set_in_runtime,
+    },
     step::StepError,
     tools::kubelet,
 };
@@ -25,6 +27,8 @@ struct CgroupState {
     kubelet: Option<String>,
     /// Name and socket of the kubelet's runtime if it is not this containerd, such as the containerd of k3s.
     other: Option<String>,
+    /// The files of containerd, in the order in which it reads them.
+    files: Vec<ConfigFile>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
@@ -47,6 +51,7 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
         cri: config(subject).await?,
         kubelet,
         other: other.map(|found| format!("{} at `{}`", found.name, found.socket)),
+        files: (subject.state.runtime(RuntimeKind::Containerd).await?.files).clone(),
     })
 }
 
@@ -98,10 +103,19 @@ fn decide(state: &CgroupState) -> Finding {
         ..finding(status, why)
     };
     let set = |runtime: &str, value: bool| {
-        format!(
-            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (if this file is \
-             generated at boot, also in its template), then run `systemctl restart containerd`"
-        )
+        let value = value.to_string();
+        let command = (state.files.iter().rev())
+            .find_map(|file| set_in_runtime(file, runtime, ".options", "SystemdCgroup", &value));
+        match command {
+            Some(command) => format!(
+                "run `{command} && systemctl restart containerd`: it sets `SystemdCgroup = {value}` in the options of runtime \
+                 `{runtime}`; if the file is generated at boot, also change its template"
+            ),
+            None => format!(
+                "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (if this file is \
+                 generated at boot, also in its template), then run `systemctl restart containerd`"
+            ),
+        }
     };
     // The kubelet has one cgroup driver, so if two runtimes differ, the pods of one of them do not stay up.
     let other =
@@ -151,7 +165,10 @@ impl Check for ContainerdCheck {
 #[cfg(test)]
 mod tests {
     use super::{CgroupState, decide};
-    use crate::{check::Verdict, runtimes::Config};
+    use crate::{
+        check::Verdict,
+        runtimes::{Config, ConfigFile},
+    };
 
     fn state(runc: Option<bool>, nvidia: Option<bool>, kubelet: Option<&str>) -> CgroupState {
         let options = [("runc", runc), ("nvidia", nvidia)];
@@ -166,6 +183,7 @@ mod tests {
             }),
             kubelet: kubelet.map(str::to_owned),
             other: None,
+            files: Vec::new(),
         }
     }
 
@@ -186,6 +204,34 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
             assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+    }
+
+    #[test]
+    fn command_sets_the_cgroup_driver() {
+        let options =
+            "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n";
+        for (lines, script) in [
+            (
+                "BinaryName = 'x'\n",
+                "/runtimes\\.\"\\?nvidia\"\\?\\.options\\]/a SystemdCgroup = true",
+            ),
+            (
+                "\tSystemdCgroup = false\n",
+                "/runtimes\\.\"\\?nvidia\"\\?\\.options\\]/,/^[[:space:]]*\\[/s|^\\([[:space:]]*SystemdCgroup *=\\).*|\\1 true|",
+            ),
+            ("[a]\nSystemdCgroup = false\n", "/a SystemdCgroup = true"),
+        ] {
+            let mut state = state(Some(true), None, None);
+            state.files = vec![ConfigFile {
+                path: "/etc/containerd/config.toml".into(),
+                text: Some(format!("{options}{lines}")),
+            }];
+            let remedy = decide(&state).remedy.unwrap_or_default();
+            assert!(remedy.starts_with("run `sed -i '"), "{remedy}");
+            let end =
+                format!("{script}' /etc/containerd/config.toml && systemctl restart containerd`");
+            assert!(remedy.contains(&end), "{remedy}");
         }
     }
 

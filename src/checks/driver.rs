@@ -8,7 +8,7 @@ use super::{
     virt,
 };
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Check, Finding, REBOOT, Subject, Verdict},
     compat::{
         board::Board,
         kernel,
@@ -18,6 +18,7 @@ use crate::{
         rules::{self, Needs},
         security,
     },
+    dkms,
     facts::GpuFact,
     host::ReadFiles,
     model::{
@@ -58,6 +59,26 @@ struct DriverState {
     owner: Option<Owner>,
     /// The machine uses a vGPU, whose driver depends on the hypervisor.
     guest: bool,
+    /// Akmods builds the modules of the flavor in [`VARIANT_FILE`].
+    has_variants: bool,
+}
+
+/// The file with the flavor of the modules that akmods builds from the packages of negativo17 and Terra, in the line
+/// `MODULE_VARIANT=kernel` or `MODULE_VARIANT=kernel-open`. Source: negativo17/nvidia-driver issue 158.
+const VARIANT_FILE: &str = "/etc/nvidia/kernel.conf";
+
+/// Returns the command that builds the modules of another flavor, if the packages contain both.
+fn build_variant(state: &DriverState, flavor: Flavor) -> Option<String> {
+    let variant = match flavor {
+        Flavor::Open => "kernel-open",
+        Flavor::Proprietary => "kernel",
+    };
+    state.has_variants.then(|| {
+        format!(
+            "run `sed -i 's/^MODULE_VARIANT=.*/MODULE_VARIANT={variant}/' {VARIANT_FILE} && akmods --rebuild && {REBOOT}`, which \
+             builds the {flavor} kernel modules of the installed driver; the reboot stops all workloads"
+        )
+    })
 }
 
 /// A GPU may be bound to a driver whose version was not recorded.
@@ -466,7 +487,16 @@ fn modules(
                     "{INSTALL}, which installs the {flavor} kernel modules"
                 )),
                 (None, Some(_), None) => Some(INSTALL.to_owned()),
-                (None, None, _) => remedy(matrix, state, best),
+                (None, None, flavor) => {
+                    let other = remedy(matrix, state, best);
+                    match flavor.and_then(|flavor| build_variant(state, flavor)) {
+                        Some(build) => Some(match other {
+                            Some(other) => format!("{build}; or {other}"),
+                            None => build,
+                        }),
+                        None => other,
+                    }
+                }
             },
             ..say(
                 match evaluation {
@@ -638,6 +668,9 @@ impl Check for DriverCheck {
             kernel: subject.facts.kernel.running.clone(),
             owner: owner(subject.host.files(), subject.facts)?,
             guest: virt::is_guest(subject)?,
+            has_variants: dkms::added(subject.host.files())?.is_none()
+                && (subject.host.files().read_lossy(VARIANT_FILE.into())?)
+                    .is_some_and(|text| text.lines().any(|line| line.starts_with("MODULE_VARIANT="))),
             none: if subject.facts.gpus.is_empty() {
                 messages::NO_GPU
             } else {

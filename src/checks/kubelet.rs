@@ -268,6 +268,67 @@ fn of_distribution(
     Ok(None)
 }
 
+/// Returns the finding for a file of a Kubernetes distribution that only imports the nvidia runtime. k0s merges its files, but
+/// not the files that they import (k0sproject/k0s issue 6547; `docs/runtime.md`: a file with the runtime is merged).
+fn only_imports(
+    subject: &Subject<'_>,
+    owner: &KubernetesDistribution,
+) -> Result<Option<Finding>, StepError> {
+    let files = subject.host.files();
+    let mut unit = None;
+    for name in owner.programs {
+        for role in ["worker", "controller"] {
+            let one = format!("{name}{role}.service");
+            let path = Utf8Path::new("/etc/systemd/system").join(&one);
+            if unit.is_none() && files.exists(&path)? {
+                unit = Some(one);
+            }
+        }
+    }
+    let Some(unit) = unit else { return Ok(None) };
+    for file in subject.state.distribution_files(owner)? {
+        let text = file.text.as_deref().unwrap_or_default();
+        let Ok(config) = containerd::parse_config(text) else {
+            continue;
+        };
+        for pattern in (config.imports.iter()).filter(|_| !config.has_plugin) {
+            let Some(directory) = pattern.strip_suffix("/*.toml").map(Utf8Path::new) else {
+                continue;
+            };
+            for name in files.list(directory)? {
+                let from = directory.join(&name);
+                let text = match name.ends_with(".toml") {
+                    true => files.read_text(&from)?.unwrap_or_default(),
+                    false => continue,
+                };
+                let has_nvidia = containerd::parse_config(&text)
+                    .is_ok_and(|config| config.runtimes.iter().any(|name| name.contains("nvidia")));
+                if !has_nvidia {
+                    continue;
+                }
+                return Ok(Some(Finding {
+                    remedy: Some(format!(
+                        "run `cp {} {} && systemctl restart {unit}`, which may interrupt its pods: the file then contains the \
+                         runtime instead of the import",
+                        shell_word(&from),
+                        shell_word(&file.path)
+                    )),
+                    ..Finding::new(
+                        RUNTIME,
+                        Verdict::Fail,
+                        format!(
+                            "no GPUs for pods: the {} containerd has no nvidia runtime, because `{}` only imports it, and \
+                             {} does not merge imported files",
+                            owner.name, file.path, owner.name
+                        ),
+                    )
+                }));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// Returns the finding for a toolkit that is not on the `PATH` of a Kubernetes distribution, which searches for it only there
 /// and in `/usr/local/nvidia/toolkit`. Images with a read-only `/usr` install it in `/opt` (k3s-io/k3s issue 10761).
 fn out_of_sight(
@@ -327,6 +388,9 @@ impl Check for KubeletCheck {
             let lost = match &found {
                 Some(found) if owner.detects && !toolkit && found.nvidia != Some(true) => {
                     out_of_sight(subject, owner)?
+                }
+                Some(found) if !owner.detects && found.nvidia != Some(true) => {
+                    only_imports(subject, owner)?
                 }
                 _ => None,
             };
@@ -477,6 +541,34 @@ mod tests {
             assert_eq!(finding.status, status, "{}", finding.why);
             let remedy = finding.remedy.unwrap_or_default();
             assert!(remedy.contains(words), "{remedy}");
+        }
+    }
+
+    #[tokio::test]
+    async fn file_that_only_imports_the_runtime_is_replaced() {
+        let runtime =
+            "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n";
+        let import = "version = 2\nimports = ['/etc/containerd/conf.d/*.toml']\n";
+        for (unit, text, words) in [
+            (
+                "k0sworker",
+                runtime,
+                "run `cp '/etc/containerd/conf.d/a b.toml' /etc/k0s/containerd.d/nvidia.toml && systemctl restart k0sworker.service`",
+            ),
+            ("k0sworker", "version = 2\n", "add the runtime"),
+            ("other", runtime, "add the runtime"),
+        ] {
+            let finding = examined(&[
+                ("/var/lib/k0s/bin/containerd", ""),
+                ("/etc/k0s/containerd.d/nvidia.toml", import),
+                ("/etc/containerd/conf.d/a b.toml", text),
+                ("/usr/bin/nvidia-container-runtime", ""),
+                (&format!("/etc/systemd/system/{unit}.service"), ""),
+            ])
+            .await;
+            assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
+            let remedy = finding.remedy.unwrap_or_default();
+            assert!(remedy.starts_with(words), "{remedy}");
         }
     }
 

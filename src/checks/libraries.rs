@@ -7,7 +7,7 @@ use super::operator;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
-    model::{findings::Remedy, id::Id},
+    model::{findings::Remedy, id::Id, text::shell_word},
     state::{GPU_OPERATOR, Owner, library_directories, owner},
     step::StepError,
 };
@@ -45,6 +45,8 @@ struct LibrariesState {
     all: Vec<Utf8PathBuf>,
     /// The machine is a container, so the module belongs to its host.
     contained: bool,
+    /// The architecture in the name of NVIDIA's installer.
+    arch: String,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
@@ -83,6 +85,8 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         found,
         all,
         contained: subject.facts.container().is_some(),
+        arch: (subject.facts.kernel.arch.clone())
+            .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
     })
 }
 
@@ -226,10 +230,17 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         ),
         _ if state.contained => (
             Remedy::Reconfigure,
-            format!(
-                "install the libraries of {loaded} in the container, because the module belongs to its host \
-                 (`NVIDIA-Linux-x86_64-{loaded}.run --no-kernel-modules`, or the packages of this version)"
-            ),
+            match state.packaged {
+                true => format!(
+                    "install the packages of {loaded} in the container, because the module belongs to its host"
+                ),
+                false => format!(
+                    "run `sh {}` in the container, with the installer of the host's driver version, because the module \
+                     belongs to the host",
+                    shell_word(format!("NVIDIA-Linux-{}-{loaded}.run", state.arch))
+                        + " --no-kernel-modules"
+                ),
+            },
         ),
         (None, _) => (
             Remedy::Reconfigure,
@@ -286,6 +297,7 @@ mod tests {
             ],
             all: Vec::new(),
             contained: false,
+            arch: "x86_64".to_owned(),
         }
     }
 

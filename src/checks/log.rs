@@ -654,9 +654,10 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                      loaded modules",
                     super::messages::places(gpus)
                 ),
-                remedy: "power-cycle the machine, which resets the GPU; in a virtual machine, check passthrough, \
-                         confidential computing mode and GPU reset on the host"
-                    .to_owned(),
+                remedy: format!(
+                    "{}; in a virtual machine, check passthrough, confidential computing mode and GPU reset on the host",
+                    messages::POWER
+                ),
             });
         }
         return Some(Diagnosis {
@@ -1615,17 +1616,17 @@ mod tests {
             (
                 "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP\n",
                 "a state that requires a reset",
-                "power-cycle",
+                "systemctl poweroff",
             ),
             (
                 "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n",
                 "the GPU system processor (GSP) did not start",
-                "power-cycle",
+                "systemctl poweroff",
             ),
             (
                 "pci 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
                 "the GPU does not respond after it was powered down to save power",
-                "power-cycle",
+                "systemctl poweroff",
             ),
             (
                 "nvidia 0000:18:00.0: swiotlb buffer is full (sz: 524288 bytes)\n",

@@ -12,6 +12,9 @@ pub(super) use crate::tools::xid::{POWER, RESET};
 /// The remedy of everything that `install` can repair.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
+/// The words of a remedy according to which the administrator installs a driver.
+pub const INSTALL_IT: &str = "install it with the method of this system";
+
 /// The reason on a machine without a GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 

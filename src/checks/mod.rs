@@ -28,7 +28,7 @@ mod rdma;
 mod runtime_files;
 mod virt;
 
-pub use messages::NO_GPU;
+pub use messages::{INSTALL_IT, NO_GPU};
 
 use crate::check::Check;
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::messages;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Check, Finding, REBOOT, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::desired::Purpose,
     dkms,
@@ -31,13 +31,39 @@ struct PackagesState {
     parts: Result<Vec<DriverPart>, String>,
     /// Files of the NVIDIA `.run` installer exist.
     runfile: bool,
+    manager: Option<Manager>,
 }
 
-async fn detect(subject: &Subject<'_>) -> PackagesState {
-    PackagesState {
+async fn detect(subject: &Subject<'_>) -> Result<PackagesState, StepError> {
+    let (files, os) = (subject.host.files(), subject.facts.os.as_ref());
+    Ok(PackagesState {
         parts: subject.state.driver_parts().await,
         runfile: subject.state.driver().await.origin == Some(Origin::Runfile),
+        manager: messages::manager(files, os)?,
+    })
+}
+
+/// Returns the command that upgrades the older packages to the newest installed version, in one transaction. `None` if a package
+/// has its version or branch in its name, so that no version of it belongs to the newer packages.
+fn in_one_version(
+    versions: &BTreeMap<&DriverVersion, Vec<&str>>,
+    manager: Option<Manager>,
+) -> Option<String> {
+    let (newest, _) = versions.last_key_value()?;
+    let mut names = Vec::new();
+    for (version, older) in versions.iter().filter(|(version, _)| *version != newest) {
+        let branch = version.branch();
+        let is_named = |name: &&str| match branch == newest.branch() {
+            true => name.contains(&version.to_string()),
+            false => name.split('-').any(|word| word == branch.to_string()),
+        };
+        if older.iter().any(is_named) {
+            return None;
+        }
+        names.extend(older);
     }
+    let commands = manager?.backend().commands();
+    Some(commands.install_versions(&names, &newest.to_string()))
 }
 
 /// The variant of a Debian package that can be installed in parallel with the current driver, such as `tesla-470` and
@@ -91,10 +117,16 @@ fn decide(state: &PackagesState) -> Finding {
                     .join(", "),
             ),
             expected: newest.map(|version| format!("only {version}")),
-            remedy: Some(format!(
-                "upgrade all driver packages to {} in one transaction, or remove the packages of the other version",
-                newest.map_or_else(|| "one version".to_owned(), ToString::to_string)
-            )),
+            remedy: Some(match in_one_version(versions, state.manager) {
+                Some(command) => format!(
+                    "run `{command} && {REBOOT}`: it brings all driver packages to one version in one transaction; the reboot \
+                     loads the new module, and stops all workloads"
+                ),
+                None => format!(
+                    "upgrade all driver packages to {} in one transaction, or remove the packages of the other version",
+                    newest.map_or_else(|| "one version".to_owned(), ToString::to_string)
+                ),
+            }),
             ..finding(
                 Verdict::Fail,
                 format!(
@@ -269,15 +301,16 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<Foreign> {
         let is_of_ubuntu = |uri: &str| UBUNTU.iter().any(|part| uri.contains(part));
         if os.id == "debian" && is_of_ubuntu(uri) {
             let mut others = entries.iter().filter(|other| other.file == *file);
-            return Some(minor((
-                format!(
+            return Some(Foreign {
+                why: format!(
                     "`{file}` has Ubuntu packages (`{suite}`), which cannot be installed on this machine: {name}"
                 ),
-                match others.all(|other| is_of_ubuntu(&other.uri)) {
+                remedy: match others.all(|other| is_of_ubuntu(&other.uri)) {
                     true => format!("run `rm {} && {refresh}`", shell_word(file)),
                     false => format!("remove these entries from `{file}`, then run `{refresh}`"),
                 },
-            )));
+                stops: true,
+            });
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
             let (found, wanted) = (rest.split('/').next()?, directory_of(os)?);
@@ -631,7 +664,7 @@ impl Check for PackagesCheck {
             .flat_map(|row| &row.packages)
             .map(String::as_str)
             .collect();
-        let consistent = decide(&detect(subject).await);
+        let consistent = decide(&detect(subject).await?);
         // Different versions already explain why packages are not configured.
         let unconfigured = match consistent.status {
             Verdict::Fail => None,
@@ -657,7 +690,7 @@ impl Check for PackagesCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{PackagesState, decide, secure, sources, variant};
+    use super::{Manager, PackagesState, decide, secure, sources, variant};
     use crate::{
         check::Verdict, facts::Os, host::fake::FakeFiles, state::DriverPart,
         steps::fixtures::matrix,
@@ -700,9 +733,9 @@ mod tests {
             "deb https://packages.cloud.google.com/apt kubernetes-xenial main", Verdict::Fail, "was shut down";
             "deb https://packages.cloud.google.com/apt google-compute-engine-bullseye-stable main",
                 Verdict::Pass, "";
-            "deb https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu mantic main", Verdict::Warn,
+            "deb https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu mantic main", Verdict::Fail,
                 "has Ubuntu packages";
-            "deb http://archive.ubuntu.com/ubuntu jammy main", Verdict::Warn, "has Ubuntu packages";
+            "deb http://archive.ubuntu.com/ubuntu jammy main", Verdict::Fail, "has Ubuntu packages";
             "deb http://developer.download.nvidia.com/compute/cuda/repos/ubuntu1604/x86_64 /", Verdict::Fail,
                 "needs `debian11`";
             "deb http://developer.download.nvidia.com/compute/cuda/repos/debian10/x86_64 /", Verdict::Warn,
@@ -905,6 +938,7 @@ mod tests {
             let finding = decide(&PackagesState {
                 parts: Ok(parts.into_iter().map(part).collect()),
                 runfile,
+                manager: None,
             });
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
@@ -915,8 +949,62 @@ mod tests {
         let unknown = decide(&PackagesState {
             parts: Err("there is no package database".to_owned()),
             runfile: false,
+            manager: None,
         });
         assert_eq!(unknown.status, Verdict::Unknown);
+    }
+
+    #[test]
+    fn older_packages_are_upgraded_in_one_transaction() {
+        let command = |parts: &[(&str, &str)], manager| {
+            let parts = parts
+                .iter()
+                .map(|(name, version)| part((name, version, Some(false))));
+            let finding = decide(&PackagesState {
+                parts: Ok(parts.collect()),
+                runfile: false,
+                manager: Some(manager),
+            });
+            let mut finding = finding;
+            finding.derive_command();
+            finding.command
+        };
+        let two = [
+            ("nvidia-kernel-dkms", "520.56.06"),
+            ("libcuda1", "525.85.12"),
+            ("nvidia-smi", "525.60.13"),
+        ];
+        assert_eq!(
+            command(&two, Manager::Apt).as_deref(),
+            Some(
+                "apt-get install 'nvidia-kernel-dkms=525.85.12*' 'nvidia-smi=525.85.12*' && systemctl reboot"
+            )
+        );
+        assert_eq!(
+            command(
+                &[("nvidia-kmod-common", "580.1"), ("nvidia-driver", "580.2")],
+                Manager::Dnf
+            )
+            .as_deref(),
+            Some("yum install 'nvidia-kmod-common-580.2*' && systemctl reboot")
+        );
+        // The packages of another branch have other names.
+        let branches = [
+            ("nvidia-dkms-535", "535.261.03"),
+            ("libnvidia-compute-580", "580.95.05"),
+        ];
+        assert_eq!(command(&branches, Manager::Apt), None);
+        let one = [
+            ("nvidia-dkms-580", "580.65.06"),
+            ("libnvidia-compute-580", "580.95.05"),
+        ];
+        assert!(command(&one, Manager::Apt).is_some());
+        // A name from a database is one word in a shell.
+        let odd = command(
+            &[("nvidia-driver-$(id)", "580.1"), ("nvidia-driver", "580.2")],
+            Manager::Apt,
+        );
+        assert!(odd.is_some_and(|text| text.contains(" 'nvidia-driver-$(id)=580.2*' ")));
     }
 
     #[test]

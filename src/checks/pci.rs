@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{
     log,
-    messages::{self, INSTALL, gpus, names, places},
+    messages::{self, INSTALL, INSTALL_IT, gpus, names, places},
     packages, virt,
 };
 use crate::{
@@ -108,7 +108,10 @@ fn present(facts: &Facts, wanted: Wanted, expected_gpus: Option<ExpectedGpus<'_>
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
         let names = names.join("; ");
-        match (expected_gpus.and_then(|expected_gpus| expected_gpus.broken()), incomplete(facts)) {
+        match (
+            expected_gpus.and_then(|expected_gpus| expected_gpus.broken()),
+            incomplete(facts),
+        ) {
             (None, None) => (Verdict::Pass, names, None),
             (Some(broken), _) => (
                 Verdict::Fail,
@@ -118,11 +121,10 @@ fn present(facts: &Facts, wanted: Wanted, expected_gpus: Option<ExpectedGpus<'_>
             (None, Some(broken)) => (
                 Verdict::Fail,
                 format!("{broken}: {names}"),
-                Some(
-                    "power-cycle the machine; if the GPU is still missing, check its power and seat, and contact the \
-                     hardware vendor"
-                        .to_owned(),
-                ),
+                Some(format!(
+                    "{}; if the GPU is still missing, check its power and seat, and contact the hardware vendor",
+                    messages::POWER
+                )),
             ),
         }
     } else if is_wsl {
@@ -410,7 +412,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
 fn fits(found: &[Bound<'_>]) -> Option<String> {
     let (gpu, _) = found.iter().find(|(_, driver)| *driver != Some(DRIVER))?;
     Some(format!(
-        "run `gpu-bootstrap compat --gpu {}` to find a compatible driver, and install it with the method of this system",
+        "run `gpu-bootstrap compat --gpu {}` to find a compatible driver, and {INSTALL_IT}",
         gpu.pci_id
     ))
 }
@@ -418,6 +420,7 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
 /// Returns the reason why the running kernel has no NVIDIA module, if DKMS failed to build it or another kernel has one.
 async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
+    let os = subject.facts.os.as_ref();
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(None);
     };
@@ -443,17 +446,40 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         }
         let why = format!("DKMS did not build driver {version} for the running kernel {running}");
         let refusal = match dkms::failure(&text) {
-            Some((cause, remedy)) => log::Diagnosis::new(
-                format!("{why}: {cause}"),
-                format!("{remedy}, then run `dkms autoinstall`; `{log}` contains the errors"),
-            ),
-            None => log::Diagnosis::new(
-                why,
-                format!(
-                    "read the end of `{log}`; install the headers of this kernel, or a driver that supports it \
-                     (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
-                ),
-            ),
+            Some((cause, remedy)) => {
+                let command = match cause {
+                    dkms::OLD_COMPILER => compiler_command(subject)?,
+                    dkms::NO_HEADERS => headers_command(files, os, &running)?,
+                    _ => None,
+                };
+                let remedy = match command {
+                    Some(command) => {
+                        format!("run `{command} && dkms autoinstall && modprobe nvidia`")
+                    }
+                    None => format!("{remedy}, then run `dkms autoinstall`"),
+                };
+                log::Diagnosis::new(
+                    format!("{why}: {cause}"),
+                    format!("{remedy}; `{log}` contains the errors"),
+                )
+            }
+            None => {
+                let other = format!(
+                    "install a driver that supports this kernel (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
+                );
+                log::Diagnosis::new(
+                    why,
+                    match upgrade_command(subject, &version).await? {
+                        Some(command) => format!(
+                            "run `{command}`, which installs the newest version of this driver and builds it again; if the \
+                             build fails again, read the end of `{log}`, and {other}"
+                        ),
+                        None => format!(
+                            "read the end of `{log}`; install the headers of this kernel, or {other}"
+                        ),
+                    },
+                )
+            }
         };
         return Ok(Some(refusal));
     }
@@ -470,7 +496,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         )));
     }
     let build = kmod::directory_of(&running).join("build");
-    let headers = headers_command(files, subject.facts.os.as_ref(), &running)?;
+    let headers = headers_command(files, os, &running)?;
     // The headers of a kernel without this link are elsewhere.
     let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
     if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
@@ -502,9 +528,13 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
                 true => format!(", or boot {kernel}"),
                 false => String::new(),
             };
-            let build = match headers {
-                Some(headers) if dkms::added(files)?.is_some() => {
-                    format!("run `{headers} && dkms autoinstall && modprobe nvidia`")
+            let compiled = match dkms::added(files)? {
+                Some(_) => Some("dkms autoinstall".to_owned()),
+                None => compiled_stream(files, os)?,
+            };
+            let build = match (headers, compiled) {
+                (Some(headers), Some(compiled)) => {
+                    format!("run `{headers} && {compiled} && modprobe nvidia`")
                 }
                 _ => format!(
                     "install the driver module for {running} (the package for this kernel, or DKMS and the headers of \
@@ -577,6 +607,51 @@ fn headers_command(
             .headers
             .replace("KERNEL", &shell_word(kernel))
     }))
+}
+
+/// Returns the command that installs the compiler of the running kernel, if it is a package that is not installed.
+fn compiler_command(subject: &Subject<'_>) -> Result<Option<String>, StepError> {
+    let files = subject.host.files();
+    let manager = messages::manager(files, subject.facts.os.as_ref())?;
+    let install = manager.and_then(|one| one.backend().commands().compiler);
+    let (Some(install), Some(compiler)) = (install, &subject.facts.kernel.compiler) else {
+        return Ok(None);
+    };
+    let is_there = files.exists(&Utf8Path::new("/usr/bin").join(compiler))?;
+    Ok((!is_there).then(|| install.replace("COMPILER", &shell_word(compiler))))
+}
+
+/// Returns the command that upgrades the packages of a driver version.
+async fn upgrade_command(
+    subject: &Subject<'_>,
+    version: &str,
+) -> Result<Option<String>, StepError> {
+    // Without a readable database, the packages are unknown.
+    let parts = subject.state.driver_parts().await.unwrap_or_default();
+    let is_of_it = |part: &&DriverPart| part.version.to_string() == version;
+    let names: Vec<&str> = (parts.iter().filter(is_of_it))
+        .map(|part| part.name.as_str())
+        .collect();
+    let manager = messages::manager(subject.host.files(), subject.facts.os.as_ref())?;
+    Ok(manager.filter(|_| !names.is_empty()).map(|manager| {
+        let commands = manager.backend().commands();
+        format!("{} && {}", commands.refresh, commands.upgrade_all(&names))
+    }))
+}
+
+/// The module of NVIDIA's repositories with the driver branches as streams.
+const STREAMS: &str = "nvidia-driver";
+
+/// Returns the command that replaces precompiled modules, which exist only for some kernels, by modules that are compiled on the
+/// machine.
+fn compiled_stream(files: &dyn ReadFiles, os: Option<&Os>) -> Result<Option<String>, StepError> {
+    let manager = messages::manager(files, os)?;
+    let Some(streams) = manager.and_then(|manager| manager.backend().streams()) else {
+        return Ok(None);
+    };
+    let stream = streams.enabled(files, STREAMS)?;
+    let id = os.map_or("", |os| os.id.as_str());
+    Ok(stream.and_then(|stream| streams.compiled(id, STREAMS, &stream)))
 }
 
 /// Returns a diagnosis if `cuda-drivers` is the only installed driver package. Up to branch 610 it depended on the driver, but

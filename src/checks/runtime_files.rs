@@ -110,6 +110,13 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                      libnvidia-ml.so.1`)"
                 ),
                 match of_operator {
+                    // A root with other characters would be part of the script.
+                    true if shell_word(root) == *root => format!(
+                        "run `sed -i -e 's|\"{root}\"|\"/\"|' -e 's|@{root}/|@/|' {}`, because the driver is on the host; then \
+                         restart the containers, and set `driver.enabled=false` in the operator, whose toolkit pods \
+                         regenerate the file when they start",
+                        shell_word(path)
+                    ),
                     true => format!(
                         "install the operator with `driver.enabled=false`, because the driver is on the host, and restart its \
                          toolkit pods, which regenerate `{path}`"

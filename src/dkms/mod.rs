@@ -430,6 +430,12 @@ pub fn kernel_of_log(log: &str) -> Option<&str> {
     rest.split_whitespace().next()
 }
 
+/// The cause of a failed build that another compiler fixes.
+pub const OLD_COMPILER: &str = "the compiler is older than the one that built the kernel";
+
+/// The cause of a failed build that the kernel headers fix.
+pub const NO_HEADERS: &str = "the kernel headers are missing";
+
 /// Known causes of failed builds: text in the log, cause, remedy.
 ///
 /// Sources: aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 30 and pop-os/pop issue 3117;
@@ -438,7 +444,7 @@ pub fn kernel_of_log(log: &str) -> Option<&str> {
 const FAILURES: [(&str, &str, &str); 4] = [
     (
         "unrecognized command-line option",
-        "the compiler is older than the one that built the kernel",
+        OLD_COMPILER,
         "install the compiler in `/proc/version` (on Ubuntu 22.04 with kernel 6.5 or newer, `gcc-12`)",
     ),
     (
@@ -453,7 +459,7 @@ const FAILURES: [(&str, &str, &str); 4] = [
     ),
     (
         "/build: No such file or directory",
-        "the kernel headers are missing",
+        NO_HEADERS,
         "install the kernel headers",
     ),
 ];

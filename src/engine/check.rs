@@ -14,7 +14,7 @@ use super::{
 use crate::{
     change::Change,
     check::{Finding, INSTALL, Subject, Verdict},
-    checks::{self, NO_GPU},
+    checks::{self, INSTALL_IT, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
     exit::Exit,
@@ -464,7 +464,7 @@ fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option
 /// The finding about the package sources.
 const SOURCES: &str = "os.pkg.sources";
 
-/// Puts the remedy of broken package sources before `install`, which downloads package lists from all of them.
+/// Puts the remedy of broken package sources before the installation of a driver, which needs package lists from all of them.
 fn sources_before_install(findings: &mut [Finding]) {
     let broken = (findings.iter()).find(|one| one.id.as_str() == SOURCES && one.is(Kind::Fault));
     let Some(Finding {
@@ -476,12 +476,18 @@ fn sources_before_install(findings: &mut [Finding]) {
         return;
     };
     for finding in findings {
-        if finding.command.as_deref() != Some(INSTALL) || finding.is(Kind::Difference) {
+        let then = match (finding.command.as_deref(), finding.remedy.as_deref()) {
+            (Some(INSTALL), _) => format!("run `{INSTALL}`"),
+            // On a machine that `install` does not support, the administrator installs the driver from these sources.
+            (_, Some(own)) if own.contains(INSTALL_IT) => own.to_owned(),
+            _ => continue,
+        };
+        if finding.is(Kind::Difference) {
             continue;
         }
         finding.command.clone_from(&command);
         finding.remedy = Some(format!(
-            "first correct the package sources: {remedy}; then run `{INSTALL}`"
+            "first correct the package sources: {remedy}; then {then}"
         ));
     }
 }

@@ -161,6 +161,8 @@ impl Backend for Tiny {
             clean: "tiny clean",
             refresh: "tiny refresh",
             install_version: "tiny install NAME VERSION",
+            upgrade: "tiny upgrade NAME",
+            compiler: None,
             versions: "",
             headers: "tiny install headers-KERNEL",
             reinstall: "tiny perform keep-all install NAME",

@@ -20,7 +20,7 @@ use toml::{Table, Value};
 use super::PLUGINS;
 use crate::{
     model::{document::check_toml, text::shell_word},
-    runtimes::{BUILT_IN, ConfigFile, Version},
+    runtimes::{BUILT_IN, ConfigFile, Version, set_in_runtime, table_ends, table_pattern},
     tools::toolkit,
 };
 
@@ -35,6 +35,9 @@ pub struct ConfigFault {
     /// Whether the daemon does not start. Otherwise containers of one runtime do not start.
     pub refused: bool,
 }
+
+/// The type of runtimes that run a program like runc, as TOML.
+const RUNC: &str = "\"io.containerd.runc.v2\"";
 
 struct ParsedConfig<'f> {
     path: &'f Utf8Path,
@@ -131,16 +134,14 @@ pub fn faults(
                     "containers of runtime `{name}` do not start: it has no `runtime_type` (`{}`)",
                     runtime.path
                 ),
-                remedy: match of_type {
-                    None => format!(
-                        "run `sed -i '/runtimes\\.\"\\?{name}\"\\?\\]/a runtime_type = \"io.containerd.runc.v2\"' {} && \
-                         systemctl restart containerd`: it sets the type in the table of the runtime",
-                        shell_word(runtime.path.as_str())
+                remedy: match (files.iter().find(|file| file.path == runtime.path))
+                    .and_then(|file| set_in_runtime(file, name, "", "runtime_type", RUNC))
+                {
+                    Some(command) => format!(
+                        "run `{command} && systemctl restart containerd`: it sets the type in the table of the runtime"
                     ),
-                    // A second line with this key would make the file invalid.
-                    Some(_) => format!(
-                        "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, then run `systemctl restart \
-                         containerd`",
+                    None => format!(
+                        "set `runtime_type = {RUNC}` in its table in `{}`, then run `systemctl restart containerd`",
                         runtime.path
                     ),
                 },
@@ -179,10 +180,16 @@ pub fn faults(
                     "containerd has no runtime `{name}`: it is configured in `{}`, which is not imported",
                     stray.path
                 ),
-                remedy: format!(
-                    "add \"{pattern}\" to `imports` in `{root}`, or move the file to an imported directory; then run \
-                     `systemctl restart containerd`"
-                ),
+                remedy: match import(files, stray, name, version) {
+                    Some(command) => format!(
+                        "run `{command} && systemctl restart containerd`: containerd then reads the runtime; or add \
+                         \"{pattern}\" to `imports` in `{root}`"
+                    ),
+                    None => format!(
+                        "add \"{pattern}\" to `imports` in `{root}`, or move the file to an imported directory; then run \
+                         `systemctl restart containerd`"
+                    ),
+                },
                 refused: false,
             });
         }
@@ -213,6 +220,59 @@ pub fn faults(
         }
     }
     found
+}
+
+/// Returns the command after which containerd reads a runtime of a file that is not imported: the file is moved to an imported
+/// directory, or the tables of the runtime are appended to the root file. The result has no faults. Before containerd 2.1, an
+/// imported file replaces the other runtimes.
+fn import(
+    files: &[ConfigFile],
+    stray: &ConfigFile,
+    name: &str,
+    version: Option<Version>,
+) -> Option<String> {
+    let (first, others) = files.split_first()?;
+    let text = first.text.as_deref()?;
+    let root = parse(first)?;
+    let works = |files: &[ConfigFile]| {
+        let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
+        merged(&parsed, version).0.contains_key(name) && faults(files, &[], version).is_empty()
+    };
+    let imports = (root.root.get("imports").and_then(Value::as_array)).into_iter();
+    let directory = (imports.flatten().filter_map(Value::as_str))
+        .filter_map(|pattern| pattern.strip_suffix("/*.toml"))
+        .find(|directory| directory.starts_with('/'));
+    if let (Some(directory), Some(file)) = (directory, stray.path.file_name()) {
+        let path = Utf8Path::new(directory).join(file);
+        let is_free = files.iter().all(|file| file.path != path);
+        let moved = ConfigFile {
+            path,
+            text: stray.text.clone(),
+        };
+        if is_free && works(&[files, &[moved]].concat()) {
+            let directory = shell_word(directory);
+            return Some(format!(
+                "mkdir -p {directory} && mv {} {directory}/",
+                shell_word(&stray.path)
+            ));
+        }
+    }
+    let ends = table_ends(name, "")?;
+    let tables = (stray.text.as_deref()?.lines())
+        .skip_while(|line| !ends.iter().any(|end| line.contains(end)));
+    let tables: String = tables.map(|line| format!("{line}\n")).collect();
+    let whole = ConfigFile {
+        path: first.path.clone(),
+        text: Some(format!("{text}{tables}")),
+    };
+    (text.ends_with('\n') && works(&[&[whole], others].concat())).then(|| {
+        format!(
+            "sed -n '/{}/,$p' {} >>{}",
+            table_pattern(name, ""),
+            shell_word(&stray.path),
+            shell_word(&first.path)
+        )
+    })
 }
 
 fn parse(file: &ConfigFile) -> Option<ParsedConfig<'_>> {
@@ -699,6 +759,10 @@ mod tests {
         // A second line with the same key would make the file invalid.
         let empty = file(DROP_IN, &new(3, "nvidia", "runtime_type = ''"));
         let fault = only(faults(&[files[0].clone(), empty], &[], Some(Version(2, 1))));
+        assert!(fault.remedy.contains("s|"), "{}", fault.remedy);
+        // A name with other characters would be part of the script.
+        let odd = file(DROP_IN, &new(3, "\"a'b\"", "x = 1"));
+        let fault = only(faults(&[files[0].clone(), odd], &[], Some(Version(2, 1))));
         assert!(!fault.remedy.contains("sed"), "{}", fault.remedy);
     }
 
@@ -825,6 +889,30 @@ mod tests {
         let fault = only(faults(&root, &stray, Some(Version(1, 7))));
         assert_eq!(fault.path, stray[0].path);
         assert!(fault.why.contains("which is not imported"), "{}", fault.why);
+        // Before 2.1, the file would replace the table with runc.
+        let append = "run `sed -n '/runtimes\\.\"\\?nvidia\"\\?\\]/,$p' /etc/containerd/config.d/99-nvidia.toml \
+                      >>/etc/containerd/config.toml && systemctl restart containerd`";
+        assert!(fault.remedy.starts_with(append), "{}", fault.remedy);
+        let importing = [file(
+            ROOT,
+            &format!(
+                "imports = ['/etc/containerd/conf.d/*.toml']\n{}",
+                old("runc", TYPE)
+            ),
+        )];
+        let fault = only(faults(&importing, &stray, Some(Version(1, 7))));
+        assert!(fault.remedy.starts_with(append), "{}", fault.remedy);
+        let fault = only(faults(&importing, &stray, Some(Version(2, 1))));
+        let moves = "run `mkdir -p /etc/containerd/conf.d && mv /etc/containerd/config.d/99-nvidia.toml \
+                     /etc/containerd/conf.d/ && systemctl restart containerd`";
+        assert!(fault.remedy.starts_with(moves), "{}", fault.remedy);
+        // A root file without a newline at its end, and a file with a newer version.
+        let open = [file(ROOT, old("runc", TYPE).trim_end())];
+        let newer = [file(stray[0].path.as_str(), &new(3, "nvidia", TYPE))];
+        for (root, stray) in [(&open, &stray), (&importing, &newer)] {
+            let fault = only(faults(root, stray, Some(Version(1, 7))));
+            assert!(fault.remedy.starts_with("add "), "{}", fault.remedy);
+        }
         // It is harmless if the runtime also exists elsewhere.
         let root = [file(
             ROOT,

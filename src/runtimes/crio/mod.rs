@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 pub use runtime::Crio;
 
-use super::ConfigFile;
+use super::{ConfigFile, set_in_runtime};
 use crate::{
     host::Query,
     model::document::{Document, FileSettings, Format, Setting},
@@ -316,9 +316,18 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
                 why: format!(
                     "CRI-O does not start: runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`"
                 ),
-                remedy: format!(
-                    "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
-                ),
+                remedy: match (files.iter().find(|file| file.path.as_path() == *path))
+                    .filter(|_| in_path(&known))
+                    .and_then(|file| {
+                        set_in_runtime(file, name, "", "monitor_path", &format!("\"{known}\""))
+                    }) {
+                    Some(command) => format!(
+                        "run `{command} && systemctl restart crio`: it sets `monitor_path` in the table of the runtime"
+                    ),
+                    None => format!(
+                        "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
+                    ),
+                },
             });
         }
     }
@@ -523,6 +532,12 @@ mod tests {
             "{}",
             fault.remedy
         );
+        // A monitor that does not exist is not set.
+        assert!(!fault.remedy.contains("sed"), "{}", fault.remedy);
+        let fault = super::faults(&both, |name| name != "conmon").remove(0);
+        let command = "run `sed -i '/runtimes\\.\"\\?nvidia\"\\?\\]/a monitor_path = \"/usr/libexec/crio/conmon\"' \
+                       /etc/crio/crio.conf.d/99-nvidia.conf && systemctl restart crio`";
+        assert!(fault.remedy.starts_with(command), "{}", fault.remedy);
         assert!(of(&both, true).is_empty());
         let whole = [file("99-nvidia.conf", &format!("{nvidia}{monitor}"))];
         assert!(of(&whole, false).is_empty());

@@ -652,6 +652,10 @@ pub trait Streams: Debug + Send + Sync {
 
     /// Resets the stream of a module.
     fn reset(&self, settings: &Settings, module: &str) -> Cmd;
+
+    /// The command that replaces a driver stream with precompiled modules by the one that compiles them with DKMS, or `None` if
+    /// the stream has no precompiled modules. `os` is the ID of the system.
+    fn compiled(&self, os: &str, module: &str, stream: &str) -> Option<String>;
 }
 
 /// A file that lists holds.

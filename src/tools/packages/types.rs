@@ -9,6 +9,7 @@ use crate::{
     model::{
         pattern,
         secret::{Secret, without_logins},
+        text::shell_word,
         version::{Branch, DriverVersion},
     },
 };
@@ -348,6 +349,27 @@ impl fmt::Display for Exclusion {
     }
 }
 
+impl Commands {
+    /// The command that installs packages in one version, in one transaction. Names come from the examined machine.
+    #[must_use]
+    pub fn install_versions(&self, names: &[&str], version: &str) -> String {
+        // The last word is the package.
+        let (command, package) = self.install_version.rsplit_once(' ').unwrap_or(("", ""));
+        let package = package.trim_matches('\'').replace("VERSION", version);
+        let words = names
+            .iter()
+            .map(|name| shell_word(package.replace("NAME", name)));
+        format!("{command} {}", words.collect::<Vec<_>>().join(" "))
+    }
+
+    /// The command that upgrades these packages in one transaction.
+    #[must_use]
+    pub fn upgrade_all(&self, names: &[&str]) -> String {
+        let words: Vec<String> = names.iter().map(shell_word).collect();
+        self.upgrade.replace("NAME", &words.join(" "))
+    }
+}
+
 /// Commands and paths of a package manager for hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commands {
@@ -367,6 +389,10 @@ pub struct Commands {
     pub install_kernel: &'static str,
     /// Installs a version of a package; `NAME` and `VERSION` are placeholders. The package revision is left open.
     pub install_version: &'static str,
+    /// Upgrades an installed package. `NAME` is its placeholder.
+    pub upgrade: &'static str,
+    /// Installs a version of a compiler, if each version is a package: `COMPILER` is the placeholder for a name such as `gcc-12`.
+    pub compiler: Option<&'static str>,
     /// Lists the available versions of a package. `NAME` is its placeholder.
     pub versions: &'static str,
     /// Installs the headers of a kernel; `KERNEL` is a placeholder for its release.

@@ -210,6 +210,8 @@ impl Backend for Apt {
             upgrade_kernel: "apt-get upgrade --with-new-pkgs",
             install_kernel: "apt-get install linux-image-KERNEL",
             install_version: "apt-get install 'NAME=VERSION*'",
+            upgrade: "apt-get install --only-upgrade NAME",
+            compiler: Some("apt-get install COMPILER"),
             versions: "apt-cache policy NAME",
             headers: "apt-get install linux-headers-KERNEL",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",

@@ -265,6 +265,8 @@ impl Backend for Dnf {
             install_kernel: "dnf install kernel-KERNEL",
             // The program of each release: EL 7 has no dnf.
             install_version: "yum install 'NAME-VERSION*'",
+            upgrade: "yum upgrade NAME",
+            compiler: None,
             versions: "yum list --showduplicates NAME",
             headers: "yum install kernel-devel-KERNEL",
             credentials: "the options `username` and `password` of the repository's file, \

@@ -43,11 +43,50 @@ impl Streams for DnfStreams {
     fn reset(&self, settings: &Settings, module: &str) -> Cmd {
         commands::module(settings, "reset", module)
     }
+
+    /// Sources: README of NVIDIA/yum-packaging-dkms-nvidia (`latest-dkms` and `XXX-dkms` replace `latest` and `XXX`, the open
+    /// streams use DKMS); NVIDIA driver installation guide, "Switching between Driver Module Flavors" (`switch-to`) and
+    /// "Pre-installation Actions" (DKMS is in EPEL).
+    fn compiled(&self, os: &str, module: &str, stream: &str) -> Option<String> {
+        let is_branch = stream.bytes().all(|byte| byte.is_ascii_digit());
+        (stream == "latest" || is_branch && !stream.is_empty()).then_some(())?;
+        let epel = match os {
+            "almalinux" | "centos" | "rocky" => "dnf install epel-release && ",
+            _ => "",
+        };
+        Some(format!(
+            "{epel}dnf module switch-to {module}:{stream}-dkms --allowerasing"
+        ))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{DnfStreams, parse};
+    use crate::tools::packages::Streams;
+
+    #[test]
+    fn only_precompiled_streams_are_replaced() {
+        let command = |os: &str, stream: &str| DnfStreams.compiled(os, "nvidia-driver", stream);
+        assert_eq!(
+            command("rhel", "580").as_deref(),
+            Some("dnf module switch-to nvidia-driver:580-dkms --allowerasing")
+        );
+        assert!(
+            command("rocky", "latest")
+                .is_some_and(|text| text.starts_with("dnf install epel-release && "))
+        );
+        for stream in [
+            "latest-dkms",
+            "open-dkms",
+            "580-open",
+            "580-dkms",
+            "",
+            "580 x",
+        ] {
+            assert_eq!(command("rocky", stream), None, "{stream}");
+        }
+    }
 
     #[test]
     fn only_enabled_stream_is_returned() {
