@@ -232,7 +232,8 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             Remedy::Reconfigure,
             match state.packaged {
                 true => format!(
-                    "install the packages of {loaded} in the container, because the module belongs to its host"
+                    "install the libraries of {loaded} in the container, from packages of this version, because the module belongs to \
+                     its host"
                 ),
                 false => format!(
                     "run `sh {}` in the container, with the installer of the host's driver version, because the module \
@@ -374,6 +375,10 @@ mod tests {
             remedy.starts_with("install the libraries of 570.148.06"),
             "{remedy}"
         );
+        guest.packaged = false;
+        let remedy = decide(&guest, None).remedy.unwrap();
+        let command = "run `sh NVIDIA-Linux-x86_64-570.148.06.run --no-kernel-modules`";
+        assert!(remedy.starts_with(command), "{remedy}");
         let (class, remedy) = old(Some("520.56.06"));
         assert_eq!(class, Remedy::Reconfigure);
         assert!(
