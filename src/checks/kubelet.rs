@@ -317,8 +317,8 @@ fn only_imports(
                         RUNTIME,
                         Verdict::Fail,
                         format!(
-                            "no GPUs for pods: the {} containerd has no nvidia runtime, because `{}` only imports it, and \
-                             {} does not merge imported files",
+                            "no GPUs for pods: the {} containerd has no nvidia runtime, because `{}` only imports it; {} \
+                             does not merge imported files",
                             owner.name, file.path, owner.name
                         ),
                     )
