@@ -104,12 +104,14 @@ fn decide(state: &CgroupState) -> Finding {
     };
     let set = |runtime: &str, value: bool| {
         let value = value.to_string();
-        let command = (state.files.iter().rev())
-            .find_map(|file| set_in_runtime(file, runtime, ".options", "SystemdCgroup", &value));
+        let command = (state.files.iter().rev()).find_map(|file| {
+            let command = set_in_runtime(file, runtime, ".options", "SystemdCgroup", &value)?;
+            Some((command, &file.path))
+        });
         match command {
-            Some(command) => format!(
+            Some((command, path)) => format!(
                 "run `{command} && systemctl restart containerd`: it sets `SystemdCgroup = {value}` in the options of runtime \
-                 `{runtime}`; if the file is generated at boot, also change its template"
+                 `{runtime}` in `{path}`; if the file is generated at boot, also change its template"
             ),
             None => format!(
                 "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (if this file is \

@@ -617,8 +617,11 @@ fn compiler_command(subject: &Subject<'_>) -> Result<Option<String>, StepError> 
     let (Some(install), Some(compiler)) = (install, &subject.facts.kernel.compiler) else {
         return Ok(None);
     };
+    // A compiler with only a version there may have no package of this name.
+    let banner = files.read_text("/proc/version".into())?;
+    let is_named = banner.is_some_and(|banner| banner.contains(compiler));
     let is_there = files.exists(&Utf8Path::new("/usr/bin").join(compiler))?;
-    Ok((!is_there).then(|| install.replace("COMPILER", &shell_word(compiler))))
+    Ok((is_named && !is_there).then(|| install.replace("COMPILER", &shell_word(compiler))))
 }
 
 /// Returns the command that upgrades the packages of a driver version.
