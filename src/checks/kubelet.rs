@@ -10,7 +10,7 @@ use crate::{
     config::desired::Desired,
     model::{id::Id, text::shell_word},
     runtimes::{
-        Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
+        Config, Fault, Harm, KubernetesDistribution, OWNERS, Report, RuntimeKind, cdi,
         containerd::{self, CONFIG},
         program,
     },
@@ -405,14 +405,22 @@ impl Check for KubeletCheck {
             return Ok(vec![finding]);
         };
         let report = subject.state.report(kind).await?;
-        let refused = report.is_some_and(|report| report.refuses());
+        let refused = (report.as_ref()).is_some_and(|report| report.refuses());
         let view = subject.state.runtime(kind).await?;
         // Errors reported by the binary of the runtime belong to the file check.
         let cri = view.config().filter(|_| !refused);
         let path = view.files.first().map(|file| file.path.as_path());
         let finding = match cri {
             Some(cri) if cri.serves_pods && finding.status == Verdict::Pass => {
-                lacks_runtime(subject, kind, cri, path)?.unwrap_or(finding)
+                // A file with an error is the reason for a missing runtime.
+                let counts = |fault: &Fault| fault.harm > Harm::Perhaps;
+                let is_faulty =
+                    matches!(&report, Some(Report::Faulty(faults)) if faults.iter().any(counts));
+                let lacks = lacks_runtime(subject, kind, cri, path)?.map(|lacks| Finding {
+                    because: is_faulty.then(|| Id::owned(format!("rt.{}.files", kind.name()))),
+                    ..lacks
+                });
+                lacks.unwrap_or(finding)
             }
             _ => finding,
         };
