@@ -669,8 +669,9 @@ impl Check for DriverCheck {
             owner: owner(subject.host.files(), subject.facts)?,
             guest: virt::is_guest(subject)?,
             has_variants: dkms::added(subject.host.files())?.is_none()
-                && (subject.host.files().read_lossy(VARIANT_FILE.into())?)
-                    .is_some_and(|text| text.lines().any(|line| line.starts_with("MODULE_VARIANT="))),
+                && (subject.host.files().read_lossy(VARIANT_FILE.into())?).is_some_and(|text| {
+                    text.lines().any(|line| line.starts_with("MODULE_VARIANT="))
+                }),
             none: if subject.facts.gpus.is_empty() {
                 messages::NO_GPU
             } else {
