@@ -7,7 +7,7 @@ use super::operator;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
-    model::{findings::Remedy, id::Id},
+    model::{findings::Remedy, id::Id, version::DriverVersion},
     state::{GPU_OPERATOR, Owner, library_directories, owner},
     step::StepError,
 };
@@ -93,9 +93,10 @@ fn of_distribution(path: &Utf8Path) -> bool {
         .any(|directory| path.starts_with(directory))
 }
 
-/// The version in the file name of a library.
+/// The driver version in the file name of a library. `libcuda.so.1` and Jetson's `libcuda.so.1.1` do not contain it.
 fn version_of(path: &Utf8Path) -> Option<&str> {
-    Some(path.file_name()?.split_once(".so.")?.1)
+    let version = path.file_name()?.split_once(".so.")?.1;
+    version.parse::<DriverVersion>().is_ok().then_some(version)
 }
 
 fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
@@ -148,10 +149,8 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let mut others = Vec::new();
     let mut libraries = "their version";
     for (name, at) in &state.found {
-        let version = at.as_deref().and_then(version_of);
-        // A file name that ends with `.so.1` does not contain the version. In this case NVML reports it.
-        if let Some(version) = version
-            && version.contains('.')
+        // If no file name contains the version, NVML reports it.
+        if let Some(version) = at.as_deref().and_then(version_of)
             && version != loaded
         {
             libraries = version;
@@ -167,8 +166,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
     // The CUDA package `cuda-compat` or libraries of a container may be on the library path of the machine.
     let hides = |path: &&Utf8PathBuf| {
-        let is_other =
-            version_of(path).is_some_and(|version| version.contains('.') && version != loaded);
+        let is_other = version_of(path).is_some_and(|version| version != loaded);
         is_other && !of_distribution(path)
     };
     let hidden = |path: &Utf8Path| {
@@ -307,6 +305,12 @@ mod tests {
                 Some("/usr/lib/libnvidia-ml.so.1"),
                 Some("/x/libcuda.so.1"),
             ), Verdict::Pass, "version 535.247.01";
+            // Jetson Linux 36.
+            state(
+                Some("540.4.0"),
+                Some("/usr/lib/aarch64-linux-gnu/nvidia/libnvidia-ml.so.1"),
+                Some("/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"),
+            ), Verdict::Pass, "version 540.4.0";
         } {
             let finding = decide(&state, Some(super::Manager::Apt));
             assert_eq!(finding.status, verdict, "{}", finding.why);
