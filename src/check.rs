@@ -109,6 +109,13 @@ impl Finding {
         }
     }
 
+    /// The remedy, unless it only repeats the command.
+    #[must_use]
+    pub fn remedy_text(&self) -> Option<&str> {
+        let command = self.command.as_deref().unwrap_or_default();
+        (self.remedy.as_deref()).filter(|remedy| *remedy != format!("run `{command}`"))
+    }
+
     /// The remedy class: its own, or the one of the registry.
     #[must_use]
     pub fn class(&self) -> Option<Remedy> {

@@ -383,6 +383,7 @@ fn secure(
                     .or_else(|| Some("install a driver of a supported branch".to_owned())),
             },
             links: vec![ended.link],
+            brief: Some(ended.brief),
             ..say(Verdict::Warn, ended.why)
         };
     }
@@ -412,6 +413,7 @@ fn secure(
                 ),
             }),
             links: vec![lacking.link],
+            brief: Some(lacking.brief),
             ..say(Verdict::Warn, lacking.why)
         },
     }

@@ -13,7 +13,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::switches::switches,
     host::{GpuHealth, Nvml, NvmlDevice, health::RemappedRows},
-    model::{findings::Remedy, id::Id, pci::PciAddress},
+    model::{findings::Remedy, id::Id, pci::PciAddress, text::counted},
     state::{has_library, owner},
     step::StepError,
     tools::kernel_log::Recovery,
@@ -266,7 +266,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     }
     if let Some(banks @ 1..) = rows.exhausted_banks {
         return warn(
-            format!("no spare rows left in {banks} memory banks"),
+            format!("no spare rows left in {}", counted(banks, "memory bank")),
             Remedy::Replace,
             "schedule a replacement: the next error in this bank cannot be remapped",
         );
@@ -461,7 +461,10 @@ fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthEvaluation> {
     }
     match links.recovery_errors {
         Some(count @ 1..) => warn(
-            format!("{told}, {count} recovery errors since the driver was loaded"),
+            format!(
+                "{told}, {} since the driver was loaded",
+                counted(count, "recovery error")
+            ),
             Remedy::CheckMechanics,
             "monitor the number; if it grows, have the links inspected",
         ),

@@ -370,7 +370,6 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             true => line.to_owned(),
             false => format!("Xid {}", codes.join(", ")),
         }),
-        expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..finding(status, told.join("; "))
     }
@@ -481,7 +480,6 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         ),
     };
     Finding {
-        expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..finding(status, told.join("; "))
     }

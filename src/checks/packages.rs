@@ -12,7 +12,12 @@ use crate::{
     dkms,
     facts::Os,
     host::ReadFiles,
-    model::{id::Id, pattern, text::shell_word, version::DriverVersion},
+    model::{
+        id::Id,
+        pattern,
+        text::{counted, shell_word},
+        version::DriverVersion,
+    },
     runtimes,
     state::{DriverPart, Origin},
     step::StepError,
@@ -162,7 +167,11 @@ fn decide(state: &PackagesState) -> Finding {
                 .collect();
             finding(
                 Verdict::Pass,
-                format!("{} packages, version {}", parts.len(), told.join(", ")),
+                format!(
+                    "{}, version {}",
+                    counted(parts.len(), "package"),
+                    told.join(", ")
+                ),
             )
         }
     }
@@ -189,6 +198,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
+            brief: Some(lacking.brief),
             ..finding(Verdict::Warn, lacking.why)
         },
         None if told.is_empty() => finding(

@@ -9,7 +9,7 @@ use crate::{
     compat::matrix::{InstanceDriver, Matrix},
     facts::{Facts, GpuFact},
     host::{ExecError, Output},
-    model::{id::Id, pci::DEVICES, version::DriverVersion},
+    model::{id::Id, pci::DEVICES, text::counted, version::DriverVersion},
     step::StepError,
     tools::{
         gridd::{self, Attempt},
@@ -210,11 +210,12 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
     }
     match facts.virtual_functions.len() {
         0 => {}
-        1 => marks.push("1 virtual function".to_owned()),
-        count => marks.push(format!("{count} virtual functions")),
+        count => marks.push(counted(count, "virtual function")),
     }
-    if state.mediated > 0 {
-        marks.push(format!("{} GPUs offer mediated devices", state.mediated));
+    match state.mediated {
+        0 => {}
+        1 => marks.push("1 GPU offers mediated devices".to_owned()),
+        count => marks.push(format!("{count} GPUs offer mediated devices")),
     }
     if marks.is_empty() {
         return finding(Verdict::Skip, "not a vGPU host".to_owned());
@@ -398,17 +399,19 @@ mod tests {
             "{}",
             finding.why
         );
-        for state in [
-            VirtState {
-                host_module: true,
-                ..VirtState::default()
-            },
-            VirtState {
-                mediated: 2,
-                ..VirtState::default()
-            },
+        for (host_module, mediated, words) in [
+            (true, 0, "module `nvidia_vgpu_vfio` is loaded"),
+            (false, 1, "1 GPU offers mediated devices"),
+            (false, 2, "2 GPUs offer mediated devices"),
         ] {
-            assert_eq!(host(&facts(), &state).status, Verdict::Warn);
+            let state = VirtState {
+                host_module,
+                mediated,
+                ..VirtState::default()
+            };
+            let finding = host(&facts(), &state);
+            assert_eq!(finding.status, Verdict::Warn);
+            assert!(finding.why.contains(words), "{}", finding.why);
         }
     }
 

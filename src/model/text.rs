@@ -1,6 +1,7 @@
 //! Human-readable text: suggestions for typos, sizes, and types with a text representation.
 
 use std::{
+    fmt,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io::Read as _,
     sync::LazyLock,
@@ -121,6 +122,14 @@ pub fn without_controls(text: &str) -> Option<String> {
     Some(clean)
 }
 
+/// `1 GPU`, `2 GPUs`.
+#[must_use]
+pub fn counted(count: impl fmt::Display, noun: &str) -> String {
+    let count = count.to_string();
+    let plural = if count == "1" { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// Formats a number of bytes.
 #[must_use]
 pub fn bytes(n: u64) -> String {
@@ -210,7 +219,15 @@ pub(crate) use reads_any_text;
 
 #[cfg(test)]
 mod tests {
-    use super::{with_lines, without_lines};
+    use super::{counted, with_lines, without_lines};
+
+    #[test]
+    fn noun_has_the_number_of_its_count() {
+        assert_eq!(
+            [0, 1, 2].map(|count| counted(count, "GPU")),
+            ["0 GPUs", "1 GPU", "2 GPUs"]
+        );
+    }
 
     proptest::proptest! {
         #[test]

@@ -184,6 +184,11 @@ impl Style {
         format!("{}…", short.trim_end())
     }
 
+    /// Whether text fits into the rest of a line.
+    pub(super) fn fits_line(self, around: &str, text: &str) -> bool {
+        display_width(around) + display_width(text) <= self.width
+    }
+
     /// Whether text fits into a headline.
     pub(super) fn fits(self, head: &str, text: &str) -> bool {
         self.hanging("", &format!("{head}{text}")).lines().count() <= HEADLINE

@@ -252,6 +252,32 @@ fn acute_risk_precedes_drift() {
 }
 
 #[test]
+fn line_that_does_not_fit_has_the_short_reason() {
+    let mut report = report(Mode::Check, Exit::Ok, Vec::new());
+    let brief = "580.95.05 lacks security fixes of 580.178.04";
+    let risk = Finding {
+        brief: Some(brief.to_owned()),
+        ..finding(
+            "drv.version.security",
+            Verdict::Warn,
+            "driver 580.95.05 lacks security fixes of 580.178.04 (NVIDIA's bulletin 5861 of 2026-09-30)",
+        )
+    };
+    report.findings = vec![finding("driver.libraries", Verdict::Pass, "fine"), risk];
+    for (columns, words) in [
+        (80, format!("risk     {brief} (drv.version.security)\n")),
+        (
+            200,
+            "(NVIDIA's bulletin 5861 of 2026-09-30) (drv".to_owned(),
+        ),
+    ] {
+        let style = Style::default().columns(columns);
+        let page = text(|to| human::check(to, &report, HERE, style));
+        assert!(page.contains(&words), "{page}");
+    }
+}
+
+#[test]
 fn selected_findings_give_no_node_verdict() {
     let mut report = report(Mode::Check, Exit::Ok, Vec::new());
     report.findings = vec![finding("a", Verdict::Pass, "fine")];

@@ -112,7 +112,10 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         changes.push(Change::write(path, content));
     }
     if changes.is_empty() {
-        return Assessment::satisfied(format!("{} packages are held", matching.len()));
+        return Assessment::satisfied(match matching.len() {
+            1 => "1 package is held".to_owned(),
+            count => format!("{count} packages are held"),
+        });
     }
     Assessment::needs(whys.join("; "), changes)
 }

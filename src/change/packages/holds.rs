@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{inventory::held, not_verified};
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
-    model::pattern,
+    model::{pattern, text::counted},
     tools::packages::{Mark, Package},
 };
 
@@ -306,8 +306,8 @@ impl Applier {
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;
         Ok(Reverted::done(format!(
-            "released the hold on {} packages",
-            names.len()
+            "released the hold on {}",
+            counted(names.len(), "package")
         )))
     }
 }

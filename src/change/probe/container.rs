@@ -14,6 +14,7 @@ use super::{
 use crate::{
     change::{ChangeError, Probe, Sink},
     host::{ExecError, Host},
+    model::text::counted,
     tools::{
         container_view::{ContainerView, LIBRARIES},
         probe::only,
@@ -67,8 +68,8 @@ pub(super) async fn run(
     let result = match &view.probe {
         Some(probe) => host::in_words(probe),
         None => format!(
-            "{} GPUs seen, but none was requested to compute",
-            view.gpus()
+            "{} seen, but none was requested to compute",
+            counted(view.gpus(), "GPU")
         ),
     };
     Ok(match image {
@@ -120,9 +121,10 @@ fn evaluate(
         return Err(ChangeError::new(
             "container-sees-no-gpu",
             format!(
-                "the container fails at the layer device nodes: {} GPUs and {libraries} are \
-                 visible, expected {gpus} GPUs and {} of {driver}",
-                view.gpus(),
+                "the container fails at the layer device nodes: {} and {libraries} are \
+                 visible, expected {} and {} of {driver}",
+                counted(view.gpus(), "GPU"),
+                counted(gpus, "GPU"),
                 LIBRARIES.join(", ")
             ),
         )

@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, by_layer, entities, line, values, verdict_of};
+use super::{Alarm, by_layer, causes_first, entities, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -8,6 +8,7 @@ use crate::{
     model::{
         findings::{Kind, Layer},
         pci::PciAddress,
+        text::counted,
     },
     report::{
         document::{MachineSummary, TOOL, Verdicts},
@@ -41,10 +42,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     if let Some(cause) = alarm.causes(&report.findings).first() {
         writeln!(to, "<p>{}</p>", escaped(&cause.why))?;
     }
-    let gpus = match machine.gpus {
-        1 => "1 GPU".to_owned(),
-        more => format!("{more} GPUs"),
-    };
+    let gpus = counted(machine.gpus, "GPU");
     let about: Vec<String> = [
         machine.os,
         machine.kernel,
@@ -172,6 +170,7 @@ fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
 
 fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "<section>\n<h2>Findings</h2>")?;
+    let findings = causes_first(findings);
     for verdict in [
         Verdict::Fail,
         Verdict::Warn,

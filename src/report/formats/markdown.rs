@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, line, values, verdict_of};
+use super::{Alarm, causes_first, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -50,7 +50,7 @@ pub fn markdown(
         ("Unknown", |one| one.status == Verdict::Unknown),
     ];
     for (title, belongs) in sections {
-        let mut findings = (report.findings.iter())
+        let mut findings = (causes_first(&report.findings).into_iter())
             .filter(|finding| belongs(finding))
             .peekable();
         if findings.peek().is_some() {

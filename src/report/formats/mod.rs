@@ -88,6 +88,13 @@ fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)
         .filter(|(_, findings)| !findings.is_empty())
 }
 
+/// The findings, root causes before their consequences.
+fn causes_first(findings: &[Finding]) -> Vec<&Finding> {
+    let mut sorted: Vec<&Finding> = findings.iter().collect();
+    sorted.sort_by_key(|finding| finding.because.is_some());
+    sorted
+}
+
 /// The fields of a finding except the reason.
 fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
     [
@@ -95,7 +102,7 @@ fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
         ("observed", finding.observed.as_deref()),
         ("expected", finding.expected.as_deref()),
         ("command", finding.command.as_deref()),
-        ("remedy", finding.remedy.as_deref()),
+        ("remedy", finding.remedy_text()),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))

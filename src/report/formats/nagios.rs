@@ -24,6 +24,7 @@ pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     let first = match causes.first() {
         Some(finding) => told(finding),
         None if alarm == Alarm::Unknown => "not everything could be examined".to_owned(),
+        None if count.pass == 1 => "1 finding passes".to_owned(),
         None => format!("{} findings pass", count.pass),
     };
     writeln!(

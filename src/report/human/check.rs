@@ -474,7 +474,11 @@ fn one_line(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<(
     };
     let head = format!("{name:<TEXT$}");
     let id = format!(" ({})", finding.id);
-    let text = style.clause(&format!("{head}{id}"), &finding.why);
+    let around = format!("{head}{id}");
+    let text = match &finding.brief {
+        Some(brief) if !style.fits_line(&around, &finding.why) => style.clause(&around, brief),
+        _ => style.clause(&around, &finding.why),
+    };
     let painted = style.paint(Ink::Doubt, &head);
     writeln!(to, "{painted}{text}{}", style.paint(Ink::Faint, &id))
 }
@@ -525,11 +529,7 @@ fn values(to: &mut dyn Write, finding: &Finding, gap: &str, style: Style) -> io:
         }
     }
     // The command has its own line.
-    let is_command = |remedy: &&String| {
-        let command = finding.command.as_deref().unwrap_or_default();
-        remedy.as_str() == format!("run `{command}`")
-    };
-    if let Some(remedy) = finding.remedy.as_ref().filter(|one| !is_command(one)) {
+    if let Some(remedy) = finding.remedy_text() {
         let label = style.paint(Ink::Hint, "remedy:");
         writeln!(to, "{}", style.hanging(&format!("{gap}{label} "), remedy))?;
     }
