@@ -260,16 +260,13 @@ fn line_that_does_not_fit_has_the_short_reason() {
         ..finding(
             "drv.version.security",
             Verdict::Warn,
-            "driver 580.95.05 lacks security fixes of 580.178.04 (NVIDIA's bulletin 5861 of 2026-09-30)",
+            "driver 580.95.05 lacks security fixes of 580.178.04 (NVIDIA's bulletin 5861)",
         )
     };
     report.findings = vec![finding("driver.libraries", Verdict::Pass, "fine"), risk];
     for (columns, words) in [
         (80, format!("risk     {brief} (drv.version.security)\n")),
-        (
-            200,
-            "(NVIDIA's bulletin 5861 of 2026-09-30) (drv".to_owned(),
-        ),
+        (120, "(NVIDIA's bulletin 5861) (drv".to_owned()),
     ] {
         let style = Style::default().columns(columns);
         let page = text(|to| human::check(to, &report, HERE, style));
