@@ -45,7 +45,7 @@ pub enum Verdict {
     /// A problem.
     Fail,
     /// Not applicable to this machine (no GPU, no driver loaded, a feature that is not configured, an
-    /// image without a running kernel), not evaluated, or not available, as with `--root`.
+    /// image without a running kernel), not evaluated, or not readable with `--root`.
     Skip,
     /// The data is not available: the driver does not report the value, or a file of the running kernel is missing. It does
     /// not make `check` fail, and is never regarded as a pass.
@@ -75,10 +75,10 @@ pub struct Finding {
     /// The command that fixes it, for the shell of this machine.
     #[serde(default)]
     pub command: Option<String>,
-    /// The remedy class, if it is not the one of the registry.
+    /// The remedy class, if it differs from the class in the findings registry.
     #[serde(skip)]
     pub remedy_class: Option<Remedy>,
-    /// The kind, if it is not the one of the registry.
+    /// The kind, if it differs from the kind in the findings registry.
     #[serde(skip)]
     pub as_kind: Option<Kind>,
     /// Links to documentation.
@@ -109,7 +109,7 @@ impl Finding {
         }
     }
 
-    /// The remedy class: its own, or the one of the registry.
+    /// Returns `remedy_class`, or the class in the findings registry if it is not set.
     #[must_use]
     pub fn class(&self) -> Option<Remedy> {
         (self.remedy_class).or_else(|| findings::row(&self.id).map(|row| row.remedy))

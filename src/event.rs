@@ -213,7 +213,7 @@ impl Outcome {
         }
     }
 
-    /// Whether steps that depend on it may run.
+    /// Whether steps that depend on a step with this outcome may run.
     #[must_use]
     pub const fn lets_go_on(self) -> bool {
         matches!(

@@ -19,7 +19,7 @@ pub enum Compatibility {
     Incompatible,
     /// Requires a `cuda-compat` package in the container.
     NeedsForwardCompat,
-    /// No entry covers the combination, or there is evidence against it.
+    /// No entry covers the combination, or there is inconclusive evidence against it.
     Unknown,
 }
 
@@ -80,11 +80,11 @@ pub struct BranchAnswer {
     pub support: Support,
     /// The end-of-life date, as precise as its source.
     pub end_of_life: Option<String>,
-    /// The first CUDA version with code for the GPU that the branch fully supports; `null` if unknown.
+    /// The oldest CUDA version that has code for the GPU and is fully supported by the branch; `null` if unknown.
     pub cuda_min: Option<CudaVersion>,
-    /// The newest CUDA version with code for the GPU that the branch fully supports.
+    /// The newest CUDA version that has code for the GPU and is fully supported by the branch.
     pub cuda_max: Option<CudaVersion>,
-    /// The newest CUDA version that it supports by minor-version compatibility; `null` if there is none.
+    /// The newest CUDA version that the branch supports by minor-version compatibility; `null` if there is none.
     pub cuda_limited_max: Option<CudaVersion>,
     /// `open`, `proprietary` or `either`.
     pub module_flavor: SupportedFlavors,

@@ -14,7 +14,7 @@ row! {
         /// Its parameter.
         option: String,
         value: String,
-        /// `aws`, `gcp`, `azure`; with `instance-types`.
+        /// The provider of the instance types: `aws`, `gcp` or `azure`. Ignored without `instance-types`.
         provider: Option<String>,
         /// Instance types, as shell patterns. Empty for all.
         #[serde(default)]
@@ -32,7 +32,7 @@ row! {
 }
 
 row! {
-    /// The preferred module flavor on some instance types. It is selected if the branch has it.
+    /// The preferred module flavor on some instance types. It is selected if the branch contains this flavor.
     InstanceFlavor {
         /// `aws`, `gcp`, `azure`.
         provider: String,

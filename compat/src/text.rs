@@ -39,7 +39,7 @@ pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let mut text = String::new();
     match DeflateDecoder::new(packed).read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(format!("decompress it: {error}")),
+        Err(error) => Err(format!("failed to decompress the matrix: {error}")),
     }
 });
 

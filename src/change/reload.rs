@@ -108,8 +108,7 @@ impl Applier {
             return Ok(None);
         }
         let reloaded = self.signal(unit, sink).await?;
-        // New containers would use a default runtime whose program is removed. A daemon that does not respond may have such a
-        // default.
+        // If the removed runtime is still the default, new containers do not start. Assume this if the daemon does not respond.
         let uses_another =
             (self.said(*kind).await?).is_ok_and(|config| config.default.as_ref() != Some(runtime));
         if !reloaded || !uses_another {
@@ -146,7 +145,7 @@ impl Applier {
     /// Names of the containers that a restart of the daemon would stop.
     ///
     /// # Errors
-    /// Also if the daemon does not report them, because unknown containers may be stopped.
+    /// If the daemon does not report its containers, because a restart may then stop some.
     async fn stopped_by_restart(
         &self,
         kind: Daemon,

@@ -29,8 +29,8 @@ pub struct RestoreUnit {
     pub enabled: bool,
     /// Whether the unit was masked.
     pub masked: bool,
-    /// Whether the unit was running. `None` if the change neither starts nor stops it. Its undo does not either, because the
-    /// unit that resumes a run after a reboot runs this undo itself.
+    /// Whether the unit was running. `None` if the change does not start the unit. Then the undo does not stop it, because the
+    /// undo may run inside this unit (the one that resumes a run after a reboot).
     pub active: Option<bool>,
 }
 
@@ -147,7 +147,7 @@ impl Applier {
         let cmd = systemctl::act(verb, unit);
         let tool = |source| ChangeError::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
-        // A unit that systemd restarts automatically is not in the failed state until then.
+        // A unit that systemd restarts automatically enters the failed state only when it reaches the start limit.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
             self.tool(&what, &reset, sink).await?;
             ran = self.exec(&cmd, sink).await.map_err(tool)?;
@@ -186,7 +186,7 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
         let now = self.unit_state(unit).await?;
-        // Without systemd only the unit files can be restored.
+        // If systemd is not running, a unit can only be enabled, disabled or masked.
         let active = active.filter(|_| !now.is_not_booted());
         if !now.exists() {
             return Ok(Reverted::nothing(format!(

@@ -16,7 +16,6 @@ use crate::{
 
 const CUDA: Id = Id::new("drv.version.cuda");
 
-/// The CUDA checks.
 pub struct CudaCheck;
 
 /// Packages of the NVIDIA repositories: toolkit compilers and cuDNN libraries.

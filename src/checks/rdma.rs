@@ -1,7 +1,7 @@
 //! Checks the ports of RDMA adapters (InfiniBand, RoCE and EFA) for links that went down and links that are not active.
 //!
 //! Error counters are not checked, because published limits are rates and cannot be evaluated with a single reading. The number
-//! of connected ports and their expected speed are unknown on the machine.
+//! of active ports and their speed are not checked either, because the machine has no expected values.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -18,7 +18,6 @@ const PORTS: Id = Id::new("rdma.ports");
 /// The directory of adapters, with `ports/NUMBER` in each (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
 const ADAPTERS: &str = "/sys/class/infiniband";
 
-/// The RDMA check.
 pub struct RdmaCheck;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -47,7 +47,7 @@ struct VirtState {
     loaded: Option<DriverVersion>,
     /// The driver in packages.
     packaged: Option<DriverVersion>,
-    /// The configured license client of a vGPU guest driver exists.
+    /// Whether the license client of a vGPU guest driver is installed and configured.
     has_client: bool,
     /// The problem of the license client, and the remedy.
     unlicensed: Option<(String, String)>,
@@ -135,7 +135,7 @@ async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, S
         }
         Err(error) => return Err(error.into()),
     }
-    // Without the programs, the result is unknown, which is not a problem.
+    // If `journalctl` or `nvidia-smi` cannot be used, the license status is unknown, which is not reported as a problem.
     let log = printed(host.query(&gridd::journal()).await);
     let attempt = match &log {
         Some(log) => gridd::last_attempt(log),
@@ -332,7 +332,7 @@ mod tests {
         );
     }
 
-    /// Returns the finding for a guest with a license client, whose unit has this state, and the status of `nvidia-smi`.
+    /// Returns the finding for a guest with a license client, from the outputs of `systemctl`, `journalctl` and `nvidia-smi`.
     async fn licensed(unit: &'static str, log: &'static str, status: &'static str) -> Finding {
         let (host, fakes) = fake::host();
         for path in ["/usr/bin/nvidia-gridd", "/etc/nvidia/gridd.conf"] {

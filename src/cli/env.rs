@@ -40,7 +40,7 @@ pub struct Console<'w> {
     pub err: Sink<'w>,
     pub out_terminal: bool,
     pub err_terminal: bool,
-    /// Whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>).
+    /// Whether terminals get colors, see [`Env::wants_colour`].
     pub colour: bool,
     /// Line width of `out` in columns, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
     pub out_width: usize,
@@ -87,7 +87,7 @@ impl Env {
         self.vars.iter().map(pair).collect()
     }
 
-    /// Returns whether terminals get colors.
+    /// Returns whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>), and `TERM` is not `dumb`.
     #[must_use]
     pub fn wants_colour(vars: &BTreeMap<String, String>) -> bool {
         vars.get("NO_COLOR").is_none_or(String::is_empty)
@@ -125,8 +125,8 @@ impl Console<'_> {
         }
     }
 
-    /// Prints the report of a run to standard output, in this format if any, and its causes and hints to standard error. The
-    /// run is finished, so write errors do not change its exit code.
+    /// Prints the report of a run to standard output if a format is given, and the causes and hints to standard error. The run
+    /// is finished, so write errors do not change its exit code.
     pub(super) fn tell(
         &mut self,
         report: &RunReport,

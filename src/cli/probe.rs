@@ -151,7 +151,8 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     below(layers, passed, fault);
 }
 
-/// Tests the layers that are visible in a container. Its PCI bus is not the bus of its GPUs, and the module is the host's.
+/// Tests the layers that are visible in a container. The PCI bus in a container may show GPUs that the container does not have,
+/// and the kernel module belongs to the host.
 fn container(layers: &mut LayerResults, seen: &DevicesState) {
     let why = "not checked in a container";
     for layer in [

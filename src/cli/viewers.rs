@@ -68,7 +68,7 @@ pub(super) fn open(
         } else {
             Box::new(event_file(place, READER_DEADLINE)?)
         };
-        // JSON escapes only ASCII control characters.
+        // `Hiding` also replaces control characters, because JSON escapes only the ASCII ones.
         let sink = Hiding::new(sink, &env.secrets);
         list.push(Box::new(JsonLines::new(sink)));
     }
@@ -109,8 +109,8 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
     Ok(opened)
 }
 
-/// Opens the event file. Symlinks that another user may have created are not followed, because root would then append events
-/// to any file. Other symlinks, such as `/dev/stderr`, are followed.
+/// Opens the event file. Symlinks that another user may have created are not followed, because this user could otherwise make
+/// root append events to any file. Other symlinks, such as `/dev/stderr`, are followed.
 fn open_events(place: &Path) -> std::io::Result<File> {
     let absolute = std::path::absolute(place)?;
     let directory = absolute.parent().unwrap_or(Path::new("/"));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_reader_may_open_it_later() {
+    fn a_reader_may_open_the_pipe_later() {
         let (_keep, path) = pipe();
         let place = path.clone();
         let reader = std::thread::spawn(move || {

@@ -1,8 +1,8 @@
-//! Selects the companion software of the driver for GPUs that are connected by switches.
+//! Selects the companion software of the driver for GPUs that are connected by switches, such as the fabric manager.
 //!
-//! It requires a driver of exactly its version, so its packages are part of the driver packages, and a transaction
-//! installs them at the driver version (`Guard::exact`). They are only installed if switches are detected, because
-//! their scripts start the service, which fails without switches.
+//! This software requires a driver of exactly the same version, so its packages are part of the driver packages, and a
+//! transaction installs them at the driver version (`Guard::exact`). They are only installed if switches are detected,
+//! because their scripts start the service, which fails without switches.
 
 use crate::{
     compat::matrix::Fabric,

@@ -31,8 +31,8 @@ pub enum At {
     Version,
     /// The driver's branch.
     Branch,
-    /// Like `version`, and of that version the build with files for the kernel. The package name does not contain the
-    /// kernel.
+    /// Like `version`, but one version has a build for each kernel, under the same package name. The build for the
+    /// selected kernel is used.
     Kernel,
     /// Independent of the driver.
     Any,
@@ -93,7 +93,7 @@ impl DriverRow {
             return Some("`at = \"kernel\"` requires `build = \"precompiled\"`");
         }
         (self.build.is_compiled() != self.dkms.is_some())
-            .then_some("`dkms` requires `build = \"dkms\"`")
+            .then_some("`dkms` and `build = \"dkms\"` require each other")
     }
 
     /// Returns whether there is one build for each kernel, so that the branches for a kernel are only known from the

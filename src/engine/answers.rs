@@ -211,8 +211,8 @@ impl Applying<'_> {
     }
 }
 
-/// Whether the only missing change is new package lists, because another step has had a package
-/// failure in the meantime.
+/// Whether only a refresh of the package lists is missing, with or without a reboot. The lists
+/// became outdated when a package change of another step failed.
 fn lacks_lists_alone(changes: &[Change]) -> bool {
     changes.contains(&Change::RefreshRepositories)
         && (changes.iter())

@@ -15,14 +15,14 @@ pub(super) enum Available {
     Exact(Vec<PackageSpec>),
     /// The newest version of its branch, and the packages that are no longer available.
     Newest(DriverVersion, Vec<String>),
-    /// No version of its branch, only the packages that are no longer available.
+    /// No version of its branch is available. Contains the packages that are no longer available.
     Gone(Vec<String>),
 }
 
 /// Returns the packages that can be installed, according to the existing package lists.
 ///
 /// # Errors
-/// The reason this is unknown.
+/// If there are no package lists, or if reading them fails.
 pub(super) async fn offered(
     host: &Host,
     manager: Manager,

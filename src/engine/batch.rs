@@ -3,10 +3,10 @@
 //!
 //! A step whose next change refreshes repositories or installs packages waits for the batch of this
 //! kind. The batch starts when no other step with the package lock can still join it. All waiting
-//! steps then share one refresh or one transaction. The packages of a long step are installed in an earlier
-//! transaction, so that the long step runs in parallel with the next one. Packages from which a
-//! module is compiled are also installed first, together with the packages of the compiler, because
-//! the steps of both hold the modules lock.
+//! steps then share one refresh or one transaction. Packages that a long step depends on are
+//! installed in an earlier transaction, so that the long step runs in parallel with the next
+//! transaction. Packages from which a module is compiled are also installed first, together with
+//! the packages of the compiler, because both steps hold the modules lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -33,8 +33,8 @@ use crate::{
 /// The maximum number of consecutive boots without progress.
 pub(super) const MOST_BOOTS: usize = 3;
 
-/// The same limit including boots that were interrupted during package work. A power loss during
-/// package work does not lose progress, because the next boot repeats it.
+/// The limit that also counts boots that were interrupted during package work. It is higher because
+/// the next boot continues this work, so such a boot is not a sign of a boot loop.
 const MOST_BOOTS_WITH_PACKAGES: usize = 8;
 
 /// The step ID of these changes in the journal.

@@ -23,7 +23,7 @@ pub(super) type Assessed = Result<Assessment, StepError>;
 pub(super) struct Job {
     pub(super) id: StepId,
     pub(super) locks: Vec<Lock>,
-    /// Its packages are installed before other packages.
+    /// Its changes take long. The packages that they need are installed before other packages.
     pub(super) long: bool,
     /// The last assessment.
     pub(super) answer: Option<Assessed>,
@@ -46,8 +46,8 @@ pub(super) struct Job {
     /// Time spent in earlier phases.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
-    /// A file that its changes rewrite was modified after it was read. The step is assessed again
-    /// once.
+    /// A file that its changes rewrite was modified after it was read, so the step was assessed again.
+    /// This happens at most once.
     pub(super) is_outdated: bool,
     /// Its obsolete changes.
     pub(super) obsolete: Vec<AppliedChange>,
@@ -143,7 +143,7 @@ impl Job {
         }
     }
 
-    /// Whether the step is not finished and has pending changes, if known.
+    /// Whether the step is not finished and is known to have pending changes.
     pub(super) fn will_change(&self) -> bool {
         let expects = match &self.answer {
             Some(Ok(Assessment::Needs { changes, .. })) => !changes.is_empty(),
@@ -186,9 +186,9 @@ impl Job {
         self.answer = None;
     }
 
-    /// Whether the node was already admitted and only its admission is missing now. This is not a
-    /// failure: the API server or the kubelet may be unavailable for a moment, and the admission
-    /// waits for both.
+    /// Whether only the admission of the node is missing, although this run has applied it once. This
+    /// is not a failure: the API server or the kubelet may be unavailable for a moment, and the
+    /// admission waits for both.
     pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
         let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
         matches!(missing, [change] if is_admission(change))

@@ -100,8 +100,8 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes applied changes, several at once if their undos were merged into `undo`. Records
-    /// nothing if a stop was requested while the undo was still waiting.
+    /// Undoes applied changes, several at once if their undos were merged into `undo`. If a stop
+    /// was requested while the undo waited, e.g. for a lock, records nothing and returns `None`.
     pub(super) async fn revert(
         &self,
         applied: &[AppliedChange],
@@ -114,7 +114,8 @@ impl Ledger {
         Ok(reverted)
     }
 
-    /// Undoes a part of a change without a journal record.
+    /// Undoes changes, or a part of one, without a journal record. `None` if a stop was requested
+    /// while the undo waited, e.g. for a lock.
     pub(super) async fn undo(&self, applied: &[AppliedChange], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(applied);
         let sink = EventSink {
@@ -136,7 +137,7 @@ impl Ledger {
     }
 
     /// Undoes the obsolete part of a change without a journal record. The error is the remaining
-    /// part, or `None` if a signal arrived while the undo was waiting.
+    /// part, or `None` if a stop was requested while the undo waited.
     pub(super) async fn reduce(
         &self,
         applied: &AppliedChange,

@@ -38,8 +38,8 @@ pub(super) fn ours(applied: &[AppliedChange]) -> Ours {
     ours
 }
 
-/// Returns the daemons whose containers may stop if their packages are removed, with the step that
-/// installs them.
+/// Returns each daemon with the step that installs its packages. Removing these packages may stop
+/// containers.
 pub(super) fn daemons() -> impl Iterator<Item = (StepId, Daemon)> {
     (Daemon::ALL.into_iter()).map(|daemon| (package_step(daemon.kind()), daemon))
 }

@@ -20,8 +20,8 @@ fn directory() -> Utf8PathBuf {
 }
 
 /// A directory from which systemd may execute our binary on Enterprise Linux. The SELinux policy
-/// rejects binaries in `/var/lib` (`init_t` may not execute `var_lib_t`). Here the label is
-/// `usr_t`, and the binary runs as `unconfined_service_t` (`corecmd_bin_domtrans` in
+/// rejects binaries in `/var/lib` (`init_t` may not execute `var_lib_t`). In this directory the label
+/// is `usr_t`, and the binary runs as `unconfined_service_t` (`corecmd_bin_domtrans` in
 /// selinux-policy, branches c9s and c10s). Debian and Ubuntu have neither this directory nor this
 /// policy.
 const LIBEXEC: &str = "/usr/local/libexec";

@@ -51,7 +51,7 @@ fn not_rebooted(reason: &'static str, why: &str) -> ChangeError {
     )
 }
 
-/// The error if another run has started since this run found that a reboot is required.
+/// The error if the run lock or the journal cannot be used, such as when another run has started in the meantime.
 fn overtaken(error: EngineError) -> ChangeError {
     ChangeError {
         hint: error.hint(),
@@ -72,8 +72,8 @@ pub(super) async fn reboot(
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), ChangeError> {
     let host = &tools.host;
-    // cloud-init waits for this run, so this run must not wait for cloud-init. The unit acquires
-    // the run lock, so it must be free.
+    // cloud-init waits for this run, so this run must not wait for cloud-init. The resume unit
+    // needs the run lock, so this run must not hold the lock yet.
     match cloud_init::started_us(&*host.files) {
         Ok(false) => {}
         Ok(true) => match resume::hand_over(host).await {
@@ -134,7 +134,7 @@ async fn stopped(
     } else {
         say("stopped by a signal: the machine is not rebooted; the next boot continues the run");
     }
-    // The run had finished with a pending reboot.
+    // The journal already contains the end of this run with a pending reboot: replace the exit code.
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
@@ -235,7 +235,8 @@ fn at_work(host: &Host, locks: &[&str]) -> Result<Option<String>, FilesError> {
     Ok(holder.map(|holder| holder.to_string()))
 }
 
-/// Whether systemd has started the shutdown. It also sends SIGTERM to this process.
+/// Whether systemd has started the shutdown. A stop request also counts, because systemd sends SIGTERM to this process
+/// during the shutdown.
 async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
     let began = host.clock.monotonic();
     while host.clock.monotonic().saturating_sub(began) < BEGINS {

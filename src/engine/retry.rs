@@ -19,8 +19,8 @@ pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 /// The maximum length of the first pause. Each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The first pause is at most this fraction of the limit. A daemon that may take half a minute to
-/// start is usually ready after a second.
+/// The first pause is at most the time limit of all attempts divided by this number. A daemon that
+/// may take half a minute to start is usually ready after a second.
 const FIRST_PART: u32 = 30;
 
 /// The maximum pause.
@@ -129,7 +129,7 @@ mod tests {
             assert!(pause <= SECOND * whole && pause > SECOND * whole * 3 / 4);
         }
         let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
-        assert!(first.unwrap() > SECOND * 7, "a fabric forms within minutes");
+        assert!(first.unwrap() > SECOND * 7, "limit: 300 s");
     }
 
     #[test]

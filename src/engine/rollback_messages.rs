@@ -39,10 +39,10 @@ fn replaces_a_driver(change: &Change) -> bool {
 }
 
 impl Session {
-    /// Describes the rollback: `install` continues it, or the driver that it would restore if the
-    /// new driver fails validation.
+    /// Describes the rollback that `install` continues, or the rollback that follows if the new driver
+    /// fails validation. `None` if there is no rollback to describe.
     pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
-        // The unreadable journal is already noted in the search for obsolete changes.
+        // The search for obsolete changes already reports an unreadable journal.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
         match &receipt.rollback_started {

@@ -21,8 +21,9 @@ pub struct StatusSummary {
     pub current: Option<Current>,
     /// The last run in the journal, including the current one.
     pub last: Option<Run>,
+    /// The reboot that the last run requires.
     pub awaited_reboot: Option<Awaited>,
-    /// The machine has not rebooted since.
+    /// The awaited reboot has not happened yet.
     pub reboot_due: bool,
     /// Reboots since the last complete run.
     pub reboots: u32,

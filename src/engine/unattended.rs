@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// At shutdown, systemd sends SIGTERM only to the main process, and waits as long as a package
-/// manager may need to finish. The unit is restarted after a crash, but not after an exit status
-/// that means that transient failures were already retried. The output goes to the journal and the
-/// console.
+/// manager may need to finish. The unit is restarted after a crash, but not after an exit status of a
+/// permanent failure, because the run has already retried transient ones. The output goes to the
+/// journal and the console.
 const PROPERTIES: [&str; 11] = [
     AFTER_MODULES,
     "KillMode=mixed",
@@ -47,7 +47,7 @@ pub async fn start(host: &Host, command: &[String]) -> Result<bool, ChangeError>
     }
     match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
         OneshotState::Busy => return Ok(false),
-        // A failed unit keeps its name.
+        // systemd cannot reuse the name of a failed unit.
         OneshotState::Failed { .. } => {
             act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?
         }

@@ -12,7 +12,7 @@ use crate::{
     tools::packages::{HEADER, WRITTEN_DIRECTORIES},
 };
 
-/// The first line of every file that gpu-bootstrap writes for itself.
+/// The start of every human-readable file that gpu-bootstrap writes.
 const OURS: &str = "# Written by gpu-bootstrap;";
 
 /// Used during an unattended run: udev and `modules-load.d` respect `blacklist`, but loading by
@@ -72,7 +72,7 @@ pub(super) fn release(
 /// for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS runs corrupt each other's results.
 pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
 
-/// Directories with files that are recognized as ours by their name.
+/// Directories in which [`named_ours`] searches.
 const DIRECTORIES: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
@@ -83,7 +83,7 @@ const DIRECTORIES: [&str; 7] = [
     "/etc/systemd/system/nvidia-persistenced.service.d",
 ];
 
-/// Finds our files by name in directories where such files have an effect.
+/// Finds our files by name and first line, in directories where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
     let drop_ins = runtimes::written_directories();
@@ -107,11 +107,12 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
     Ok(found)
 }
 
-/// Modules that load the driver module. Debian packages load `nvidia-drm` at each boot, before the
+/// Modules that depend on the driver module and therefore load it. Debian packages load `nvidia-drm` at each boot, before the
 /// run starts.
 const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
 
-/// Returns the change that allows only the run to load the modules.
+/// Returns the change that prevents automatic loading of the modules. The run can still load them by
+/// name.
 pub(super) fn not_by_itself(modules: &[String]) -> Change {
     let mut all = modules.to_vec();
     let more = DEPENDENT.map(str::to_owned);

@@ -39,7 +39,7 @@ pub trait DeviceCatalog: Send + Sync {
     fn name(&self, id: PciId) -> Option<String>;
 }
 
-/// The machine described by the facts, without constraints.
+/// Copies the hardware and kernel from the facts. The other constraints, such as the driver branch, stay unset.
 impl From<&Facts> for Constraints {
     fn from(facts: &Facts) -> Self {
         let cloud = &facts.cloud;

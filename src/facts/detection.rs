@@ -68,7 +68,7 @@ pub(crate) struct OwnerRow {
     /// A file that must also exist.
     #[serde(default)]
     pub and_file: Option<String>,
-    /// The driver is on the library path of the host, as it is without an owner.
+    /// The driver is in the library search path of the host, as on a machine without an owner.
     #[serde(default)]
     pub on_host: bool,
     pub why: String,

@@ -31,7 +31,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
 }
 
 /// Returns the kernels that are installed now, oldest first, and the kernel that the boot loader
-/// would start. The facts contain both as of the start of the run.
+/// would start. The facts contain the values from the start of the run.
 pub(crate) fn bootable(files: &dyn ReadFiles) -> (Vec<KernelVersion>, Option<KernelVersion>) {
     let mut reader = FactReader::new(files);
     let installed = installed(&mut reader);
@@ -183,7 +183,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn compilers() {
+    fn compiler_is_parsed_from_proc_version() {
         let of = |banner: &str| parse_compiler(&format!("Linux version 6 (a@b) ({banner}) #1 SMP"));
         for (banner, expected) in rows! {
             "gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40",
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures() {
+    fn architecture_is_parsed_from_release_and_elf_header() {
         assert_eq!(arch_of_release("6.1.0-44-cloud-amd64"), Some("x86_64"));
         assert_eq!(
             arch_of_release("5.14.0-570.12.1.el9_6.aarch64+64k"),

@@ -74,8 +74,8 @@ pub struct Facts {
     pub init: Option<String>,
     /// Changes at every boot.
     pub boot_id: Option<String>,
-    /// The instance ID of the cloud or the DMI UUID, which are new for every clone. Without both,
-    /// `machine-id:` and the machine ID, which a clone may share.
+    /// The instance ID of the cloud or the DMI UUID, which are new for every clone. If neither
+    /// exists, `machine-id:` followed by the machine ID, which clones may share.
     pub instance_id: Option<String>,
     /// Total memory.
     pub memory_bytes: Option<u64>,
@@ -203,7 +203,7 @@ pub struct Disk {
 pub struct GpuFact {
     pub pci_address: PciAddress,
     pub pci_id: PciId,
-    /// The board, if the ID is ambiguous.
+    /// The PCI subsystem ID, which identifies the board if `pci_id` is ambiguous.
     pub subsystem_id: Option<PciId>,
     /// VGA controller or 3D controller. Some boards can be switched between the two.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -65,7 +65,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn distributions() {
+    fn os_release_of_debian_and_almalinux_is_parsed() {
         let debian = parse(
             "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nNAME=\"Debian GNU/Linux\"\n\
              VERSION_ID=\"12\"\nVERSION=\"12 (bookworm)\"\nVERSION_CODENAME=bookworm\nID=debian\n",
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn quoting_and_nonsense() {
+    fn shell_quoting_is_removed_and_id_is_required() {
         assert_eq!(unquote(r#""a \"b\" \$c""#), r#"a "b" $c"#);
         assert_eq!(unquote("'a\\b'"), "a\\b");
         assert_eq!(unquote("\"open"), "open");

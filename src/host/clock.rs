@@ -11,6 +11,5 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> jiff::Timestamp;
     /// The time since boot, without suspend. It never goes backwards. systemd uses the same clock.
     fn monotonic(&self) -> Duration;
-    /// Sleeps for a duration.
     async fn sleep(&self, duration: Duration);
 }

@@ -16,7 +16,7 @@ pub struct CudaView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaStart {
-    /// The latest CUDA version of the driver, such as `13.0`.
+    /// The latest CUDA version that the driver supports, such as `13.0`.
     pub version: String,
     /// The UUIDs of the devices by index. A process without a device selection sees at most one MIG
     /// device.
@@ -42,11 +42,11 @@ pub struct CudaWork {
     /// Such as `9.0`.
     pub compute_capability: String,
     pub memory_bytes: u64,
-    /// The duration.
+    /// The duration of the computation.
     pub seconds: f64,
 }
 
-/// An error.
+/// An error of the CUDA driver API, or of the process that calls it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(
     tag = "kind",
@@ -72,7 +72,7 @@ pub enum CudaFault {
     #[error("data read back from the GPU differs from the written data, first at byte {at}")]
     WrongCopy { at: u64 },
     /// The index of the first different number.
-    #[error("the GPU result differs from the CPU result, first in number {at}")]
+    #[error("the GPU result differs from the CPU result, first at index {at}")]
     WrongResult { at: u64 },
     /// CUDA does not list the requested device.
     #[error("CUDA lists {found} for NVML's UUID")]

@@ -59,7 +59,7 @@ pub struct EccErrors {
     pub lifetime_uncorrected: u64,
 }
 
-/// Whether memory errors are corrected.
+/// Whether ECC is enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccMode {

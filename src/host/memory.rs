@@ -1,5 +1,5 @@
-//! A machine with only some known files, described by a text. Reading any other file returns an
-//! error that says that it is unknown. Commands and changes are not possible.
+//! A machine in memory of which only some files are known, for example from `lspci` output. Reading
+//! any other file returns an error with the reason. Commands and changes are not possible.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -95,7 +95,8 @@ impl Tree {
         self.below(path).next().is_some()
     }
 
-    /// Returns the paths below a path. In path order (by components), they directly follow it.
+    /// Returns the paths below `path`. The map sorts paths by components, so these entries directly
+    /// follow `path`.
     fn below<'t>(&'t self, path: &'t Utf8Path) -> impl Iterator<Item = &'t Utf8PathBuf> {
         (self.entries)
             .range::<Utf8Path, _>((Bound::Excluded(path), Bound::Unbounded))

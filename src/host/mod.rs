@@ -36,7 +36,6 @@ pub use system::System;
 /// The six interfaces to everything outside this process.
 #[derive(Clone)]
 pub struct Host {
-    /// Files.
     pub files: Arc<dyn Files>,
     /// Child processes, never with a shell.
     pub exec: Arc<dyn Exec>,

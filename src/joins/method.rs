@@ -369,7 +369,7 @@ mod tests {
                 Some("it joined https://10.9.9.9:6443");
             kubeadm::KUBELET_CONF, None, &k3s, Some("the k3s agent");
             nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
-            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
+            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join the machine");
         } {
             let membership = Membership {
                 kubeconfig: kubeconfig.into(),

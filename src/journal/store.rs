@@ -48,8 +48,8 @@ struct StoreState {
     lines: Vec<JournalLine>,
     /// Whether the last line lacks a line feed.
     unended: bool,
-    /// The reason the last record was not written. It may be partially in the file, so no record is appended after it, because
-    /// its number would be used twice. The next run reads the file again.
+    /// The error if the last record could not be written. The file may contain a part of that record, and the next record would
+    /// have the same number, so no more records are appended. The next run reads the file again.
     broken: Option<Arc<FilesError>>,
 }
 
@@ -195,8 +195,8 @@ impl Journal {
     }
 }
 
-/// Rejects a journal without records if its receipt lists applied changes. Otherwise the machine would seem unmodified. A
-/// journal that the administrator moved aside is accepted.
+/// Rejects a journal without records if its receipt lists applied changes. Otherwise the machine would seem unmodified. If
+/// the state directory contains a renamed journal, the administrator has moved it aside, so its absence is accepted.
 fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
     if !history.lines.is_empty() {
         return Ok(());

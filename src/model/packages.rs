@@ -31,11 +31,11 @@ pub struct Repository {
     pub keyring: Option<Utf8PathBuf>,
     /// The priority of [`Repository::packages`] from this repository. `None` for the package manager default.
     pub priority: Option<i32>,
-    /// The packages with this priority, as shell patterns for names. Never all packages, because one server may have
-    /// other repositories.
+    /// The packages with this priority, as shell patterns for names. Never all packages, because apt applies the
+    /// priority to every repository on the same server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<String>,
-    /// The signed parts, if the package manager can verify either.
+    /// The signed parts, for package managers that can verify both packages and metadata.
     #[serde(default, skip_serializing_if = "Signed::is_packages")]
     pub signed: Signed,
 }
@@ -88,7 +88,7 @@ pub struct Pin {
 
 impl Pin {
     /// Above 1000, so that an older version of the configured branch has priority over a newer version of a different
-    /// branch. Also identifies a version that was only raised by our preference.
+    /// branch. A version with exactly this priority has it from our preference.
     pub const PRIORITY: i32 = 1001;
 }
 
@@ -96,7 +96,6 @@ impl Pin {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PackageSpec {
-    /// Its name.
     pub name: String,
     /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate. With a pattern, `plan`
     /// and `install` agree before and after the lists are refreshed.

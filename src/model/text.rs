@@ -62,9 +62,9 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     kept
 }
 
-/// Returns the prefix of our color codes (ECMA-48) until they are written. It is different in each process, so that
-/// no external text can contain it: in root's terminal, a green name or line of another program would look like a
-/// result.
+/// Returns the prefix that marks our color codes until the text is written with real ones (ECMA-48). It is different in
+/// each process, so external text cannot contain it. Otherwise, a green name or line of another program would look like
+/// our result.
 #[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
@@ -192,7 +192,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// Defines a test that parses texts of these format fragments and arbitrary text, and must not panic.
+/// Defines a property test: a parser must not panic on texts that match a regular expression.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {

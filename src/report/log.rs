@@ -123,7 +123,7 @@ fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
     }
 }
 
-/// A line for the thread. The formatter writes each line with one call.
+/// Sends a line to the log thread. The formatter writes each line with one call.
 struct LogLine(SyncSender<Word>);
 
 impl Write for LogLine {

@@ -37,7 +37,7 @@ impl Amounts {
         let text = amount(current, total, unit);
         match self.0.iter_mut().find(|(known, _)| known == unit) {
             Some((_, known)) => *known = text,
-            // Packages are downloaded before they are installed.
+            // The percentage is for the installation, which follows the download. Remove the amounts of the download.
             None if unit == "percent" => self.0 = vec![(unit.to_owned(), text)],
             None => self.0.push((unit.to_owned(), text)),
         }

@@ -152,7 +152,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 ..
             } => {
                 let time = duration(*seconds);
-                // Omit it if there was only one run, because the times are the same.
+                // Omit the total time if there was only one run, because both times are the same.
                 let all = to_ready.filter(|all| all - seconds > 1.0).map(duration);
                 let all =
                     all.map(|all| format!(", ready {all} after the start of the installation"));
@@ -166,8 +166,8 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
     }
 }
 
-/// Whether a step with this outcome is only counted. Steps that were not run are the result of a failure or a reboot, which is
-/// shown.
+/// Whether a step with this outcome is only counted and not printed. A step is not run because of a failure or a reboot, which
+/// is printed.
 pub(super) const fn quiet(outcome: Outcome) -> bool {
     matches!(
         outcome,

@@ -25,7 +25,7 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
         writeln!(to, "{}", style.hanging(&head, &words(span)))?;
     }
     let between = format!(
-        "{} between them for examining the machine and waiting.",
+        "Examining the machine and waiting took another {}.",
         duration(timing.between)
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;

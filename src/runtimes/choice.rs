@@ -10,7 +10,7 @@ pub enum Cluster {
     None,
     /// The kubelet uses a runtime of the machine.
     OfMachine,
-    /// The cluster software ships its own. The reason.
+    /// The cluster software ships its own runtime. Contains the reason.
     BringsOwn(&'static str),
 }
 
@@ -21,7 +21,7 @@ pub struct Present {
     pub installed: Vec<RuntimeKind>,
     /// Runtimes that an earlier run of gpu-bootstrap installed or configured.
     pub ours: Vec<RuntimeKind>,
-    /// Whether a kubelet has its configuration.
+    /// Whether the kubelet configuration of kubeadm exists.
     pub kubelet: bool,
     /// The installed Kubernetes distribution that ships its own containerd.
     pub distribution: Option<&'static str>,
@@ -33,7 +33,7 @@ impl Present {
     }
 }
 
-/// The configuration file that every kubelet has.
+/// The kubelet configuration that kubeadm writes.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 
 /// Finds installed runtimes with a daemon, and a kubelet. Podman does not count, because many systems have it for
@@ -43,7 +43,7 @@ const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 /// If a directory cannot be read.
 pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present, FilesError> {
     let is_there = |path: &str| match files.exists(path.into()) {
-        // A machine that is described by a text is treated as bare.
+        // With `--lspci`, no files are known. Assume that no runtime is installed.
         Err(FilesError::NotReported { .. }) => Ok(false),
         answer => answer,
     };
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn installed_runtimes_are_kept_and_clusters_need_containerd() {
+    fn installed_runtimes_are_kept_and_cluster_default_is_containerd() {
         use Cluster::{BringsOwn, None, OfMachine};
         use RuntimeKind::{Containerd, Crio, Docker};
         for (cluster, installed, ours, wanted) in [

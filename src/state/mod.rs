@@ -102,8 +102,8 @@ struct Noted<T> {
 }
 
 impl State {
-    /// Returns `true` if this is the running machine. File owners in another tree belong to that machine, or to the user who
-    /// unpacked it.
+    /// Returns `true` if this is the running machine. In another tree, a file owner is a user of the original machine, or the
+    /// user who unpacked the tree.
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
         self.scope.executes

@@ -21,13 +21,13 @@ pub struct Owner {
     pub container_runtime: bool,
     /// The driver is on the library path of the host.
     pub on_host: bool,
-    /// The part that gpu-bootstrap does not manage.
+    /// The reason that gpu-bootstrap does not manage this driver.
     pub why: &'static str,
     /// How the driver is changed with this owner.
     pub remedy: &'static str,
 }
 
-/// The owner whose driver runs in a container, in addition to the host packages.
+/// The owner that runs the driver in a container. The host may also have driver packages.
 pub const GPU_OPERATOR: &str = "NVIDIA's GPU Operator";
 
 /// The file with the DGX OS release.

@@ -95,7 +95,7 @@ pub(super) mod tests {
             Which::OfUser(uid) => uid,
             _ => 0,
         };
-        // `sudo` only has the real UID of its user until it starts.
+        // Real and effective UID. `sudo` initially has the real UID of its user, but the effective UID 0.
         put("status", format!("Uid:\t{uid}\t0\t0\t0\n"));
         let exe = match which {
             Which::Executing(exe) => exe,

@@ -47,10 +47,10 @@ impl fmt::Display for Sandbox {
 }
 
 impl Sandbox {
-    /// The command that runs in the view of the machine.
+    /// The remedy: how to run the command with the view of PID 1.
     #[must_use]
     pub fn remedy(&self) -> String {
-        let outside = "run the command outside it (`systemd-run --pipe --wait COMMAND`)";
+        let outside = "run the command as a separate unit (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {
             Some(unit) => format!("remove these settings (`systemctl edit {unit}`), or {outside}"),
             None => format!("run the command in the mount namespace of PID 1, or {outside}"),

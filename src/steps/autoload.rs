@@ -54,9 +54,9 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
                 "{}, so the driver would not be loaded",
                 state.denials.join("; ")
             ),
-            "remove it. If it is in the kernel command line, change the boot loader configuration and \
-                 reboot. Then run the command again. For a node without GPUs, set \
-                 `gpu = \"optional\"`",
+            "remove the setting. If it is in the kernel command line, change the boot loader \
+             configuration and reboot. Then run the command again. For a node without GPUs, set \
+             `gpu = \"optional\"`",
         );
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
@@ -98,7 +98,7 @@ mod tests {
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
-    fn written_file_satisfies() {
+    fn only_the_written_content_is_satisfied() {
         let want = desired();
         let (_, changes) = decide(&AutoloadState::default(), &want).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {

@@ -52,7 +52,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
-            // A missing entry in the file is known without reading an initramfs.
+            // The initramfs cannot be read, but the file must be written anyway, so the step is not satisfied.
             Err(error)
                 if error.not_queried().is_some()
                     && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}
@@ -122,7 +122,7 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     }
     if !state.initramfs_with_denied.is_empty() {
         whys.push(format!(
-            "the initramfs of {} contains one of them",
+            "the initramfs of {} contains a denied module",
             state.initramfs_with_denied.join(", ")
         ));
         changes.push(Change::RebuildInitramfs {

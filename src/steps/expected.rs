@@ -25,8 +25,8 @@ impl<'f> ExpectedGpus<'f> {
     /// Looks up the instance type of the machine.
     ///
     /// # Errors
-    /// The reason that nothing can be compared: the type is unknown, has no whole GPUs, or its count is not
-    /// confirmed.
+    /// The reason that nothing can be compared: the type is unknown, the PCI bus is unreadable, or the matrix has no
+    /// confirmed number of whole GPUs for the type.
     pub fn of(facts: &'f Facts, matrix: &Matrix) -> Result<Self, String> {
         let (Some(provider), Some(name)) = (&facts.cloud.provider, &facts.cloud.instance_type)
         else {

@@ -1,5 +1,5 @@
-//! `validation.image`: pulls the validation image into each runtime. Starts as soon as the runtimes respond, while
-//! the driver module is built and loaded. The validation itself needs all parts.
+//! `validation.image`: pulls the validation image into each runtime. The pull starts as soon as the runtimes respond, in
+//! parallel with the build of the driver module. The validation itself also requires the loaded driver.
 
 use std::collections::BTreeMap;
 

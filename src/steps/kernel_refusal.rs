@@ -8,7 +8,7 @@ use crate::{
     tools::packages::Exclusion,
 };
 
-/// Mentions an installed kernel that is newer than the default kernel of the boot loader.
+/// Returns a clause about an installed kernel that is newer than the default kernel of the boot loader, or an empty string.
 pub(super) fn unbooted(asked: &Asked) -> String {
     let kernels = &asked.question.kernels;
     let Some(base) = kernels.base() else {
@@ -22,7 +22,7 @@ pub(super) fn unbooted(asked: &Asked) -> String {
     })
 }
 
-/// Blocks with the reason and the remedy.
+/// Returns the reason and the remedy.
 pub(super) fn refusal(
     refused: &Refused,
     asked: &Asked,

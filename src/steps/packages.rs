@@ -75,9 +75,8 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     Ok(packages.chain(program).collect())
 }
 
-/// Returns an assessment that remains valid while packages are unconfigured. A repair may remove the problem, e.g. a
-/// kernel package whose scripts have not yet updated the boot loader. The problem must therefore not prevent the
-/// repair.
+/// Makes an assessment temporary if packages are unconfigured. Their repair may also remove the problem, e.g. if the
+/// scripts of a kernel package have not yet updated the boot loader, so the problem must not prevent the repair.
 pub(super) async fn unless_half_done(
     cx: &Cx<'_>,
     answer: Assessment,
@@ -113,7 +112,7 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
     Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Returns whether package lists are usable. They are not if none was downloaded, or if a power loss truncated them.
+/// Returns whether package lists exist and are complete. A power loss may truncate them.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
     Ok(backend.has_lists(files)? && backend.truncated_lists(files)?.is_empty())
@@ -158,8 +157,8 @@ pub(super) async fn contents(
     Ok(backend.parse_contents(&output.stdout))
 }
 
-/// Returns the minimum versions of dependencies that these packages accept. Empty if the package manager does not
-/// support it.
+/// Returns the minimum versions of dependencies that these packages accept. Empty if the package manager has
+/// no such query.
 pub(super) async fn lower_bounds(
     cx: &Cx<'_>,
     names: &[&str],
@@ -181,7 +180,7 @@ mod tests {
     };
 
     #[test]
-    fn missing_or_truncated_lists_are_not_queried() {
+    fn missing_or_truncated_lists_are_not_usable() {
         let (host, fakes) = fake::host();
         let (facts, want) = (facts(), desired());
         let state = fixtures::state(&host, facts.clone());

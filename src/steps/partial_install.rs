@@ -7,7 +7,7 @@ use crate::{
     tools::packages::{Backend, Package},
 };
 
-/// Returns the bytes of required packages that are unpacked, and of their archives.
+/// Returns the size of the required packages that are already unpacked, plus the size of the downloaded archives.
 pub(super) fn here(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
@@ -30,7 +30,7 @@ pub(super) fn here(
         let Some((name, version)) = backend.downloaded(&file) else {
             continue;
         };
-        // Without a required version, any installed version matches. An archive of another version is outdated.
+        // If the package is unpacked in another version, ignore the archive: without a required version, it is not needed.
         let outlived = unpacked().any(|package| package.name == name && package.version != version);
         if wanted(&name, &version)
             && !outlived

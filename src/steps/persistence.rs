@@ -1,6 +1,6 @@
-//! `driver.persistence`: the driver keeps its state between clients. Otherwise each first use of a GPU takes seconds.
+//! `driver.persistence`: the driver keeps a GPU initialized without clients. Otherwise each new first client waits for seconds.
 //! The daemon must run and start at boot, and persistence mode must be enabled. The Ubuntu unit starts the daemon
-//! with an option that leaves it disabled.
+//! with an option that leaves persistence mode disabled.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn enabled_and_active() {
+    fn enabled_and_active_daemon_is_satisfied() {
         let (mut want, facts) = (desired(), facts());
         decide(&state("enabled", "active", &[]), &want, &facts, false).expect_satisfied();
         let failed = state("enabled", "failed", &[0, 1]);

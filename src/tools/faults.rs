@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_registry_is_reachable_and_hints_depend_on_runtime() {
+    fn plain_http_registry_is_not_retried_and_hints_depend_on_runtime() {
         let plain = of_pull("http: server gave HTTP response to HTTPS client");
         let silent = of_pull("connection refused");
         assert_eq!((&plain.reason, plain.retryable), (&silent.reason, false));

@@ -47,13 +47,13 @@ pub enum XidAction {
 }
 
 impl XidAction {
-    /// The remedy, as text. An error can have its own one: [`Xid::remedy`].
+    /// The remedy, as text. An entry in the table can override it ([`Xid::remedy`]).
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::None => "no action is needed: the driver handled the error",
             Self::RestartApp => "restart the application",
-            // Only Xid 78 asks for an update.
+            // Only Xid 78 requires an update.
             Self::Update => {
                 "install the vGPU guest driver that matches the vGPU release of the hypervisor"
             }
@@ -73,7 +73,7 @@ impl XidAction {
     }
 }
 
-/// An error.
+/// An entry of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Xid {

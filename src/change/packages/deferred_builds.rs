@@ -34,7 +34,8 @@ fn is_source(action: &Action) -> bool {
 
 impl Applier {
     /// Disables compilation in the scripts of a transaction until [`Applier::compile_again`]. The later change compiles only
-    /// one module, so this has no effect if there are others, or if the administrator has set the flag.
+    /// one module, so this does nothing if the transaction installs several, or if DKMS already has a module. A flag file that
+    /// exists already is kept.
     pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
         let files = &self.host.files;
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
@@ -62,7 +63,7 @@ impl Applier {
         if let Some(directory) = flag().parent()
             && found == text(true).as_bytes()
         {
-            // DKMS was not installed.
+            // DKMS was not installed, so the directory may be empty.
             files.remove_empty_directory(directory)?;
         }
         Ok(())

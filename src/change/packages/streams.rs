@@ -89,8 +89,8 @@ impl Applier {
         Err(not_verified(module, &found, &wanted))
     }
 
-    /// If a run was killed between its two commands, or if the second one failed, no stream is enabled. Enable the previous
-    /// stream immediately, because later this could not be distinguished from a manual reset.
+    /// If a run was killed after the module was reset, or if the new stream could not be enabled, no stream is enabled. Enables
+    /// the previous stream immediately, because later this state could not be distinguished from a manual reset.
     pub(in crate::change) async fn reconcile_stream(
         &self,
         undo: &RestoreStream,
@@ -130,12 +130,12 @@ impl Applier {
         let files = &self.host.files;
         let now = streams.enabled(&**files, module)?;
         let marker = self.stream_marker(module);
-        // An interrupted undo has reset the module. Without the marker, it was reset manually.
+        // If no stream is enabled: with the marker, an interrupted undo reset the module; without it, the administrator did.
         let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
         if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             files.remove(&marker)?;
             return Ok(Reverted::nothing(format!(
-                "stream {stream} of module {module} was not enabled by gpu-bootstrap"
+                "stream {stream} of module {module} is no longer enabled, or was already enabled before"
             )));
         }
         files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;

@@ -24,7 +24,7 @@ pub(super) struct ContainerRun<'j> {
     pub(super) runtime: RuntimeKind,
     /// The client of the runtime.
     pub(super) client: &'static dyn Containers,
-    /// The image name for the client. `None` for the minimal image.
+    /// The image name for the client. `None` for the built-in image.
     pub(super) image: Option<&'j str>,
 }
 
@@ -66,7 +66,7 @@ impl ContainerRun<'_> {
         }
         // The container of an interrupted probe still uses the name.
         match self.remove_container().await {
-            // Older clients return an error if it does not exist.
+            // Older clients return an error if the container does not exist.
             Err(ExecError::Failed { .. }) if self.client.may_miss() => {}
             removed => removed?,
         }
@@ -91,7 +91,7 @@ impl ContainerRun<'_> {
         Ok(ContainerResult { output, cmd })
     }
 
-    /// Removes the container of an interrupted probe, and the minimal image.
+    /// Removes the container of an interrupted probe, and the built-in image.
     ///
     /// # Errors
     /// If the runtime returns an error.

@@ -98,9 +98,8 @@ impl Tree {
         }
     }
 
-    /// Returns the real path with all symlinks resolved, including the last component only if
-    /// `follow` is set. The last component need not exist. Returns `ENOENT` or `ENOTDIR` if another
-    /// component does not exist.
+    /// Resolves all symlinks in a path. Resolves the last component only if `follow` is set; it need
+    /// not exist. Returns `ENOENT` or `ENOTDIR` if another component is missing or not a directory.
     pub fn real(&self, path: &Utf8Path, follow: bool) -> io::Result<Utf8PathBuf> {
         self.walk(path, follow, &mut 0)
     }

@@ -18,7 +18,7 @@ const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 pub struct Ourselves {
     /// The executable.
     pub program: String,
-    /// The arguments before its own arguments.
+    /// The arguments that precede the arguments of gpu-bootstrap, if the executable is the dynamic loader.
     pub prefix: Vec<String>,
     /// The required environment of its child processes.
     pub env: Vec<(String, String)>,

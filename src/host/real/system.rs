@@ -65,7 +65,7 @@ fn pids() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Completes the found processes with those that were only listed, using `read`. Fails if the
+/// Adds the listed processes that were not found or have no user ID, using `read`. Fails if the
 /// calling process was not found, because other processes may also be missing then.
 fn complete(
     mut found: Vec<Process>,

@@ -81,7 +81,7 @@ struct RecordedError {
     why: String,
 }
 
-/// The location of a content.
+/// The location of the content of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RecordedContent {

@@ -21,10 +21,10 @@ use crate::host::{
     Cmd, CudaFault, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
 };
 
-/// The reason changes are rejected.
+/// The error text for a change.
 const WHY: &str = "a recorded machine cannot be changed";
 
-/// The reason there is no result.
+/// The error text for a query without a recorded result.
 const UNKNOWN: &str = "not in the recording";
 
 /// Returns the recorded machine at the time of the recording.

@@ -36,7 +36,7 @@ pub const MAY_JOIN: &str = "/var/lib/gpu-bootstrap/may-join";
 /// The file in which cloud-init stores the instance ID. Source: cloud-init documentation, "Cloud-init directory layout".
 pub const INSTANCE_ID: &str = "/var/lib/cloud/data/instance-id";
 
-/// The kubeconfig of its kubelet. It is written long before the kubelet starts.
+/// The kubeconfig that nodeadm writes, long before it starts the kubelet.
 pub const KUBECONFIG: &str = "/var/lib/kubelet/kubeconfig";
 
 /// The units of kubelets that use [`KUBECONFIG`].
@@ -45,7 +45,7 @@ pub const KUBELETS: [&str; 2] = [kubelet::UNIT, SNAP_UNIT];
 /// The directory for partial configurations, which exists in the image.
 pub const DROP_INS: &str = "/etc/eks/nodeadm.d";
 
-/// The configuration file of gpu-bootstrap.
+/// The partial nodeadm configuration that gpu-bootstrap writes.
 pub const CONFIG: &str = "/etc/eks/nodeadm.d/50-gpu-bootstrap.yaml";
 
 /// Returns the configuration as JSON, which is also valid YAML.

@@ -76,7 +76,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     to.flush()
 }
 
-/// The PCI devices. A device is broken if a failed finding contains its address.
+/// The PCI devices. A device is marked if a failed finding or a warning contains its address.
 fn devices(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
     let named_by = |address: &str, verdict: Verdict| {
         (report.findings.iter())

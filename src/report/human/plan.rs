@@ -153,7 +153,7 @@ fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Resul
     Ok(!all)
 }
 
-/// Removes the header of a file that the summary contains, and the position in a new file.
+/// Shortens a diff line. Returns `None` for a file header whose path is in the summary, and for the position in a new file.
 fn readable(line: &str, summary: &str) -> Option<String> {
     if line.starts_with("--- ") || line.starts_with("@@ -0,0 ") {
         return None;

@@ -12,7 +12,7 @@ pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
 /// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only with an option.
 pub const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The default registry, and the directory of its official images, like in Docker.
+/// The default registry, as in Docker.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// Returns an image name in the form that containerd requires, with registry and tag. Docker adds them itself.
@@ -43,7 +43,7 @@ pub fn plugins() -> Query {
     Query::new("ctr", ["plugins", "list"])
 }
 
-/// Returns the status of the plugin that serves the kubelet, from the output of [`plugins`]. `None` if the plugin is missing.
+/// Returns the status of the CRI plugin from the output of [`plugins`], or `None` if the plugin is missing.
 #[must_use]
 pub fn cri_status(text: &str) -> Option<&str> {
     text.lines().find_map(|line| {
@@ -93,7 +93,7 @@ pub fn parse_running(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Kills the processes of a container. The exit status is not 0 if none is running.
+/// Kills the processes of a container. Fails if the container is not running.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);

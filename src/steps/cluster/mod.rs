@@ -1,7 +1,6 @@
-//! The steps that make the machine a cluster node. If the cluster is no longer configured, a node is not changed:
-//! only `uninstall` removes it, because that stops its pods. Each step has its own part: `host` the kernel,
-//! `packages` the Kubernetes packages, `join` the membership (`outdated`: an agent that must be restarted), `node` the
-//! state in the cluster.
+//! The steps that make the machine a cluster node: `host` (kernel), `packages` (Kubernetes packages), `join` (membership;
+//! `restart_agent` detects an agent that must be restarted) and `node` (state in the cluster). If the cluster is no longer
+//! configured, the node is not changed. Only `uninstall` removes a node, because its removal stops its pods.
 
 pub(super) mod host;
 pub(super) mod join;
@@ -30,7 +29,7 @@ fn spec(desired: &Desired) -> Option<&ClusterSpec> {
     desired.cluster.as_ref()
 }
 
-/// Returns the node name: the configured one, or the one that the machine has or would have.
+/// Returns the configured node name. If none is configured, returns the name that the kubelet uses or would use.
 fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> {
     match &spec.node.name {
         Some(name) => Ok(Some(name.clone())),
@@ -82,8 +81,8 @@ async fn wanted(cx: &Cx<'_>, spec: &ClusterSpec) -> WantedLabels {
 /// Returns topology labels for the scheduler, which are only set at registration. A cloud controller sets the same
 /// ones later, if the cluster has one.
 ///
-/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not part of it,
-/// but used by public configurations of spot node pools (ten read, all with the value `spot`).
+/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not listed
+/// there, but public configurations of spot node pools use it (ten were checked; the value is always `spot`).
 fn place(cloud: &Cloud) -> Labels {
     let row = cloud.provider.as_deref().and_then(clouds::named);
     let zone = match row.and_then(|row| row.node.zone.as_deref()) {
@@ -128,7 +127,7 @@ mod tests {
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "inactive", false),
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "active", true),
             (command(), nodeadm::KUBECONFIG, "inactive", false),
-            // The kubelet gets this one after the node has joined, and may have failed since.
+            // This kubeconfig is created after the node has joined, so an inactive kubelet may have failed since then.
             (command(), kubeadm::KUBELET_CONF, "inactive", true),
             (JoinMethod::Managed, nodeadm::KUBECONFIG, "inactive", true),
         ] {

@@ -51,8 +51,8 @@ pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Out
 }
 
 /// Returns whether the agent writes its containerd configuration at each start, so that a restart adds the runtime.
-/// With another container runtime it writes none, and a template of the administrator replaces the content. Sources:
-/// k3s, "Advanced Options", "Configuring containerd", and `--container-runtime-endpoint`.
+/// With an external container runtime, the agent writes no configuration. A template of the administrator replaces the
+/// generated content. Sources: k3s, "Advanced Options", "Configuring containerd", and `--container-runtime-endpoint`.
 fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
     let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
     let Some(directory) = owner.map(|owner| Utf8Path::new(owner.mark)) else {
@@ -66,17 +66,17 @@ fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
 impl Outdated {
     /// Returns the problem and the action.
     pub fn why(&self) -> String {
-        let before = match self.has_toolkit {
+        let cause = match self.has_toolkit {
             true => "",
-            false => " before the container toolkit was installed",
+            false => " (the container toolkit was not installed yet)",
         };
         let unit = self.unit;
         match self.spares_containers {
             true => {
-                format!("`{unit}` started{before} without the nvidia runtime and must be restarted")
+                format!("`{unit}` started without the nvidia runtime{cause} and must be restarted")
             }
             false => format!(
-                "`{unit}` started{before} without the nvidia runtime. A restart would stop its containers, \
+                "`{unit}` started without the nvidia runtime{cause}. A restart would stop its containers, \
                  because its `KillMode` is not `process`: restart it manually"
             ),
         }
@@ -170,7 +170,7 @@ mod tests {
             let path = format!("{directory}/{other}");
             assert_eq!(found_at(&path, "", "k3s-agent", "process").await, None);
         }
-        // It detects the runtime when it starts.
+        // An agent that is not running detects the runtime at its next start.
         assert_eq!(found("version = 3\n", "bash", "process").await, None);
     }
 }

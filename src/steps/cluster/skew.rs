@@ -1,6 +1,7 @@
 //! Checks whether the kubelet to install supports the container runtime and the kernel of the machine. The API server
-//! version is not known before joining: kubeadm rejects one that is more than one minor version older (Kubernetes,
-//! "Creating a cluster with kubeadm", version skew), and `check` compares both later.
+//! version is not checked, because it is unknown before the machine joins. kubeadm rejects an API server that is more than
+//! one minor version older than kubeadm (Kubernetes, "Creating a cluster with kubeadm", version skew), and after the join
+//! `check` compares the API server with the kubelet.
 
 use crate::{
     config::desired::{ClusterSpec, RuntimeKind},

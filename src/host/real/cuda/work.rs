@@ -73,7 +73,7 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
         found: found.to_owned(),
     };
     let cuda = opened(phase).map_err(|fault| match fault {
-        // The list of all devices was not empty, so CUDA does not know this UUID.
+        // An earlier process listed devices, so this error means that none of them has this UUID.
         CudaFault::Returned {
             code: NO_DEVICE, ..
         } => other("no device"),
