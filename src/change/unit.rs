@@ -194,7 +194,7 @@ impl Applier {
             )));
         }
         let mut done = Vec::new();
-        let change_applier = [
+        let actions = [
             (
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
@@ -208,7 +208,7 @@ impl Applier {
                 active == Some(true) && now.is_loaded() && !now.is_active(),
             ),
         ];
-        for (verb, needed) in change_applier {
+        for (verb, needed) in actions {
             if needed {
                 let what = format!("{verb} `{unit}`");
                 self.tool(&what, &systemctl::act(verb, unit), sink).await?;

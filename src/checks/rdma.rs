@@ -121,7 +121,7 @@ fn decide(ports: &[Port]) -> Finding {
         );
     }
     match with(|port| port.state == "ACTIVE").len() {
-        0 => finding(Verdict::Skip, "no port has had a link".to_owned()),
+        0 => finding(Verdict::Skip, "no port is active".to_owned()),
         active => finding(
             Verdict::Pass,
             format!("{active} of {} active", of(ports.len())),
@@ -195,7 +195,7 @@ mod tests {
         let finding = decide(&detect(&files).unwrap());
         assert_eq!(
             (finding.status, finding.why.as_str()),
-            (Skip, "no port has had a link")
+            (Skip, "no port is active")
         );
         files.put("/sys/class/infiniband/mlx5_1/ports/1/rate", "");
         assert!(detect(&files).is_err());

@@ -205,7 +205,7 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
         return Ok(());
     };
     let receipt: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let stands_nothing = receipt["applied"].as_array().is_some_and(Vec::is_empty);
+    let nothing_applied = receipt["applied"].as_array().is_some_and(Vec::is_empty);
     let path = path();
     let is_aside = |name: &String| {
         let rest = path
@@ -213,7 +213,7 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
             .and_then(|journal| name.strip_prefix(journal));
         rest.is_some_and(|rest| !rest.is_empty())
     };
-    if stands_nothing || host.files.list(Utf8Path::new(STATE))?.iter().any(is_aside) {
+    if nothing_applied || host.files.list(Utf8Path::new(STATE))?.iter().any(is_aside) {
         return Ok(());
     }
     Err(JournalError::Lost { path })

@@ -64,9 +64,12 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         lines.push((
             "to undo",
             format!(
-                "{} changed by {} steps; `gpu-bootstrap uninstall` reverts them",
+                "{} changed by {}; `gpu-bootstrap uninstall` reverts them",
                 things(status.changes_applied),
-                status.steps_applied.len()
+                match status.steps_applied.len() {
+                    1 => "1 step".to_owned(),
+                    steps => format!("{steps} steps"),
+                }
             ),
         ));
     }

@@ -52,8 +52,10 @@ impl Sandbox {
     pub fn remedy(&self) -> String {
         let outside = "run the command as a separate unit (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {
-            Some(unit) => format!("remove these settings (`systemctl edit {unit}`), or {outside}"),
-            None => format!("run the command in the mount namespace of PID 1, or {outside}"),
+            Some(unit) if !self.settings.is_empty() => {
+                format!("remove these settings (`systemctl edit {unit}`), or {outside}")
+            }
+            _ => format!("run the command in the mount namespace of PID 1, or {outside}"),
         }
     }
 }

@@ -96,7 +96,7 @@ async fn permanent_pull_error_is_not_retried() {
         });
     let change = in_image(RuntimeKind::Docker, "registry/x:1");
     let error = machine.apply(&change).await.unwrap_err();
-    assert_eq!(error.reason(), "image-unauthorised");
+    assert_eq!(error.reason(), "image-unauthorized");
     assert!(error.hint().unwrap_or_default().contains("docker login"));
     assert!(machine.fakes.clock.slept().is_empty());
     assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());

@@ -264,8 +264,8 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
     if let Some(other) = other {
         return Assessment::blocked(
             format!("{is}, which is not the configured one: {other}"),
-            "remove the machine from that cluster first (drain and delete its node, then `kubeadm reset`), or \
-             correct `cluster.server` and `cluster.ca-cert-hashes`",
+            "remove the machine from that cluster first (drain and delete its node; if kubeadm joined it, run \
+             `kubeadm reset`), or correct the settings in `[cluster]`",
         );
     }
     let mut why = is;
