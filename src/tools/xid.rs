@@ -18,7 +18,8 @@ pub const CATALOG: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
 /// The remedy for a GPU that a reboot does not recover.
 pub const POWER: &str = "run `systemctl poweroff`, then switch the machine on again, because a reboot does not cut the power \
-                         of the GPU; stop and start a cloud instance, which erases its local disks";
+                         of the GPU; if the machine is a cloud instance, stop and start the instance instead, which \
+                         erases its local disks";
 
 /// The remedy that resets a GPU.
 pub const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs that use the GPU have stopped; if it fails, reboot, which \

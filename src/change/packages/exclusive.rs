@@ -62,7 +62,8 @@ impl Applier {
     }
 
     /// Pauses the timers until the run ends. A module build needs this because it takes no package lock: package work of other
-    /// steps may finish during the build and would start the timers again. A build for another kernel may also follow.
+    /// steps may finish during the build and would start the timers again. A run may also contain several builds, one for each
+    /// kernel.
     pub(in crate::change) async fn pause_for_run(&self) -> Result<(), ChangeError> {
         self.paused_for_run.store(true, Ordering::Release);
         self.pause().await
@@ -124,8 +125,8 @@ impl Applier {
     }
 
     /// Removes PID files of exited processes, because the package manager would wait for another process that reused the PID.
-    /// Also removes truncated PID files, because the package manager rejects them. The first lock file is emptied instead,
-    /// because its existence shows that a transaction was interrupted.
+    /// Also removes truncated PID files, because the package manager rejects them. The first lock file is never removed,
+    /// because its existence shows that a transaction was interrupted; it is emptied if it is truncated.
     fn remove_stale_locks(&self) -> Result<(), ChangeError> {
         let first = self.backend.locks().first().map(Utf8Path::new);
         if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
