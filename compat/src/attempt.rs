@@ -243,27 +243,12 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
 /// Returns the flavor to use if the boards support both: the one required by the instance type, or NVIDIA's default for the
 /// branch.
 pub(super) fn preferred_flavor(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavor {
-    let boards = &needs.boards;
-    if boards
-        .iter()
-        .any(|board| board.modules == SupportedFlavors::Proprietary)
-    {
-        return Flavor::Proprietary;
-    }
-    let open_wanted = boards
-        .iter()
-        .any(|board| board.modules == SupportedFlavors::Open || board.assumed_newer);
     let (open, proprietary) = rules::branch_flavors(matrix, branch);
-    if let Some(row) = needs.flavor {
-        match row.flavor {
-            Flavor::Proprietary if proprietary && !open_wanted => return Flavor::Proprietary,
-            Flavor::Open if open != OpenModules::None => return Flavor::Open,
-            _ => {}
-        }
-    }
-    match open {
-        OpenModules::None => Flavor::Proprietary,
-        OpenModules::Available if !open_wanted => Flavor::Proprietary,
+    match (needs.flavor.map(|row| row.flavor), open) {
+        (Some(Flavor::Proprietary), _) if proprietary => Flavor::Proprietary,
+        (_, OpenModules::None) => Flavor::Proprietary,
+        (Some(Flavor::Open), _) => Flavor::Open,
+        (_, OpenModules::Available) => Flavor::Proprietary,
         _ => Flavor::Open,
     }
 }

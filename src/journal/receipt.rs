@@ -453,6 +453,44 @@ mod tests {
         applied.iter().filter(|one| removes(&one.undo)).count()
     }
 
+    #[test]
+    fn reboot_is_awaited_until_the_boot_id_changes() {
+        let line = |seq: u64, record: serde_json::Value| -> JournalLine {
+            let line = json!({
+                "schema": SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r", "record": record,
+            });
+            serde_json::from_value(line).expect("a record")
+        };
+        let awaits = |boot: Option<&str>| {
+            line(
+                0,
+                json!({"kind": "reboot-awaited", "boot-id": boot, "why": "x", "automatic": true}),
+            )
+        };
+        let starts = |boot: Option<&str>| {
+            let request = json!({
+                "profile": null, "config": [], "set": [], "image": false, "assume-gpus": [], "reboot": true,
+                "lock-timeout-seconds": null,
+            });
+            line(
+                1,
+                json!({
+                    "kind": "run-started", "tool": "0.1.0", "mode": "install", "instance-id": null,
+                    "boot-id": boot, "request": request,
+                }),
+            )
+        };
+        for (before, now, is_awaited) in [
+            (Some("b-1"), Some("b-1"), true),
+            (Some("b-1"), Some("b-2"), false),
+            (None, Some("b-2"), false),
+            (Some("b-1"), None, false),
+        ] {
+            let receipt = fold(&[awaits(before), starts(now)]);
+            assert_eq!(receipt.awaited.is_some(), is_awaited, "{before:?} {now:?}");
+        }
+    }
+
     /// The directory may be removed between two runs.
     #[test]
     fn existing_directory_is_never_removed() {

@@ -639,14 +639,16 @@ mod tests {
         decide(&empty, &want).expect_satisfied();
         // A different branch is also kept if it supports the GPUs.
         let mut facts = facts();
-        facts.kernel.running = "6.17.0-1001-aws".parse().ok();
-        let mut keep = |version: &str| {
+        let mut keep = |version: &str, kernel: &str| {
+            facts.kernel.running = kernel.parse().ok();
             empty.found.loaded_version = Some(version.parse().expect("a version"));
             empty.unfit = unfit(&matrix(), &facts, &empty.found);
             decide(&empty, &want)
         };
-        keep("570.211.01").expect_satisfied();
-        let (why, _) = keep("470.256.02").expect_blocked();
+        keep("570.211.01", "6.17.0-1001-aws").expect_satisfied();
+        // It was built for its kernel, although it would need patches for this one.
+        keep("550.163.01", "6.17.1").expect_satisfied();
+        let (why, _) = keep("470.256.02", "6.17.0-1001-aws").expect_blocked();
         assert!(
             why.contains("cannot be kept") && why.contains("H100"),
             "{why}"

@@ -181,6 +181,22 @@ async fn labels_of_other_owners_and_machines_are_kept() {
     assert_eq!(labels, 1, "only the labels of the change itself: {lines:?}");
 }
 
+#[tokio::test]
+async fn label_that_was_changed_later_is_kept() {
+    let machine = node(0, true);
+    // The cluster then has `team: research`, which is neither the previous value nor ours, and our value of `new`.
+    let undo = machine
+        .apply(&admission(&[("team", "mine"), ("new", "yes")]))
+        .await
+        .expect("Ready");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    let last = lines.iter().rfind(|line| line.contains(" label "));
+    let last = last.expect("a label was removed");
+    assert!(last.contains(" new-") && !last.contains("team"), "{last}");
+}
+
 /// The kubelet of a clone has written its own id into the node object.
 #[tokio::test]
 async fn clone_does_not_remove_labels_of_original() {

@@ -204,6 +204,8 @@ async fn each_join_failure_has_a_reason() {
             "{error}"
         );
         assert!(error.hint().is_some(), "{reason}");
+        let log = (reason == "join-kubelet").then_some("the kubelet's words");
+        assert_eq!(error.words.as_deref(), log, "{reason}");
         for path in [CA, CONFIGURATION] {
             assert!(
                 !machine.host.files.exists(path.into()).unwrap(),

@@ -785,7 +785,8 @@ async fn daemon_is_stopped_with_its_package() {
             "daemon",
             Offered {
                 owns: "/usr/lib/systemd/system/daemon.service\n/usr/lib/systemd/system/daemon.socket\n\
-                       /usr/lib/systemd/system/of-others.service\n/usr/lib/systemd/system/idle.service",
+                       /usr/lib/systemd/system/of-others.service\n/usr/lib/systemd/system/idle.service\n\
+                       /usr/share/doc/daemon/example.service",
                 ..Offered::new("1", &[])
             },
         );
@@ -801,6 +802,7 @@ async fn daemon_is_stopped_with_its_package() {
             ("daemon.socket", "active"),
             ("of-others.service", "active"),
             ("idle.service", "inactive"),
+            ("example.service", "active"),
         ] {
             machine.units.put(unit, "enabled", active);
         }

@@ -98,6 +98,11 @@ async fn permanent_pull_error_is_not_retried() {
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "image-unauthorized");
     assert!(error.hint().unwrap_or_default().contains("docker login"));
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().any(|line| line.contains("registry/x:1")),
+        "{lines:?}"
+    );
     assert!(machine.fakes.clock.slept().is_empty());
     assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());
 }

@@ -8,7 +8,7 @@ use super::kit::{
 use crate::{
     change::Change,
     check::{Check, FailOn, Finding, Subject, Verdict},
-    engine::{RunReport, Unresolvable},
+    engine::{RunReport, Unresolvable, check::RESOLVABLE},
     error::Report,
     event::Outcome,
     exit::Exit,
@@ -455,6 +455,15 @@ async fn machine_without_a_gpu_needs_no_preparation_unless_prepared() {
     assert_eq!(rig.check().await.exit, Exit::Drift);
     rig.options.only = vec!["config.resolvable".to_owned()];
     assert_eq!(rig.check().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn configuration_is_reported_only_if_selected() {
+    let mut rig = Rig::new([fixed("driver.packages", satisfied(""))]);
+    let is_reported = |report: &RunReport| report.findings.iter().any(|one| one.id == RESOLVABLE);
+    assert!(is_reported(&rig.check().await));
+    rig.options.only = vec!["driver".to_owned()];
+    assert!(!is_reported(&rig.check().await));
 }
 
 #[tokio::test]

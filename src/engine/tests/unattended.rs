@@ -185,6 +185,18 @@ async fn no_new_work_starts_after_the_deadline() {
     assert_eq!(why(&report, "b"), "the deadline of 3600 s has passed");
 }
 
+#[tokio::test]
+async fn deadline_during_the_last_step_does_not_fail_the_run() {
+    let mut rig = Rig::new([file("a", "/a", "x")]);
+    rig.options.deadline = hours(1);
+    let clock = rig.fakes.clock.clone();
+    *rig.change_applier.before.lock().unwrap() =
+        Box::new(move |_| clock.advance(Duration::from_secs(3601)));
+    let report = rig.install().await.unwrap();
+    assert_eq!(outcomes(&report), ["a changed"]);
+    assert_eq!(report.exit, Exit::Ok);
+}
+
 /// Blocked until this many seconds after the start.
 fn late_clock(seconds: i64) -> Small {
     step("preflight", move |host| {

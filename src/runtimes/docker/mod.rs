@@ -708,6 +708,11 @@ mod tests {
                 "exec-opts=native.cgroupdriver=systemd"
             ]
         );
+        files.put(
+            "/etc/systemd/system/docker.service.d/short.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd -Hfd:// -D\n",
+        );
+        assert_eq!(found(), ["hosts=fd://", "debug="]);
         // A wrapper may use other flags.
         files.put(
             "/etc/systemd/system/docker.service.d/zz.conf",

@@ -164,6 +164,12 @@ fn managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     decide(&member(None), &want).expect_satisfied();
     decide(&stranger(), &want).expect_blocked_now();
+    // Its files are used only after it has joined.
+    let unusable = JoinState {
+        unusable: vec!["`/t` cannot be used: mode is 0644".to_owned()],
+        ..stranger()
+    };
+    decide(&unusable, &want).expect_blocked_now();
     decide(&stranger(), &desired()).expect_not_applicable();
 }
 
