@@ -11,7 +11,7 @@ use crate::{
     joins::{Discovery, JoinMethod},
 };
 
-/// Azure's metadata service and vault, in the network of the machine.
+/// Serves Azure's metadata service and a vault that contains this secret.
 fn with_vault(machine: &TestMachine, value: &str) {
     let identity = "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01\
                     &resource=https%3A%2F%2Fvault.azure.net";
@@ -23,7 +23,7 @@ fn with_vault(machine: &TestMachine, value: &str) {
     );
 }
 
-/// Checks that the token is not in any file or output of the run, except for the agent's own file.
+/// Checks that the token is registered as a secret, and that the change, its commands and its output do not contain it.
 fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
     assert!(machine.applier.secrets.are_in(secret));
     let journal = serde_json::to_string(change).unwrap();
