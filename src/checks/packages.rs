@@ -1,4 +1,5 @@
-//! Package checks: all driver packages must be from the same vendor and have the same version.
+//! Package checks: all driver packages must be configured, have the same version and be from the same vendor. Other NVIDIA
+//! packages must have security fixes, and the package sources must be usable.
 
 use std::collections::BTreeMap;
 
@@ -235,8 +236,9 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories of one distribution
-/// have the same key, but the lists of another one may not be verifiable (GoogleCloudPlatform/compute-gpu-installation issue 41).
+/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories for one
+/// distribution have the same key, but this key may not verify the package lists for another distribution
+/// (GoogleCloudPlatform/compute-gpu-installation issue 41).
 fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
     let name = |directory: &str| {
         directory
@@ -250,7 +252,7 @@ fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
 struct Foreign {
     why: String,
     remedy: String,
-    /// It prevents the installation of a driver.
+    /// The source prevents the installation of a driver.
     stops: bool,
 }
 
@@ -382,8 +384,8 @@ const UBUNTU: [&str; 4] = [
     "ppa.launchpad.net/",
 ];
 
-/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `installs`: the
-/// machine has GPUs but no driver, so the next command is an installation.
+/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `live`: not a
+/// recorded tree, which may lack keys. `installs`: the machine has GPUs but no loaded driver, so a driver must be installed.
 fn sources(
     files: &dyn ReadFiles,
     os: Option<&Os>,
@@ -477,7 +479,7 @@ fn sources(
     })
 }
 
-/// Returns the configuration lines that exclude required packages that are not installed.
+/// Returns a finding if configuration lines exclude required packages that are not installed.
 async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let Some(desired) = subject.desired else {
         return Ok(None);
@@ -489,7 +491,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     let database = match subject.state.database(manager).await {
         Ok(database) => database.unwrap_or_default(),
-        // Another finding reports an unreadable database.
+        // Another finding reports an unreadable database. All packages are regarded as not installed.
         Err(_) => &[],
     };
     let is_there =
