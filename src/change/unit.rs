@@ -267,7 +267,7 @@ impl Applier {
         }
         Ok(match self.restart_unit(unit, sink).await {
             Ok(()) => Reverted::done(format!("restarted `{unit}`")),
-            // The files are restored in any case.
+            // The files are already restored, so only the restart is reported as remaining.
             Err(error) => Reverted::left(
                 format!("`{unit}`, which still uses the configuration from before the undo"),
                 error.to_string(),

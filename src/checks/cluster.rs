@@ -142,7 +142,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        // A partial tree may contain neither.
+        // A partial tree may contain neither of the two files.
         cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),

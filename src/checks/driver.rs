@@ -1,5 +1,5 @@
-//! Driver checks: whether the installed driver supports the GPUs (the rules are in the matrix), has all security fixes and
-//! matching component versions, and ignores configured module options.
+//! Driver checks: support of the GPUs (the rules are in the matrix), security fixes, flavor of the kernel modules, matching
+//! component versions, and module options without effect.
 
 use async_trait::async_trait;
 use camino::Utf8Path;

@@ -215,8 +215,8 @@ fn lacks_runtime(
 
 /// Returns an error in the containerd files of a Kubernetes distribution that prevents pods from starting: the CRI plugin is
 /// disabled, or the binary of the nvidia runtime does not exist. The GPU Operator copies the configuration of another
-/// containerd of the machine into these files (NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029). When it is
-/// uninstalled, it removes its binaries.
+/// containerd of the machine into these files (NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029). When the
+/// operator is uninstalled, it removes its binaries.
 fn of_distribution(
     subject: &Subject<'_>,
     owner: &KubernetesDistribution,

@@ -414,7 +414,7 @@ fn sources(
         if let Some(first) = issues.first() {
             let mut whys: Vec<&str> = issues.iter().map(|issue| issue.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
-            // A new key is not sufficient if the source no longer exists.
+            // A new key is not sufficient if the URL of the source is outdated.
             if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
                 whys.push(why);
                 remedy = format!("{instead}; then {remedy}");
@@ -577,7 +577,7 @@ fn build(failed: &[dkms::FailedBuild]) -> String {
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
 /// fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    // Another finding reports unknown versions. Most driver packages are recognized by name.
+    // `decide` reports an error of `driver_parts`. Most driver packages are recognized by name.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =
         |name: &str| name.contains("nvidia") || parts.iter().any(|part| part.name == name);

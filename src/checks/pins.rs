@@ -236,7 +236,7 @@ mod tests {
                     from: Some("580.173.02-1".into()),
                     to: "580.178.04-1".into(),
                 },
-                // A metapackage that is not held depends on it.
+                // A metapackage that is not held depends on this package.
                 Action::Install {
                     name: "linux-image-6.8.0-150-generic".into(),
                     from: None,

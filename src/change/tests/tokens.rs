@@ -44,7 +44,7 @@ async fn agent_token_file_is_removed_with_the_agent() {
     let kept = "/etc/rancher/k3s/gpu-bootstrap.token";
     let machine = TestMachine::new();
     machine.fakes.files.put_directory("/etc/rancher/k3s", 0o755);
-    // Without the secret the agent is not touched.
+    // Without the secret, no command is executed.
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
@@ -52,7 +52,7 @@ async fn agent_token_file_is_removed_with_the_agent() {
     assert_eq!(error.reason(), "join-token-unreachable");
     assert!(error.is_retryable() && machine.fakes.exec.lines().is_empty());
 
-    // It is also not touched with a server token, or with a token without the hash of the CA certificate.
+    // The same applies to a server token, and to a token without the hash of the CA certificate.
     for wrong in ["K10abc::server:hush", "hush"] {
         with_vault(&machine, wrong);
         let error = machine.apply(&agent).await.expect_err(wrong);
