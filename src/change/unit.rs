@@ -29,8 +29,8 @@ pub struct RestoreUnit {
     pub enabled: bool,
     /// Whether the unit was masked.
     pub masked: bool,
-    /// Whether the unit was running. `None` if the change does not start the unit. Then the undo does not stop it, because the
-    /// undo may run inside this unit (the one that resumes a run after a reboot).
+    /// Whether the unit was running. `None` if the change only enables the unit. Then the undo does not stop it, because the
+    /// undo may run in this unit: the unit that resumes a run after a reboot.
     pub active: Option<bool>,
 }
 
@@ -147,7 +147,8 @@ impl Applier {
         let cmd = systemctl::act(verb, unit);
         let tool = |source| ChangeError::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
-        // A unit that systemd restarts automatically enters the failed state only when it reaches the start limit.
+        // A unit with `Restart=` is not in the failed state between two restarts, so the check above does not detect it. It may
+        // reach the start limit with this start.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
             self.tool(&what, &reset, sink).await?;
             ran = self.exec(&cmd, sink).await.map_err(tool)?;
@@ -266,7 +267,7 @@ impl Applier {
         }
         Ok(match self.restart_unit(unit, sink).await {
             Ok(()) => Reverted::done(format!("restarted `{unit}`")),
-            // The files are restored in any case.
+            // The files are already restored, so only the restart is reported as remaining.
             Err(error) => Reverted::left(
                 format!("`{unit}`, which still uses the configuration from before the undo"),
                 error.to_string(),

@@ -37,11 +37,11 @@ struct LibrariesState {
     next: Option<String>,
     /// Driver packages are installed.
     packaged: bool,
-    /// The program that manages the driver, if it is not gpu-bootstrap.
+    /// The owner of the driver, if it does not install the driver on the library path of the host.
     owner: Option<Owner>,
     /// The library name and the resolved file.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
-    /// Files with the same names in later distribution directories.
+    /// Libraries with the same names that come later in the search order, in directories of distribution packages.
     all: Vec<Utf8PathBuf>,
     /// The machine is a container, so the module belongs to its host.
     contained: bool,
@@ -60,7 +60,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
             if at.is_none() {
                 at = files.resolve(&path)?;
             } else if of_distribution(&path) {
-                // An unreadable file cannot shadow a library.
+                // These files only show which library is shadowed, so unreadable files are ignored.
                 all.extend(files.resolve(&path).ok().flatten());
             }
         }
@@ -149,7 +149,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let mut libraries = "their version";
     for (name, at) in &state.found {
         let version = at.as_deref().and_then(version_of);
-        // A file name that ends with `.so.1` does not contain the version. In this case NVML reports it.
+        // A file name that ends with `.so.1` does not contain the version. In this case only NVML reports a mismatch.
         if let Some(version) = version
             && version.contains('.')
             && version != loaded
@@ -199,7 +199,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             ),
         );
     }
-    // A reboot helps only if the module on disk has the version of the libraries.
+    // A reboot does not help if the module on disk has the version of the loaded module.
     let (class, remedy) = match (&state.next, &state.owner) {
         (_, Some(owner)) if owner.name == GPU_OPERATOR && state.packaged => {
             (Remedy::Reconfigure, operator::ONE_DRIVER.to_owned())

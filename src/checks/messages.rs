@@ -9,7 +9,7 @@ use crate::{
 
 pub(super) use crate::tools::xid::{POWER, RESET};
 
-/// The remedy of everything that `install` can repair.
+/// The remedy for a problem that `install` can fix.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
 /// The reason on a machine without a GPU.

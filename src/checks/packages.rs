@@ -1,4 +1,5 @@
-//! Package checks: all driver packages must be from the same vendor and have the same version.
+//! Package checks: all driver packages must be configured, have the same version and be from the same vendor. Other NVIDIA
+//! packages must have security fixes, and the package sources must be usable.
 
 use std::collections::BTreeMap;
 
@@ -235,8 +236,9 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories of one distribution
-/// have the same key, but the lists of another one may not be verifiable (GoogleCloudPlatform/compute-gpu-installation issue 41).
+/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories for one
+/// distribution have the same key, but this key may not verify the package lists for another distribution
+/// (GoogleCloudPlatform/compute-gpu-installation issue 41).
 fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
     let name = |directory: &str| {
         directory
@@ -250,7 +252,7 @@ fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
 struct Foreign {
     why: String,
     remedy: String,
-    /// It prevents the installation of a driver.
+    /// The source prevents the installation of a driver.
     stops: bool,
 }
 
@@ -382,8 +384,8 @@ const UBUNTU: [&str; 4] = [
     "ppa.launchpad.net/",
 ];
 
-/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `installs`: the
-/// machine has GPUs but no driver, so the next command is an installation.
+/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `live`: not a
+/// recorded tree, which may lack keys. `installs`: the machine has GPUs but no loaded driver, so a driver must be installed.
 fn sources(
     files: &dyn ReadFiles,
     os: Option<&Os>,
@@ -412,7 +414,7 @@ fn sources(
         if let Some(first) = issues.first() {
             let mut whys: Vec<&str> = issues.iter().map(|issue| issue.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
-            // A new key is not sufficient if the source no longer exists.
+            // A new key is not sufficient if the URL of the source is outdated.
             if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
                 whys.push(why);
                 remedy = format!("{instead}; then {remedy}");
@@ -477,7 +479,7 @@ fn sources(
     })
 }
 
-/// Returns the configuration lines that exclude required packages that are not installed.
+/// Returns a finding if configuration lines exclude required packages that are not installed.
 async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let Some(desired) = subject.desired else {
         return Ok(None);
@@ -489,7 +491,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     let database = match subject.state.database(manager).await {
         Ok(database) => database.unwrap_or_default(),
-        // Another finding reports an unreadable database.
+        // Another finding reports an unreadable database. All packages are regarded as not installed.
         Err(_) => &[],
     };
     let is_there =
@@ -575,7 +577,7 @@ fn build(failed: &[dkms::FailedBuild]) -> String {
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
 /// fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    // Another finding reports unknown versions. Most driver packages are recognized by name.
+    // `decide` reports an error of `driver_parts`. Most driver packages are recognized by name.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =
         |name: &str| name.contains("nvidia") || parts.iter().any(|part| part.name == name);
