@@ -484,8 +484,8 @@ impl Block {
     }
 }
 
-/// Adds a setting or replaces its value. A new setting is added to its table, or to the start of the file if the table is
-/// missing.
+/// Adds a setting or replaces its value. A new setting is added to its table. If the table is missing, the setting is added
+/// with its full key at the start.
 fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
     let mut one = SettingSources::default();
     one.set(assignment).map_err(ResolveError::from)?;

@@ -128,7 +128,7 @@ impl<'a> DriverInputs<'a> {
                 "multi-node NVLink requires IMEX, which `{}` does not provide",
                 row.source
             )),
-            // No fabric is needed, or this one certainly is, which the `driver.fabric` step reports.
+            // No warning: either no fabric is needed, or it certainly is, and the `driver.fabric` step reports its state.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(

@@ -136,7 +136,7 @@ impl Report for ConfigError {
             {
                 Exit::NotPermitted
             }
-            // Several errors include one in the settings, which must be fixed first.
+            // `Several` contains an error in the settings, which must be fixed first.
             _ => Exit::Config,
         }
     }

@@ -76,7 +76,7 @@ impl Question {
         load(files, named, &self.ask, &self.facts, &self.matrix)
     }
 
-    /// Resolves the desired state with the driver in these settings, which override all others.
+    /// Resolves the desired state with these settings, which replace all other settings that select a driver.
     ///
     /// # Errors
     /// If the machine no longer supports the driver.
