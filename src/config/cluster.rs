@@ -114,7 +114,7 @@ pub(super) struct ClusterInputs<'a> {
     pub layers: &'a SettingSources,
     /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
-    /// Whether the machine has a GPU.
+    /// Whether the machine has a GPU that is not reserved for virtual machines.
     pub has_gpu: bool,
     /// The default boot kernel. If it is unknown, the kernel series of the release.
     pub kernel: Option<String>,
