@@ -155,7 +155,7 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     })
 }
 
-/// The driver package sets of a system.
+/// Returns the driver package sets that the profile has for the release in `name`, such as `ubuntu-24.04`.
 fn system(host: &Host, console: &mut Console<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let os = os_named(name)?;
     let version = os.version_id.as_deref().unwrap_or_default();
@@ -204,7 +204,7 @@ fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<Strin
     ))
 }
 
-/// The first line: the verdict, the driver version, and the reason if it is not compatible.
+/// Returns the first line of the output: the verdict and the driver. If they are not compatible, also the first reason.
 fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
     let asked = question.driver.as_ref().map(|driver| match driver {
         DriverOrBranch::Version(version) => described(matrix, version),

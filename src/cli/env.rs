@@ -24,9 +24,9 @@ pub struct Env {
     pub vars: BTreeMap<String, String>,
     /// The secrets known so far. All outputs hide them.
     pub secrets: Secrets,
-    /// Path of the running binary, for the resume unit.
+    /// Path of the running binary, for the units that run it.
     pub exe: Utf8PathBuf,
-    /// This command, as shown to another process that waits for the run lock.
+    /// The subcommand, which `status` shows while it runs.
     pub command: String,
     /// Creates an HTTP client for a configured proxy and its exceptions.
     pub proxied: Proxied,
@@ -46,7 +46,7 @@ pub struct Console<'w> {
     pub out_width: usize,
     /// Line width of `err` in columns.
     pub err_width: usize,
-    /// Opens a second handle for messages, for the thread that reports a run in progress.
+    /// Opens another handle of standard error, for the event thread, which prints the progress of a run.
     pub talk: StderrFactory,
     /// The progress bars on the terminal, shared with the log that writes to the same terminal.
     pub drawn: Drawn,

@@ -38,7 +38,8 @@ pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
 }
 
 /// Returns the settings of the newest applied change to a daemon whose file is regenerated. Ignores an unfinished change,
-/// because it may belong to an `install` that is restarting the daemon, and if it fails, the previous configuration must stay.
+/// because it may belong to an `install` that is restarting the daemon. If that change fails, the previous configuration must
+/// stay.
 fn wanted(host: &Host) -> Result<Option<(RuntimeSettings, &'static Rewritten)>, Failure> {
     let applied = engine::applied(host)?;
     Ok(applied.into_iter().find_map(|change| match change {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::{host::fake, journal};
 
-    /// Returns the journal of a run that sets the containerd runtime several times.
+    /// Returns a journal with these records.
     fn journal_of(records: &[Value]) -> String {
         let lines = records.iter().enumerate().map(|(seq, record)| {
             let line = json!({

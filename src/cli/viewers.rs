@@ -103,7 +103,8 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
             opened => break opened.map_err(|error| failed(error, None))?,
         }
     };
-    // From now on writes may block. A slow reader delays only the event thread, and no other thread waits for it.
+    // Clear `O_NONBLOCK`, so that a write waits for a slow reader. This delays only the event thread. The run does not wait for
+    // it, except for a limited time at its end.
     fcntl(&opened, FcntlArg::F_SETFL(OFlag::O_APPEND))
         .map_err(|error| failed(error.into(), None))?;
     Ok(opened)

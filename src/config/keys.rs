@@ -122,7 +122,7 @@ pub fn secrecy(path: &[String]) -> Secrecy {
     }
 }
 
-/// Returns the secret in the value of a key, if any. Any URL may contain credentials.
+/// Returns the value of a key if it is a secret or contains one. A URL with credentials is a secret for every key.
 #[must_use]
 pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {

@@ -66,7 +66,7 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// curl and wget also accept `proxy:3128`.
+/// Adds `http://` to a proxy without a scheme, such as `proxy:3128`, which curl and wget also accept.
 fn with_scheme(address: &str) -> String {
     if address.contains("://") {
         address.to_owned()
