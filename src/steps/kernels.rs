@@ -104,11 +104,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
     let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
-    // The packages of one method can be a subset of a later method's, but not of an earlier one's.
-    let begun = (spec.methods.iter()).rposition(|method| {
-        let common: Vec<PackageSpec> = method.common().cloned().collect();
-        !common.is_empty() && is_met(&common)
-    });
+    let begun = begun_method(&spec.methods, is_met);
     if let Some(begun) = begun {
         asked.question.methods[begun].begun = true;
     }
@@ -185,6 +181,18 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     asked.builds = builds;
     asked.answer = Some(asked.question.answer());
     Ok(Some(asked))
+}
+
+/// Returns the method whose packages for all kernels are installed, so an earlier run or the administrator began with it. The
+/// packages of one method can be a subset of a later method's, but not of an earlier one's.
+fn begun_method(
+    methods: &[ModuleMethod],
+    is_met: impl Fn(&[PackageSpec]) -> bool,
+) -> Option<usize> {
+    methods.iter().rposition(|method| {
+        let common: Vec<PackageSpec> = method.common().cloned().collect();
+        !common.is_empty() && is_met(&common)
+    })
 }
 
 /// Returns the lines of the administrator that hide packages of the driver or of kernels to be installed. In the
@@ -510,13 +518,42 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, CompilableKernels, left};
+    use super::{Candidate, CompilableKernels, begun_method, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,
         model::{gpu::Flavor, version::KernelVersion},
         steps::fixtures,
     };
+
+    #[test]
+    fn method_with_installed_packages_is_begun() {
+        let method = |names: &[&str]| {
+            let mut method = fixtures::desired()
+                .kernel
+                .expect("a kernel")
+                .methods
+                .remove(0);
+            method.headers.clear();
+            method.packages = crate::steps::specs::fixtures::specs(names);
+            method
+        };
+        // The precompiled modules have only packages of one kernel each.
+        let methods = [
+            method(&["modules-{kernel}"]),
+            method(&["driver"]),
+            method(&["driver", "driver-dkms"]),
+        ];
+        for (installed, expected) in [
+            (&[][..], None),
+            (&["driver"], Some(1)),
+            (&["driver", "driver-dkms"], Some(2)),
+        ] {
+            let is_met =
+                |specs: &[PackageSpec]| specs.iter().all(|spec| installed.contains(&&*spec.name));
+            assert_eq!(begun_method(&methods, is_met), expected, "{installed:?}");
+        }
+    }
 
     #[test]
     fn running_kernel_without_module_is_ignored_before_reboot() {

@@ -413,7 +413,7 @@ async fn repair_first_installs_the_missing_packages_of_the_transaction() {
                 .push_str(" ** Install runc-1.1.5.x86_64 @archive\n");
         }
         if has("--assumeno") && has("reinstall") && is_missing {
-            let other = row("crun", Some("1.0"), None);
+            let other = row("crun", None, Some("1.0"));
             output.stdout = format!("Dependencies resolved.\n{other}\n{}", output.stdout);
         }
         output

@@ -85,6 +85,18 @@ fn root(version: u8, plugin: &str) -> String {
     )
 }
 
+/// The CRI plugin may have been disabled before. After an undo, containerd must only run.
+#[tokio::test]
+async fn undo_does_not_require_the_cri_plugin() {
+    let machine = machine("{}\n", &root(2, PLUGINS[0].1));
+    let undo = machine.apply(&containerd(PLUGINS[0].1)).await.unwrap();
+    (machine.fakes.exec).on("ctr", |_, _| {
+        ok("io.containerd.grpc.v1  cri  linux/amd64  skip\n")
+    });
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+}
+
 #[tokio::test]
 async fn edited_docker_entry_is_removed_with_its_runtime() {
     let machine = machine("{\"mtu\": 1400}\n", "version = 2\n");
