@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Location of nearly all package files: libraries, programs, and modules (because `/lib` is a symlink).
+/// Location of nearly all package files: libraries, programs, and modules (`/lib` is a symlink to `/usr/lib`).
 const FILES: &str = "/usr";
 
 /// Location of kernels and initramfs images.
