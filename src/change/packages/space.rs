@@ -1,4 +1,4 @@
-//! Checks that a transaction fits on the filesystems, using the sizes of the package manager's simulation. A full disk during a
+//! Checks that a transaction fits on the filesystems, using the sizes that the package manager reports. A full disk during a
 //! transaction leaves packages half-installed.
 
 use crate::{

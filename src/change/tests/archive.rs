@@ -95,7 +95,7 @@ pub(super) struct Archive {
     pub kind: Kind,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
-    /// The error output of the next commands that are not simulations, in reverse order.
+    /// The error output of the next commands that refresh, download, install, remove or configure, in reverse order.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
     /// Interruptions of the next real installations, in reverse order.
     pub breaks: Arc<Mutex<Vec<Break>>>,

@@ -225,7 +225,8 @@ async fn only_packages_needed_by_others_are_kept(kind: Kind) {
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("some stay");
     };
-    // dnf has no purge, so all packages are in one sorted list. Otherwise the packages to purge are first.
+    // rpm does not record remaining configuration, so with dnf all packages are purged and sorted. Otherwise the package to
+    // remove is listed after the packages to purge.
     let names = match kind {
         Kind::Dnf => "docker.io, runc",
         Kind::Apt | Kind::Tiny => "runc, docker.io",
