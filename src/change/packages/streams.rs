@@ -11,7 +11,7 @@ use crate::{
     tools::packages::Streams,
 };
 
-/// Enables the previous stream of a module, or none.
+/// Enables the previous stream of a module, or resets the module if it had none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreStream {
@@ -59,7 +59,8 @@ impl Applier {
             .await
     }
 
-    /// Enables a stream, or none. A package manager does not replace one stream by another directly.
+    /// Enables a stream, or only resets the module if `wanted` is `None`. The package manager does not switch directly from one
+    /// stream to another, so the module is reset first.
     async fn move_stream(
         &self,
         module: &str,
@@ -113,8 +114,8 @@ impl Applier {
         )))
     }
 
-    /// The marker file that exists while an undo switches a module from one stream to another. The module name comes from the
-    /// configuration, so it is not used in the file name.
+    /// The marker file that exists while an undo changes the stream of a module. Its name contains a digest instead of the
+    /// module name, because the module name comes from the configuration and may not be a safe file name.
     fn stream_marker(&self, module: &str) -> Utf8PathBuf {
         self.state
             .join(format!("stream-{}", sha256(module.as_bytes())))

@@ -98,6 +98,8 @@ impl Applier {
         Ok(())
     }
 
+    /// Reverts the effects except for imported keys. Also returns `true` if no package is kept because it is still used or was
+    /// requested by the administrator.
     pub(super) async fn undo_packages(
         &self,
         effects: &Effects,
@@ -248,8 +250,8 @@ impl Applier {
         ))])
     }
 
-    /// Returns the unit files of packages, or none if systemd is not running. Sockets are first, because an active socket would
-    /// start its service again.
+    /// Returns the service and socket units of packages, or none if systemd is not running. Sockets are first, because an
+    /// active socket would start its service again.
     async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
@@ -447,7 +449,7 @@ impl Applier {
     }
 
     /// Returns the reason that a removal is not approved: it would remove more than the packages, `along` and
-    /// `packages.may-remove`.
+    /// `packages.may-remove`, or its dependencies cannot be resolved. `None` if it is approved.
     async fn objection_to_removal(
         &self,
         packages: &[String],

@@ -24,7 +24,8 @@ pub(super) struct ContainerRun<'j> {
     pub(super) runtime: RuntimeKind,
     /// The client of the runtime.
     pub(super) client: &'static dyn Containers,
-    /// The image name for the client. `None` for the built-in image.
+    /// The configured image, as a name for the client. `None` if no image is configured: the container then contains only the
+    /// program and its libraries.
     pub(super) image: Option<&'j str>,
 }
 
@@ -64,7 +65,7 @@ impl ContainerRun<'_> {
             self.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
             self.quiet(import).await?;
         }
-        // The container of an interrupted probe still uses the name.
+        // The container of an interrupted probe may still use the name.
         match self.remove_container().await {
             // Older clients return an error if the container does not exist.
             Err(ExecError::Failed { .. }) if self.client.may_miss() => {}
@@ -73,7 +74,7 @@ impl ContainerRun<'_> {
         let ran = (self.host.exec)
             .run(&cmd, &mut |_, line| self.sink.line(line))
             .await;
-        // Only the client was killed. The container still runs and uses its GPUs.
+        // At the deadline, only the client was killed. The container still runs and uses its GPUs.
         if matches!(ran, Err(ExecError::Deadline { .. }))
             && let Err(error) = self.remove_container().await
         {
@@ -91,7 +92,7 @@ impl ContainerRun<'_> {
         Ok(ContainerResult { output, cmd })
     }
 
-    /// Removes the container of an interrupted probe, and the built-in image.
+    /// Removes the container of an interrupted probe, and the image that the probe has created.
     ///
     /// # Errors
     /// If the runtime returns an error.
@@ -121,7 +122,7 @@ impl ContainerRun<'_> {
     }
 }
 
-/// Returns `true` if the probe container needs an image.
+/// Returns `true` if the probe must create an image, because the runtime does not accept a directory as root filesystem.
 pub(super) fn makes_image(client: &dyn Containers) -> bool {
     client.import(Utf8Path::new(""), IMAGE).is_some()
 }

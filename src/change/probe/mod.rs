@@ -32,7 +32,7 @@ pub enum ProbeCaller {
 }
 
 impl Applier {
-    /// Runs the probe of a change for `check`, outside a run. Other changes are ignored.
+    /// Runs the probe of a change for `check --validate`, without a journal. Other changes are ignored.
     ///
     /// # Errors
     /// The validation error.
@@ -50,7 +50,7 @@ impl Applier {
             .await
     }
 
-    /// Removes the container of an interrupted validation, and its files.
+    /// Removes the container of an interrupted validation, and the image that it has created.
     ///
     /// # Errors
     /// If the runtime returns an error.
@@ -73,7 +73,7 @@ impl Applier {
         let record = if self.host.files.exists(record)? {
             Undo::nothing("the undo of an earlier validation removes the record")
         } else {
-            // The record is also written by `check --validate`.
+            // `check --validate` may write the record again later, so the undo accepts any content.
             self.capture_files([(record.to_owned(), FileAfter::Any)])?
         };
         let (runtime, image) = match probe {

@@ -129,7 +129,8 @@ async fn kubeconfig_writable_by_other_users_is_not_used() {
     }
 }
 
-/// The API server is unavailable for some seconds after the node has joined, and again when the labels are set.
+/// The API server is unavailable for some seconds after the node has joined, and again when the labels are set. If it stays
+/// unavailable, the change fails.
 #[tokio::test]
 async fn brief_api_server_outage_is_waited_for() {
     for stays_away in [false, true] {
@@ -197,7 +198,7 @@ async fn label_that_was_changed_later_is_kept() {
     assert!(last.contains(" new-") && !last.contains("team"), "{last}");
 }
 
-/// The kubelet of a clone has written its own id into the node object.
+/// The kubelet of a clone has written the clone's system UUID to the node object.
 #[tokio::test]
 async fn clone_does_not_remove_labels_of_original() {
     let machine = node(0, false);

@@ -541,7 +541,7 @@ async fn failed_script_is_an_error_until_repaired() {
     assert_eq!(error.unwrap().as_deref(), Some("~ docker.io"));
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
-    // It fails again, and then succeeds.
+    // The script fails again in the first repair, and succeeds in the second one.
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     assert_eq!(error.reason(), "package-script");

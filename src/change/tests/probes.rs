@@ -125,7 +125,7 @@ async fn pull_is_retried_within_its_time_limit() {
     assert_eq!(slept, [5, 20].map(Duration::from_secs));
 }
 
-/// The Docker daemon pulls with its own settings. These programs use the given ones.
+/// `ctr` and `podman` pull with the proxy of their environment. The Docker daemon uses its own settings instead.
 #[tokio::test]
 async fn pull_uses_the_proxy_without_showing_its_password() {
     for (runtime, program) in [
