@@ -40,7 +40,7 @@ pub struct Answer {
     /// Sources of the decisive entries.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
-    /// The result of each GPU that the name matches, if the results differ.
+    /// If the GPUs that the name matches have different results: each result with its GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub name_matches: Vec<NameMatchAnswer>,
     /// The branches that support the GPU, newest first, if the query contains only a GPU.
