@@ -13,9 +13,9 @@ pub const SCHEMA: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compatibility {
-    /// No rule rejects the combination.
+    /// No rule rejects the combination, and there is no evidence against it.
     Compatible,
-    /// A rule rejects the combination.
+    /// A rule rejects the combination, or the CUDA version has no code for the GPU.
     Incompatible,
     /// Requires a `cuda-compat` package in the container.
     NeedsForwardCompat,
@@ -35,9 +35,9 @@ pub struct Answer {
     pub why: Vec<String>,
     /// The supported drivers.
     pub driver: DriverAnswer,
-    /// `open`, `proprietary` or `either`; `null` without a GPU.
+    /// `open`, `proprietary` or `either`; `null` without a known GPU, or if the GPUs have no common result.
     pub module_flavor: Option<SupportedFlavors>,
-    /// Sources of the decisive entries.
+    /// Sources of the entries that were used.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
     /// If the GPUs that the name matches have different results: each result with its GPUs.

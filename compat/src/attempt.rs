@@ -36,7 +36,7 @@ pub struct Pick {
     pub reasons: Vec<String>,
     /// The reasons against the selection.
     pub warnings: Vec<String>,
-    /// Keys of the sources of the decisive entries.
+    /// Keys of the sources of the entries that were used.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
 }

@@ -138,7 +138,7 @@ pub struct Refused {
 }
 
 impl KernelAnswer {
-    /// Returns the number of reboots.
+    /// Returns the number of reboots that the decision requires.
     #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
         match self {

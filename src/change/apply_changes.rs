@@ -15,8 +15,9 @@ pub trait ApplyChanges: Send + Sync {
     /// gpu-bootstrap holds.
     fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn ApplyChanges>;
 
-    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first
-    /// and at its end, but never in between, because a transaction or a build of another step may be in progress.
+    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first,
+    /// and an installation also at its end. It is not called in between, because a transaction or a build of another step may
+    /// be in progress.
     async fn resume_paused(&self, sink: &dyn Sink);
 
     /// Returns a unified diff or the package manager's simulation, without changing anything. `None` if there is no preview.

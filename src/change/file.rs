@@ -1,4 +1,4 @@
-//! Writes and removes complete files. Their previous content is backed up.
+//! Backs up files before a change, and restores them, even if they were modified since.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -77,8 +77,8 @@ impl Applier {
     }
 
     /// Returns the file to write for a path. If the path is a symlink, this is its target, so that the symlink is kept. A
-    /// symlink that a user other than root could redirect is an error, because root would write, and later chown, a file of that
-    /// user's choice.
+    /// symlink that a user other than root could redirect is an error, because root would write, and later chown, a file of
+    /// that user's choice.
     ///
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.

@@ -150,7 +150,7 @@ pub enum Change {
         /// The time limit of all attempts, in seconds.
         timeout_seconds: u64,
     },
-    /// Run a probe. The result is recorded, so that a later run probes again only if an input has changed or the machine was
+    /// Run a probe. A success is recorded, so that a later run probes again only if an input has changed or the machine was
     /// rebooted.
     RunProbe {
         probe: Probe,

@@ -99,7 +99,8 @@ impl Applier {
         Ok((actions, answer))
     }
 
-    /// Rejects a transaction with actions that the plan does not approve. `removing` are packages that the plan replaces.
+    /// Rejects a transaction with actions that the plan does not approve. `removing` are packages that the plan replaces or
+    /// removes.
     async fn approve(
         &self,
         actions: &[Action],
