@@ -80,11 +80,12 @@ pub struct BranchAnswer {
     pub support: Support,
     /// The end-of-life date, as precise as its source.
     pub end_of_life: Option<String>,
-    /// The oldest CUDA version that has code for the GPU and is fully supported by the branch; `null` if unknown.
+    /// The oldest CUDA version that has code for the GPU and is fully supported by the branch; `null` if there is none.
     pub cuda_min: Option<CudaVersion>,
-    /// The newest CUDA version that has code for the GPU and is fully supported by the branch.
+    /// The newest CUDA version that has code for the GPU and is fully supported by the branch; `null` if there is none.
     pub cuda_max: Option<CudaVersion>,
-    /// The newest CUDA version that the branch supports by minor-version compatibility; `null` if there is none.
+    /// The newest CUDA version that has code for the GPU and that the branch supports by minor-version compatibility; `null` if
+    /// there is none.
     pub cuda_limited_max: Option<CudaVersion>,
     /// `open`, `proprietary` or `either`.
     pub module_flavor: SupportedFlavors,
