@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids() {
+    fn ids_are_parsed() {
         let id: PciId = "10DE:2330".parse().unwrap();
         assert_eq!(
             id,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_sysfs_lspci_and_nvml() {
+    fn addresses_of_sysfs_lspci_and_nvml_are_parsed() {
         let address: PciAddress = "0000:18:00.0".parse().unwrap();
         assert_eq!(address.to_string(), "0000:18:00.0");
         assert_eq!("18:00.0".parse(), Ok(address));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn classes() {
+    fn classes_are_distinguished() {
         let class = |text: &str| text.parse::<PciClass>().unwrap();
         assert!(class("0x030200").is_gpu());
         assert!(class("0x030000").is_gpu());

@@ -22,7 +22,7 @@ use crate::rule_result::{self, Candidate, Evaluation, Rule, RuleResult};
 use crate::rules;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
-/// A query. At least one field must be set.
+/// A query. At least one field other than `branches` must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
     /// A GPU name, PCI ID or instance type.
@@ -199,7 +199,7 @@ fn of_one(
     }
 }
 
-/// Returns the module flavors that both GPUs of a machine support.
+/// Returns the module flavors that two GPUs of a machine both support.
 fn shared(one: SupportedFlavors, other: SupportedFlavors) -> Option<SupportedFlavors> {
     match (one, other) {
         (SupportedFlavors::Either, same) | (same, SupportedFlavors::Either) => Some(same),
@@ -428,7 +428,7 @@ fn evaluate_version(
     });
     for text in worse {
         let none: [&str; 0] = [];
-        // The default modules determine the result. The other modules are only a note.
+        // A warning about the preferred flavor makes the verdict unknown. A warning about the other flavor is only a note.
         let evaluation = match named == preferred {
             true => Evaluation::Unknown,
             false => Evaluation::Note,

@@ -13,7 +13,7 @@ pub(super) fn of_unit(unit: &str) -> Option<&'static Agent> {
 }
 
 impl Applier {
-    /// Returns the results for the agents that had to be restarted.
+    /// Restarts the agents that still use the removed toolkit. Returns the results, without agents for which nothing was done.
     pub(super) async fn agents_forget_toolkit(
         &self,
         sink: &dyn Sink,
@@ -26,7 +26,8 @@ impl Applier {
         Ok(endings)
     }
 
-    /// Restarts an agent whose containerd still uses the removed runtime of the container toolkit.
+    /// Restarts an agent whose containerd still uses the removed runtime of the container toolkit, if its containers survive
+    /// the restart.
     pub(super) async fn forget_toolkit(
         &self,
         agent: &Agent,

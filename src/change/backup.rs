@@ -1,5 +1,5 @@
-//! Backups of files and inventories, in the state directory. They are named by the SHA-256 of their content, so that equal
-//! contents are stored once and damage is detected.
+//! Backups of file contents, in the state directory. They are named by the SHA-256 of their content, so that equal contents are
+//! stored once and damage is detected.
 
 use std::sync::Arc;
 

@@ -92,7 +92,8 @@ pub enum Change {
     InstallPackages {
         packages: Vec<PackageSpec>,
         /// Installed packages that the plan replaces or removes: a package that a configured package needs gets another
-        /// version, possibly an older one, and any other package is removed. Holds on these packages were set by gpu-bootstrap.
+        /// version, possibly an older one, and any other package is removed. Our holds on these packages do not prevent
+        /// this, but any other hold does.
         removing: Vec<String>,
         /// Defer the DKMS build of the package scripts to a later change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -149,7 +150,7 @@ pub enum Change {
         /// The time limit of all attempts, in seconds.
         timeout_seconds: u64,
     },
-    /// Run a probe. The result is recorded, so that a later run probes again only if an input has changed or the machine was
+    /// Run a probe. A success is recorded, so that a later run probes again only if an input has changed or the machine was
     /// rebooted.
     RunProbe {
         probe: Probe,

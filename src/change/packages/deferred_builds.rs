@@ -17,8 +17,8 @@ fn flag() -> &'static Utf8Path {
     Utf8Path::new(dkms::NO_AUTOINSTALL)
 }
 
-/// The content of the flag file. A directory that was created for it is removed together with it, even after an interrupted
-/// run.
+/// The content of the flag file. It records whether the directory was created for the file, so that the directory is removed
+/// together with it, even after an interrupted run.
 fn text(with_directory: bool) -> String {
     let directory = match with_directory {
         true => "# The directory was created for this file.\n",
@@ -63,7 +63,7 @@ impl Applier {
         if let Some(directory) = flag().parent()
             && found == text(true).as_bytes()
         {
-            // DKMS was not installed, so the directory may be empty.
+            // If DKMS was installed in the meantime, the directory is not empty and is kept.
             files.remove_empty_directory(directory)?;
         }
         Ok(())

@@ -46,7 +46,7 @@ impl WantedPackages {
         }
     }
 
-    /// Returns `true` if a source entry of the machine is one of the required repositories.
+    /// Returns `true` if a source entry of the machine is one of the required repositories, or was written by gpu-bootstrap.
     fn names(&self, entry: &SourceEntry) -> bool {
         entry.is_ours()
             || self.repositories.iter().any(|one| {
