@@ -709,7 +709,7 @@ mod tests {
             versions(&ClusterState {
                 cgroup_v1: true,
                 ..state(Registered::Silent("connection refused".to_owned()), None)
-            }), Verdict::Warn, "from 1.35 on does not start, but the version of this kubelet is unknown";
+            }), Verdict::Warn, "1.35 and newer does not support, but the version of this kubelet is unknown";
             versions(&state(Registered::Silent("connection refused".to_owned()), None)),
                 Verdict::Unknown, "connection refused";
         } {
