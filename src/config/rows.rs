@@ -54,7 +54,7 @@ pub struct DriverRow {
     pub architectures: Vec<String>,
     /// Branches, preferred first.
     pub branches: Vec<Branch>,
-    /// The available version when this was recorded, for an entry with one branch.
+    /// The version that was available when this entry was written. Only for an entry with one branch.
     pub newest: Option<DriverVersion>,
     /// Kernel module flavor.
     pub flavor: Flavor,
@@ -65,7 +65,7 @@ pub struct DriverRow {
     pub kernel_flavors: Vec<String>,
     /// The DKMS name of the module.
     pub dkms: Option<String>,
-    /// File name of the module.
+    /// File name of the module without `.ko`.
     pub module: String,
     /// dnf: module stream.
     pub stream: Option<String>,
