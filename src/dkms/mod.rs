@@ -25,7 +25,8 @@ pub const FIRST_TO_SIGN: &str = "3.0.4";
 /// The unit that builds modules for a new kernel at boot.
 pub const UNIT: &str = "dkms.service";
 
-/// Returns a running DKMS process, except one that only queries the status. DKMS has no lock.
+/// Returns a running DKMS process, except one that only queries the status, or a `make` process of a DKMS that was killed.
+/// DKMS has no lock.
 ///
 /// # Errors
 /// If processes cannot be listed, or one cannot be inspected by root.
@@ -34,9 +35,9 @@ pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Proc
         let pid = process.pid;
         let is_dkms = process.uid == Some(0)
             && match runs_dkms(&process) {
-                // Setuid programs such as `sudo` also run as root with these arguments.
+                // Check the executable, because setuid programs such as `sudo` also run as root with these arguments.
                 true => is_interpreter(link_of(files, pid, &format!("/proc/{pid}/exe"))?),
-                // The compiler of a DKMS that was killed.
+                // A DKMS that was killed leaves `make` running in the build directory.
                 false => {
                     process.is_called("make")
                         && link_of(files, pid, &format!("/proc/{pid}/cwd"))?
@@ -50,7 +51,7 @@ pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Proc
     Ok(None)
 }
 
-/// Whether the command line is that of the script, `/bin/bash /usr/sbin/dkms install ...`, and not of a query.
+/// Whether the command line runs the script, such as `/bin/bash /usr/sbin/dkms install ...`, and not only `dkms status`.
 fn runs_dkms(process: &Process) -> bool {
     let mut words = process.command.as_deref().unwrap_or_default().split(' ');
     let mut first = words.by_ref().take(3);
@@ -74,13 +75,14 @@ pub fn override_path(module: &str) -> Utf8PathBuf {
 }
 
 /// Returns the content of [`override_path`], which makes DKMS call a program that provides the built modules, and compile only
-/// if the program fails. Its arguments are the module version, the kernel, and `NAME=FILE` for each file of a build. It runs in
-/// the build directory. The path and the arguments contain no shell metacharacters.
+/// if the program fails. The arguments of the program are `words`, the module version, the kernel, and `NAME=FILE` for each
+/// file of a build. The program runs in the build directory. Its path and `words` must not contain shell metacharacters.
 ///
 /// DKMS adds `-j` and the kernel to a command that starts with `make` (github:dell/dkms, `actual_build`), so the fallback
 /// command gets them here. For a kernel that was built with clang, DKMS appends arguments to the command, and they would not
-/// reach the compiler. Such kernels are therefore skipped, and so is a `dkms.conf` without names or with one command per
-/// kernel.
+/// reach the compiler. DKMS detects clang in the kernel configuration, or in `vmlinux` if the headers contain it. Therefore the
+/// command stays unchanged for a clang configuration and for headers with `vmlinux`. It also stays unchanged for a `dkms.conf`
+/// without module names or with one command per kernel.
 #[must_use]
 pub fn override_text(program: &Utf8Path, words: &[String]) -> String {
     let words = words.join(" ");
@@ -101,7 +103,7 @@ fi
     )
 }
 
-/// The hidden subcommand that DKMS runs instead of a build. It starts the words of [`override_text`].
+/// The hidden subcommand that DKMS runs instead of a build. The `words` of [`override_text`] start with it.
 pub const FETCH: &str = "modules fetch";
 
 /// Prefix of the line with the program in an override.
@@ -334,7 +336,7 @@ const DRIVERS: [&str; 5] = [
 /// A failed build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedBuild {
-    /// The module, as DKMS calls it: `nvidia`, `nvidia-fs`.
+    /// The DKMS name of the module, such as `nvidia` or `nvidia-fs`.
     pub module: String,
     /// Its version.
     pub version: String,
@@ -343,7 +345,7 @@ pub struct FailedBuild {
 }
 
 impl FailedBuild {
-    /// Whether it is the driver, and not another NVIDIA module such as `nvidia-fs`.
+    /// Whether the module is the driver, and not another NVIDIA module such as `nvidia-fs`.
     #[must_use]
     pub fn is_driver(&self) -> bool {
         DRIVERS.contains(&self.module.as_str())
@@ -375,10 +377,10 @@ pub fn failed(files: &dyn ReadFiles) -> Result<Vec<FailedBuild>, FilesError> {
     Ok(found)
 }
 
-/// Returns the version of the driver that DKMS has to build: its source was added.
+/// Returns the version of a driver whose source was added to DKMS, whether or not it was built.
 ///
 /// # Errors
-/// A directory cannot be read.
+/// If a directory cannot be read.
 pub fn added(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
     for module in DRIVERS {
         for version in files.list(&Utf8Path::new(TREE).join(module))? {
@@ -399,9 +401,10 @@ pub fn ends_at_module_without_source(version: &str) -> bool {
     (number(), number()) < (Some(3), Some(1))
 }
 
-/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`, if the NVIDIA driver has a
-/// source. DKMS before 3.1 aborts at such a module and does not build the remaining ones ("Could not locate dkms.conf file":
-/// `is_module_built` and `autoinstall` of DKMS 2.8.7 and 3.0.11). Later versions skip it.
+/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`. `None` if the NVIDIA driver also
+/// has no source, because DKMS cannot build it then. DKMS before 3.1 aborts at such a module and does not build the remaining
+/// ones ("Could not locate dkms.conf file": `is_module_built` and `autoinstall` of DKMS 2.8.7 and 3.0.11). Later versions skip
+/// the module.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -536,8 +539,9 @@ mod tests {
         assert_eq!(without_source(&files).unwrap(), None);
     }
 
-    /// Runs a `dkms.conf` and the override like DKMS does, in both of its modes. DKMS reads each file in a separate shell, and
-    /// then evaluates the variables that this shell prints.
+    /// Evaluates `dkms.conf` and the override like DKMS, then runs the build command. DKMS reads each file in a separate shell,
+    /// and then evaluates the variables that this shell prints. Returns whether the command succeeded, and its output.
+    /// `# clang` in `conf` selects a kernel that was built with clang.
     fn built(conf: &str, program: &str) -> (bool, String) {
         let directory = tempfile::tempdir().expect("a folder");
         let at = |name: &str| directory.path().join(name);
@@ -588,7 +592,7 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
                          BUILT_MODULE_NAME[1]=\"nvidia-uvm\"\nBUILT_MODULE_LOCATION[1]=\"sub\"\n";
 
     #[test]
-    fn dkms_queries_the_program_and_compiles_if_it_fails() {
+    fn dkms_calls_the_program_and_compiles_if_it_fails() {
         let asked = "asked modules fetch --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
                      nvidia-uvm=sub/nvidia-uvm.ko\n";
         for (make, made) in rows! {
