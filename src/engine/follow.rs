@@ -53,7 +53,7 @@ impl Session {
             }
         }
         match rebooted {
-            // The reason was already printed.
+            // `reboot` has already printed the reason.
             Err(stopped) if stopped.reason == REBOOT_STOPPED => Ok(stopped.exit),
             rebooted => rebooted.map(|()| report.exit),
         }
