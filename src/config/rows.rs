@@ -26,10 +26,10 @@ pub struct PackageRow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
-    /// The driver version if requested, otherwise the driver branch.
+    /// The requested driver version, or any version of the driver branch if none is requested.
     #[default]
     Version,
-    /// The driver's branch.
+    /// Any version of the driver branch, even if a driver version is requested.
     Branch,
     /// Like `version`, but one version has a build for each kernel, under the same package name. The build for the
     /// selected kernel is used.

@@ -239,7 +239,7 @@ impl SettingSources {
         ConfigError::unless_none(wrong.into_iter().map(|(_, error)| error).collect())
     }
 
-    /// Adds the environment as the last source.
+    /// Adds the environment variables with our prefix as the last source.
     ///
     /// # Errors
     /// If a variable with our prefix has an unknown key or an invalid value.

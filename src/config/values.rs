@@ -45,7 +45,7 @@ impl ValueError {
     }
 }
 
-/// Validated text with its representations in files and messages.
+/// Defines a type for validated text, which is written unchanged to files and messages.
 macro_rules! checked_text {
     ($(#[$doc:meta])* $name:ident, $test:expr, $what:literal, $pattern:literal) => {
         $(#[$doc])*
