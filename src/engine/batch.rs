@@ -110,7 +110,8 @@ pub(super) fn only_compiles(job: &Job) -> bool {
     job.decided && !left.is_empty() && left.iter().all(compiles)
 }
 
-/// Merges the steps without conflicts into one transaction. The other steps get the next one.
+/// Merges the packages of these steps into one transaction. A step that conflicts with an earlier one waits
+/// for the next transaction.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> PackageWork {
     let mut steps = Vec::new();
     let mut specs: BTreeMap<&str, &PackageSpec> = BTreeMap::new();

@@ -262,8 +262,8 @@ fn resolved(desired: &Desired, back: Option<&RollbackStarted>) -> Finding {
     }
 }
 
-/// The finding of a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless gpu-bootstrap
-/// prepared it before. If the bus cannot be read, the result is unknown.
+/// The finding about a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless
+/// gpu-bootstrap prepared it before. If the PCI bus cannot be read, the result is unknown.
 fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding {
     let unread = facts.unknown.iter().find(|unknown| unknown.fact == "gpus");
     let (status, why) = match (facts.gpus.len(), unread) {

@@ -39,7 +39,7 @@ pub(super) const MOST_BOOTS: usize = 3;
 /// sign of a boot loop.
 const MOST_BOOTS_WITH_PACKAGES: usize = 8;
 
-/// The step ID of these changes in the journal.
+/// The step ID in the journal of the changes that deny the modules.
 const GUARD: StepId = StepId::new("boot-guard");
 
 /// The remedy after a run gave up.
@@ -181,7 +181,7 @@ impl Session {
         let autoload = |one: &AppliedChange| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
         for applied in ledger.journal.receipt().applied {
             if autoload(&applied) {
-                // The modules are not loaded, so there is nothing to unload.
+                // Undoing this file is sufficient: the modules are not loaded, so none must be unloaded.
                 if let Some(left) = revert(ledger, applied).await? {
                     let note = format!("the modules are still loaded at each boot: {left}");
                     self.tools.note(notes, note);

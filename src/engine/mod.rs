@@ -237,7 +237,7 @@ impl Inner {
                 desired,
                 matrix: self.matrix.get().map(|matrix| &**matrix),
             };
-            // The step with the same query reports the error.
+            // Ignore an error, because the step with the same query reports it.
             match steps::resolve(&cx).await {
                 Ok(Some(resolved)) => Arc::new(resolved),
                 Ok(None) | Err(_) => Arc::clone(desired),
@@ -566,7 +566,7 @@ impl Tools {
         notes.push(message);
     }
 
-    /// Starts the timers that an interrupted run left paused.
+    /// Starts the timers that this run or an interrupted one has paused.
     async fn resume_paused(&self) {
         let sink = events::EventSink {
             events: &self.events,

@@ -193,9 +193,9 @@ impl Session {
         applied.steps.iter().find(|id| needs_it(id)).cloned()
     }
 
-    /// Keeps the obsolete changes of a container runtime while containers are running. Only
-    /// explicit consent stops containers, and removing a setting is not consent. Returns the kept
-    /// changes with the reason.
+    /// Keeps the obsolete changes of a container runtime while containers are running. Only explicit
+    /// consent (`runtime.restart = "always"`) stops containers, and removing a setting is not consent.
+    /// Returns the kept changes with the reason.
     pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
         let desired = self.inner.desired.as_ref();
         if desired.is_some_and(|desired| desired.runtime_restart == Restart::Always) {

@@ -120,7 +120,7 @@ pub(super) fn request(
 pub(super) fn copy(files: &dyn Files, copies: &[Copy]) -> Result<(), FilesError> {
     for Copy { from, to } in copies {
         let Some(content) = files.read(from)? else {
-            // It existed a moment ago. The run after the reboot will report the missing copy.
+            // The file was removed after this run had read it. The run after the reboot will report the missing copy.
             continue;
         };
         files.create_directory(&directory(), 0o700)?;

@@ -25,7 +25,7 @@ use crate::{
 /// The unit name.
 pub const UNIT: &str = "gpu-bootstrap-resume.service";
 
-/// The step ID of these changes in the journal.
+/// The step ID in the journal of the changes that make the next boot resume the run.
 const RESUME: StepId = StepId::new("resume");
 
 /// The maximum run time after the deadline, because a started change is finished.

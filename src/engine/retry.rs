@@ -56,8 +56,8 @@ impl RetryPolicy {
         self.deadline.filter(|deadline| elapsed >= *deadline)
     }
 
-    /// Returns the pause before the next attempt, or `None` if that attempt would start after the
-    /// deadline or the limit.
+    /// Returns the pause before the next attempt, or `None` if the run has no deadline, or if the attempt
+    /// would start after the deadline or the limit.
     pub(super) fn pause(
         &self,
         retries: &mut Retries,

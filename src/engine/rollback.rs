@@ -127,7 +127,7 @@ fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<
     let compiled = |is: bool| methods.iter().any(|method| method.is_compiled() == is);
     // If both methods are possible, `driver.build` is omitted.
     let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
-    // If the package lists decided the branch, use the branch of the installed packages.
+    // If the package lists decided the branch, use the branch of these packages.
     let is_open = methods.iter().any(|method| method.branch.is_some());
     let branch = version(exact).filter(|_| is_open);
     let branch = branch.map_or(driver.branch, |version| version.branch());

@@ -281,7 +281,7 @@ impl Session {
 }
 
 /// Returns the step that blocks the run, its reason, and the wait limit, if everything that blocks the
-/// run is transient. If there are several steps, returns the one with the shortest limit. `None` if the
+/// run is transient. If several steps block it, returns the one with the shortest limit. `None` if the
 /// run is not blocked, or blocked permanently.
 fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     let blocks = |job: &&Job| {
