@@ -26,10 +26,10 @@ pub struct PackageRow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
-    /// The driver version if requested, otherwise the driver branch.
+    /// The requested driver version, or any version of the driver branch if none is requested.
     #[default]
     Version,
-    /// The driver's branch.
+    /// Any version of the driver branch, even if a driver version is requested.
     Branch,
     /// Like `version`, but one version has a build for each kernel, under the same package name. The build for the
     /// selected kernel is used.
@@ -54,7 +54,7 @@ pub struct DriverRow {
     pub architectures: Vec<String>,
     /// Branches, preferred first.
     pub branches: Vec<Branch>,
-    /// The available version when this was recorded, for an entry with one branch.
+    /// The version that was available when this entry was written. Only for an entry with one branch.
     pub newest: Option<DriverVersion>,
     /// Kernel module flavor.
     pub flavor: Flavor,
@@ -65,7 +65,7 @@ pub struct DriverRow {
     pub kernel_flavors: Vec<String>,
     /// The DKMS name of the module.
     pub dkms: Option<String>,
-    /// File name of the module.
+    /// File name of the module without `.ko`.
     pub module: String,
     /// dnf: module stream.
     pub stream: Option<String>,

@@ -71,7 +71,7 @@ impl Cancel {
 
     /// Stops at the first SIGINT, SIGTERM or SIGHUP. Further signals have no effect, because a
     /// running package manager must not be interrupted. SIGHUP stays ignored if the parent ignored
-    /// it, as `nohup` does. The task lives as long as the runtime.
+    /// it, as `nohup` does. The spawned task runs until the async runtime ends.
     ///
     /// # Errors
     /// If the operating system rejects the handlers.

@@ -27,7 +27,7 @@ pub(super) struct Job {
     pub(super) long: bool,
     /// The last assessment.
     pub(super) answer: Option<Assessed>,
-    /// The number of changes started or finished when that assessment was made.
+    /// The number of the scheduler's snapshot when the last assessment was started.
     pub(super) answered_at: u64,
     /// The changes to apply, in order.
     pub(super) changes: Vec<Change>,
@@ -41,9 +41,9 @@ pub(super) struct Job {
     pub(super) busy: bool,
     /// Its changes are decided.
     pub(super) decided: bool,
-    /// Start of the current apply phase.
+    /// The time at which the scheduler began to process the step. `None` before and after.
     pub(super) since: Option<Duration>,
-    /// Time spent in earlier phases.
+    /// The time spent on the step, without the time since `since`.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
     /// A file that its changes rewrite was modified after it was read, so the step was assessed again.

@@ -1,4 +1,5 @@
-//! The write-ahead log. The engine changes a machine only through this module.
+//! The write-ahead log. The engine applies and undoes a [`Change`] only through this module, except for
+//! a refresh of the package lists before the first change, which leaves nothing to undo.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,7 +24,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Applies a change: captures the undo, syncs the intent, applies the change, syncs the end.
+    /// Applies a change: captures the undo, records the intent, applies the change, records the result.
     pub(super) async fn perform(
         &self,
         steps: &[StepId],

@@ -72,8 +72,9 @@ pub(super) async fn reboot(
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), ChangeError> {
     let host = &tools.host;
-    // cloud-init waits for this run, so this run must not wait for cloud-init. The resume unit
-    // needs the run lock, so this run must not hold the lock yet.
+    // If cloud-init has started this run, cloud-init waits for it, so this run must not wait for
+    // cloud-init. The resume unit waits instead. The unit needs the run lock, so this run must not
+    // hold the lock yet.
     match cloud_init::started_us(&*host.files) {
         Ok(false) => {}
         Ok(true) => match resume::hand_over(host).await {
@@ -110,8 +111,8 @@ pub(super) async fn reboot(
     ended
 }
 
-/// If the user stops the reboot with Ctrl-C, the user has to continue the run, so the next boot
-/// does not continue it.
+/// Records that a stop was requested before the reboot. After Ctrl-C, the next boot does not continue
+/// the run, because the user has taken over.
 async fn stopped(
     tools: &Tools,
     journal: Journal,
@@ -243,7 +244,7 @@ async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
         if cancel.exit().is_some() {
             return true;
         }
-        // systemd may not respond during the shutdown, so the wait has a time limit.
+        // Ignore a failed query, because systemd may not respond during the shutdown.
         if let Ok(output) = host.reader().query(&systemctl::is_system_running()).await
             && output.stdout.trim() == "stopping"
         {

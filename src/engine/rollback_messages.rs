@@ -14,7 +14,7 @@ use crate::{
     step::Assessment,
 };
 
-/// Whether a change would replace packages of the validated driver.
+/// Whether a change would remove packages of the validated driver or install other versions of them.
 fn replaces(change: &Change, manager: Manager, validated: &Validated) -> bool {
     let Change::InstallPackages {
         packages, removing, ..
@@ -32,7 +32,7 @@ fn replaces(change: &Change, manager: Manager, validated: &Validated) -> bool {
     (validated.driver.iter()).any(|one| removing.contains(&one.name) || is_moved(one))
 }
 
-/// Whether a change would replace packages of any driver.
+/// Whether a change would remove packages of any driver.
 fn replaces_a_driver(change: &Change) -> bool {
     matches!(change, Change::InstallPackages { removing, .. }
         if removing.iter().any(|name| carries_driver(name) || is_driver_part(name)))

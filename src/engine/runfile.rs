@@ -1,5 +1,5 @@
-//! Publishes the progress of a run for other processes: a small file that is rewritten at each
-//! step.
+//! Publishes the progress of a run for other processes: a small file that is rewritten when the run
+//! makes progress.
 
 use std::{io, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
 /// The schema version of [`Progress`].
 pub const SCHEMA: u32 = 1;
 
-/// The minimum interval between updates for the progress of a change.
+/// The minimum interval between updates for the progress and the output of a change.
 const EVERY_MS: u64 = 1000;
 
 /// A run in progress.
@@ -42,7 +42,7 @@ pub struct Progress {
     pub steps: Vec<StepProgress>,
     /// Descriptions of the changes that are being applied.
     pub changes: Vec<String>,
-    /// Their progress, if known.
+    /// The latest detail about these changes: progress, a line of output, or the reason for a retry.
     pub detail: Option<String>,
 }
 
@@ -115,7 +115,7 @@ impl Subscriber for RunFile {
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
         match &envelope.event {
             Event::RunStarted { mode, steps, .. } => {
-                // Another run may follow.
+                // A process may have a second run, whose time starts at 0 again.
                 self.written_ms = 0;
                 self.progress = Some(Progress {
                     schema: SCHEMA,
@@ -165,7 +165,7 @@ impl Subscriber for RunFile {
     }
 }
 
-/// Applies an event. Returns whether the file must be rewritten.
+/// Updates the progress with an event. Returns whether the file must be rewritten.
 fn take_in(progress: &mut Progress, event: &Event) -> bool {
     let mut active = |steps: &[StepId], now: bool| {
         for step in &mut progress.steps {

@@ -40,7 +40,7 @@ pub struct RunStatus {
     pub steps: usize,
     /// The step that finished last.
     pub last_step: Option<StepId>,
-    /// The first failed step, with the reason.
+    /// The first failed or blocked step, with the reason.
     pub fault: Option<RunFault>,
     /// The reason a reboot is required.
     pub reboot: Option<String>,
@@ -55,13 +55,13 @@ pub enum RunState {
     Running,
     /// Finished successfully.
     Done,
-    /// Continues after a reboot.
+    /// Finished without a failed step, but a reboot is required to continue.
     RebootAwaited,
-    /// Finished with an error.
+    /// Finished with an error, or stopped.
     Failed,
 }
 
-/// A failed step.
+/// A failed or blocked step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunFault {
@@ -147,7 +147,7 @@ fn started(envelope: &Envelope, mode: &str, steps: &[StepTitle]) -> RunStatus {
     }
 }
 
-/// Applies an event. Returns whether the file must be rewritten.
+/// Updates the status with an event. Returns whether the file must be rewritten.
 fn take_in(status: &mut RunStatus, event: &Event) -> bool {
     match event {
         Event::RunStarted { .. } => {}
