@@ -240,8 +240,8 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     }
 }
 
-/// Returns the preferred flavor: the only one that a board supports, otherwise the one of the instance type, otherwise NVIDIA's
-/// default for the branch.
+/// Returns the preferred flavor if the boards support both: the one of the instance type, otherwise NVIDIA's default for the
+/// branch. The rules reject a flavor that a board does not support.
 pub(super) fn preferred_flavor(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavor {
     let (open, proprietary) = rules::branch_flavors(matrix, branch);
     match (needs.flavor.map(|row| row.flavor), open) {

@@ -274,8 +274,11 @@ fn about_pick(matrix: &Matrix, constraints: &Constraints, needs: &rules::Needs<'
         },
         Err(no_driver) => {
             let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
-            let near = no_driver.nearest.iter();
-            let near = near.map(|near| format!("possible {near}"));
+            // Without a driver, it is advice.
+            let near = (no_driver.nearest.iter()).map(|near| match &no_driver.nearest_pick {
+                Some(_) => format!("possible {near}"),
+                None => near.clone(),
+            });
             let cited = no_driver.reasons.iter();
             Reasons {
                 verdict: if no_driver.unknown {
@@ -323,7 +326,8 @@ fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "as a vGPU, it requires the GRID guest driver, for example on {}",
+            "{} as a vGPU requires the GRID guest driver, for example on {}",
+            board.label,
             names.join(", ")
         )
     })

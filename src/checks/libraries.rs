@@ -126,7 +126,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         return finding(
             Verdict::Unknown,
             format!(
-                "{} not found; the driver is managed by {}, which installs it elsewhere",
+                "{} not found; the driver is managed by {}, which installs the libraries elsewhere",
                 missing.join(", "),
                 owner.name
             ),

@@ -489,11 +489,11 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     if exclusions.is_empty() {
         return Ok(None);
     }
-    let database = match subject.state.database(manager).await {
-        Ok(database) => database.unwrap_or_default(),
-        // Another finding reports an unreadable database. All packages are regarded as not installed.
-        Err(_) => &[],
+    // Another finding reports an unreadable database.
+    let Ok(database) = subject.state.database(manager).await else {
+        return Ok(None);
     };
+    let database = database.unwrap_or_default();
     let is_there =
         |name: &str| (database.iter()).any(|package| package.id == name && package.is_unpacked());
     let groups = desired.package_groups();
@@ -514,7 +514,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     Ok(Some(Finding {
         remedy: Some(
-            "remove the packages from this line unless you need it, because it hides them from the package manager".to_owned(),
+            "remove the packages from these lines unless you need them, because they hide the packages from the package manager".to_owned(),
         ),
         ..Finding::new(
             SOURCES,

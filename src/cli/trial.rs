@@ -661,6 +661,7 @@ fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
             Purpose::Headers | Purpose::Driver => return None,
+            Purpose::ContainerModules => "container-modules",
             Purpose::Runtime(spec) => spec.kind.name(),
             Purpose::Toolkit => "toolkit",
             Purpose::Cluster => "cluster",

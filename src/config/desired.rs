@@ -99,8 +99,10 @@ pub struct ConditionSpec {
 /// The purpose of a group of packages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose<'d> {
-    /// Kernel headers, build tools, and further kernel modules.
+    /// Kernel headers and build tools.
     Headers,
+    /// Kernel modules that container runtimes need.
+    ContainerModules,
     /// The driver.
     Driver,
     /// A container runtime.
@@ -144,7 +146,7 @@ impl Desired {
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageSpec])> = vec![
             (Purpose::Headers, headers),
-            (Purpose::Headers, container_modules),
+            (Purpose::ContainerModules, container_modules),
         ];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));

@@ -602,7 +602,12 @@ fn hold_what_is_wanted(desired: &mut Desired) {
         (desired.hold.patterns.iter()).any(|pattern| pattern::matches(pattern, name))
     };
     let forgotten: Vec<String> = (desired.package_groups().into_iter())
-        .filter(|(purpose, _)| !matches!(purpose, Purpose::Headers | Purpose::Holds))
+        .filter(|(purpose, _)| {
+            !matches!(
+                purpose,
+                Purpose::Headers | Purpose::ContainerModules | Purpose::Holds
+            )
+        })
         .flat_map(|(_, packages)| packages)
         .map(|spec| spec.name.clone())
         .filter(|name| !is_held(name))

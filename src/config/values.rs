@@ -97,7 +97,7 @@ checked_text!(
     /// A word for a line of a configuration file: no spaces, control characters, quotes, backslashes or backticks.
     Word,
     |text| !text.is_empty() && plain(text),
-    "a word without spaces and control characters",
+    "a word without spaces, control characters, quotes, backslashes and backticks",
     "^\\S+$"
 );
 

@@ -28,7 +28,7 @@ pub enum EngineError {
     Journal(#[from] JournalError),
     /// After the start of the run, a journal record or a related file could not be written or removed.
     /// The changes up to then are recorded and stay applied.
-    #[error("record the end of the run")]
+    #[error("update the record and the files of the run")]
     Unfinished(#[source] JournalError),
     /// The pending reboot has not happened yet.
     #[error("start the run: a reboot is pending since {} ({})", .awaited.since, .awaited.why)]

@@ -188,7 +188,9 @@ impl Session {
         if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none()
         {
             // The next boot must not try the failed driver again.
-            notes.extend(resume::dismiss(&ledger).await?);
+            if let Some(note) = resume::dismiss(&ledger).await? {
+                self.tools.note(&mut notes, note);
+            }
         }
         notes.extend(self.tools.events.take_notes());
         let mut report = self.report(exit, &jobs, notes, reboot);

@@ -178,6 +178,8 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
         Event::RunStarted { .. } => {}
         Event::ChangeStarted { steps, summary } => {
             active(steps, true);
+            // A retried change is listed once.
+            progress.changes.retain(|change| change != summary);
             progress.changes.push(summary.clone());
             progress.detail = None;
         }
@@ -212,6 +214,10 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
                 if mine.id == *step {
                     mine.outcome = Some(*outcome);
                 }
+            }
+            // A change that failed has no event of its own.
+            if !progress.steps.iter().any(|step| step.active) {
+                progress.changes.clear();
             }
         }
         Event::StepStarted { .. }
@@ -259,15 +265,14 @@ fn ticks(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Progress, SCHEMA, take_in, ticks};
+    use super::{Progress, SCHEMA, StepProgress, take_in, ticks};
     use crate::{
-        event::Event,
+        event::{Event, Outcome},
         steps::{CLUSTER_JOIN, CLUSTER_NODE},
     };
 
-    #[test]
-    fn join_command_output_is_not_world_readable() {
-        let mut progress = Progress {
+    fn progress() -> Progress {
+        Progress {
             schema: SCHEMA,
             run: "1".to_owned(),
             mode: "install".to_owned(),
@@ -276,10 +281,43 @@ mod tests {
             command: "install".to_owned(),
             since: jiff::Timestamp::UNIX_EPOCH,
             at: jiff::Timestamp::UNIX_EPOCH,
-            steps: Vec::new(),
+            steps: vec![StepProgress {
+                id: CLUSTER_NODE,
+                title: String::new(),
+                outcome: None,
+                active: false,
+            }],
             changes: Vec::new(),
             detail: None,
+        }
+    }
+
+    #[test]
+    fn failed_change_is_listed_once_and_not_after_its_step() {
+        let mut progress = progress();
+        let started = Event::ChangeStarted {
+            steps: vec![CLUSTER_NODE],
+            summary: "admit the node".to_owned(),
         };
+        for _attempt in 0..2 {
+            take_in(&mut progress, &started);
+            assert_eq!(progress.changes, ["admit the node"]);
+        }
+        let failed = Event::StepFinished {
+            step: CLUSTER_NODE,
+            outcome: Outcome::Failed,
+            why: String::new(),
+            seconds: 1.0,
+            causes: Vec::new(),
+            hint: None,
+        };
+        take_in(&mut progress, &failed);
+        assert!(progress.changes.is_empty(), "{progress:?}");
+    }
+
+    #[test]
+    fn join_command_output_is_not_world_readable() {
+        let mut progress = progress();
         let mut said = |step| {
             let output = Event::Output {
                 steps: vec![step],

@@ -518,7 +518,7 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, CompilableKernels, begun_method, left};
+    use super::{Candidate, CompilableKernels, PackageSpec, begun_method, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,

@@ -125,9 +125,10 @@ impl Applier {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
         } else {
-            let (endings, _) = self
+            let (mut endings, _) = self
                 .exclusively(sink, self.undo_packages(&part, sink))
                 .await?;
+            endings.extend(self.reload_units(sink).await?);
             Reverted::of(endings)
         };
         if is_whole && !matches!(reverted, Reverted::Left { .. }) {

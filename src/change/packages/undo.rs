@@ -132,7 +132,7 @@ impl Applier {
             remove.retain(|name| !kernel.contains(name));
             endings.push(Reverted::left(
                 listed(&kernel),
-                "this kernel is running; boot another kernel before you remove it",
+                "they belong to the running kernel; boot another kernel before you remove them",
             ));
         }
         // The transaction installed the package as a dependency, and the administrator marked it as manually installed later.
@@ -159,7 +159,8 @@ impl Applier {
         if let Some(why) = &kept.why {
             endings.push(Reverted::left(listed(&kept.names), why.clone()));
         }
-        kept.names.extend(wanted.into_iter().chain(needed_names));
+        kept.names
+            .extend(wanted.into_iter().chain(needed_names).chain(kernel));
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         let there = self.save_existing_files(effects)?;
@@ -570,7 +571,10 @@ impl Applier {
 
     /// Makes systemd unload removed unit files. A failure does not fail the undo, because the files are already removed. It is
     /// reported as a remaining part.
-    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
+    pub(super) async fn reload_units(
+        &self,
+        sink: &dyn Sink,
+    ) -> Result<Option<Reverted>, ChangeError> {
         // Not needed if systemd is not running.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);

@@ -66,11 +66,7 @@ impl ContainerRun<'_> {
             self.quiet(import).await?;
         }
         // The container of an interrupted probe may still use the name.
-        match self.remove_container().await {
-            // Older clients return an error if the container does not exist.
-            Err(ExecError::Failed { .. }) if self.client.may_miss() => {}
-            removed => removed?,
-        }
+        self.remove_container_if_any().await?;
         let ran = (self.host.exec)
             .run(&cmd, &mut |_, line| self.sink.line(line))
             .await;
@@ -97,7 +93,7 @@ impl ContainerRun<'_> {
     /// # Errors
     /// If the runtime returns an error.
     pub(super) async fn clear(&self) -> Result<(), ExecError> {
-        self.remove_container().await?;
+        self.remove_container_if_any().await?;
         // The probe may have been interrupted before the image was created.
         let made = self.image.is_none()
             && makes_image(self.client)
@@ -105,6 +101,15 @@ impl ContainerRun<'_> {
         match made {
             true => self.quiet(&self.client.remove_image(IMAGE)).await,
             false => Ok(()),
+        }
+    }
+
+    /// Kills and removes the container of an interrupted probe.
+    async fn remove_container_if_any(&self) -> Result<(), ExecError> {
+        match self.remove_container().await {
+            // Older clients return an error if the container does not exist.
+            Err(ExecError::Failed { .. }) if self.client.may_miss() => Ok(()),
+            removed => removed,
         }
     }
 
