@@ -12,8 +12,8 @@ use crate::{
     compat::{
         matrix::{BranchKind, Matrix, Support},
         question::{
-            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, NameMatchAnswer,
-            Question, answer,
+            self, Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus,
+            NameMatchAnswer, Question, answer,
         },
     },
     config::{
@@ -215,8 +215,19 @@ fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
     });
     let recommended = answer.driver.recommended.as_ref();
     let reason = answer.why.first().map_or("", String::as_str);
+    // A driver with the same problem does not help.
+    let helps = |best: &&DriverVersion| {
+        let instead = Question {
+            driver: Some(DriverOrBranch::Version((*best).clone())),
+            ..question.clone()
+        };
+        question::answer(matrix, &instead).is_ok_and(|other| {
+            other.verdict == Compatibility::Compatible || other.why.first() != answer.why.first()
+        })
+    };
     let instead = recommended
         .filter(|_| asked.is_some())
+        .filter(helps)
         .map_or_else(String::new, |best| format!("; use driver {best}"));
     match (answer.verdict, asked, recommended) {
         (Compatibility::Compatible, Some(driver), _) => format!("compatible: {driver}"),
