@@ -456,7 +456,7 @@ fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
         format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
         format!(
             "{why}. Correct the reported error and run the same command again; until then, the \
-             NVIDIA runtime that these files name is kept"
+             NVIDIA runtime that these files contain is kept"
         ),
     )
 }

@@ -502,7 +502,7 @@ fn version(state: &FabricState) -> Finding {
     if let (Some(owner), false) = (state.owner, is_packaged) {
         return finding(
             Verdict::Skip,
-            format!("it is part of the driver of {owner}"),
+            format!("the fabric manager is part of the driver of {owner}"),
         );
     }
     let packages = match &state.packages {
@@ -596,7 +596,7 @@ fn subnet(state: &FabricState) -> Finding {
         }
         (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => finding(
             Verdict::Skip,
-            "it is part of the driver, like the fabric manager",
+            "the subnet manager is part of the driver, like the fabric manager",
         ),
         (Switches::Managed(_), Err(why)) => finding(Verdict::Unknown, why),
         (Switches::Managed(_), Ok(_)) if state.subnet_manager => finding(
@@ -688,7 +688,7 @@ fn joined(state: &FabricState) -> Finding {
                 log_of(state)
             ),
             Some(_) => format!(
-                "read {}; the GPUs join again when it restarts",
+                "read {}; the GPUs join again when the fabric manager restarts",
                 log_of(state)
             ),
         }),

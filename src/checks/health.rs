@@ -268,7 +268,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
         return warn(
             format!("no spare rows left in {banks} memory banks"),
             Remedy::Replace,
-            "schedule a replacement: the next error in this bank cannot be remapped",
+            "schedule a replacement: another error in such a bank cannot be remapped",
         );
     }
     match rows.correctable.saturating_add(rows.uncorrectable) {

@@ -240,7 +240,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         ),
         _ => (
             Remedy::Reboot,
-            "reboot, because the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
+            "reboot, which stops all workloads, because the libraries were upgraded while the old module was loaded".to_owned(),
         ),
     };
     Finding {

@@ -470,7 +470,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         ),
         Severity::Unknown => (
             Verdict::Warn,
-            "the line that says `Fatal` or `Non-fatal` is not in the log: if GPUs or NVLink no longer work, reboot after \
+            "the line with `Fatal` or `Non-fatal` is not in the log: if GPUs or NVLink no longer work, reboot after \
              draining the node, which stops all its workloads (GPUs and NVSwitches must be reset together); if the error \
              recurs, contact the hardware vendor",
         ),

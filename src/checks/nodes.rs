@@ -167,7 +167,7 @@ impl Check for NodesCheck {
             return skip("no driver is loaded");
         }
         if subject.prepared {
-            return skip("`driver.nodes` examines them on this machine");
+            return skip("`driver.nodes` examines the device nodes on this machine");
         }
         if subject.facts.container().is_some() {
             return skip("the device nodes belong to the host of this container");

@@ -123,9 +123,9 @@ pub enum FailOn {
     Warn,
     /// The machine does not work
     Fault,
-    /// It works, but may fail later
+    /// The machine works, but may fail later
     Risk,
-    /// It differs from the settings; also evaluated without settings
+    /// The machine differs from the settings; also evaluated if there are no settings
     Difference,
 }
 

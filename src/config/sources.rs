@@ -514,7 +514,7 @@ fn child<'n>(
             place: Box::new(place.clone()),
             key: before.join("."),
             value: format!("named `{name}`"),
-            why: "names consist of lower-case letters, digits and dashes".into(),
+            why: "names start with a lower-case letter and contain only lower-case letters, digits and dashes".into(),
             hint: None,
         }),
         KeyNode::Leaf(_) => Err(unknown(Some(before.join(".")))),

@@ -89,7 +89,7 @@ checked_text!(
     |text| (text.strip_prefix("http://"))
         .or_else(|| text.strip_prefix("https://"))
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && plain(text)),
-    "a URL that starts with `http://` or `https://` and has no spaces",
+    "a URL that starts with `http://` or `https://` and has no spaces, quotes or backslashes",
     "^https?://[^/\\s][^\\s]*$"
 );
 
@@ -389,7 +389,7 @@ impl FromStr for AbsolutePath {
         } else {
             Err(ValueError::new(
                 text,
-                "a path that starts with `/` and has no `..`, `$` or spaces",
+                "a path that starts with `/` and has no `..`, `$`, quotes, backslashes or spaces",
             ))
         }
     }

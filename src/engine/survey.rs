@@ -59,8 +59,8 @@ impl Session {
         if answered < jobs.len() {
             for job in jobs.iter_mut().filter(|job| job.answer.is_none()) {
                 job.answer = Some(Err(StepError::Unexpected {
-                    what: "its own assessment".to_owned(),
-                    why: "panicked (this is a bug)".to_owned(),
+                    what: "the state of the step".to_owned(),
+                    why: "the assessment panicked, which is a bug".to_owned(),
                 }));
             }
         }

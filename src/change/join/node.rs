@@ -261,7 +261,7 @@ impl Applier {
             .map(|(key, value)| (key.as_str(), value.as_deref()))
             .collect();
         if before.is_empty() {
-            return nothing("none of its labels has our value");
+            return nothing("no label of the node has a value that gpu-bootstrap set");
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let cmd = kubectl.label(&kubeconfig, name, before.into_iter());

@@ -208,7 +208,7 @@ impl Applier {
         let what = match mark {
             Mark::Hold => "hold packages",
             Mark::Unhold => "release holds",
-            Mark::Automatic => "restore marks",
+            Mark::Automatic => "mark packages as automatically installed",
         };
         let list = self.backend.hold_list().filter(|_| mark != Mark::Automatic);
         let Some(list) = list else {

@@ -561,7 +561,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.check_consistent().await?;
         if let Some(package) = self.present(removed).await?.into_iter().next() {
-            return Err(not_verified(&package, "installed", "no such package"));
+            return Err(not_verified(&package, "still installed", "its removal"));
         }
         let installed = self.installed().await?;
         for (name, wanted) in resolved {

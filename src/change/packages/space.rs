@@ -78,7 +78,7 @@ impl Applier {
                 .sum();
             if needed > filesystem.free_space.free {
                 short.push(format!(
-                    "`{}` has {} free, the packages need {}",
+                    "`{}` has {} free, but the packages need {}",
                     filesystem.mount,
                     bytes(filesystem.free_space.free),
                     bytes(needed)

@@ -87,7 +87,9 @@ impl Applier {
         }
         let or_none = |stream: Option<&str>| format!("stream {}", stream.unwrap_or("none"));
         let (found, wanted) = (or_none(found.as_deref()), or_none(wanted));
-        Err(not_verified(module, &found, &wanted))
+        let what =
+            format!("verify the module stream: `{module}` has {found}, but {wanted} is required");
+        Err(ChangeError::new("package-not-verified", what))
     }
 
     /// If a run was killed after the module was reset, or if the new stream could not be enabled, no stream is enabled. Enables

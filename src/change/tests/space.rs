@@ -49,14 +49,14 @@ async fn transaction_that_does_not_fit_is_rejected() {
         (
             300_000_000,
             &["/usr"][..],
-            Some("`/usr` has 953.7 MiB free, the packages need 1.4 GiB"),
+            Some("`/usr` has 953.7 MiB free, but the packages need 1.4 GiB"),
         ),
         (100_000_000, &["/usr"], None),
         // The package archives.
         (
             1_100_000_000,
             &["/var"],
-            Some("`/var` has 953.7 MiB free, the packages need 1.0 GiB"),
+            Some("`/var` has 953.7 MiB free, but the packages need 1.0 GiB"),
         ),
         (900_000_000, &["/var"], None),
         // On separate filesystems, the sizes are not added.
