@@ -4,7 +4,6 @@
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use super::not_verified;
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
     host::digest::sha256,

@@ -372,7 +372,7 @@ async fn panicking_step_is_unknown() {
         ["config.resolvable Pass", "a Unknown", "b Pass"]
     );
     let about = &report.findings[1];
-    assert!(about.why.contains("panicked (this is a bug)"), "{about:?}");
+    assert!(about.why.contains("panicked, which is a bug"), "{about:?}");
     assert_eq!(report.exit, Exit::Drift);
     assert_eq!(outcomes(&rig.plan().await), ["a failed", "b satisfied"]);
 }
