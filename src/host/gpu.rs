@@ -1,5 +1,5 @@
-//! The NVML interface. Every NVML result is a named state: missing, another version, no devices,
-//! hung.
+//! The NVML and CUDA interface. Each NVML failure is a separate state, such as a missing library, a
+//! version mismatch, no devices, or a hung call.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum Nvml {
         /// The timeout in seconds.
         after_seconds: u64,
     },
-    /// NVML was not queried. With `--root`, no command is executed.
+    /// NVML was not queried, for example because `--root` never executes commands.
     NotQueried {
         /// The reason.
         why: String,

@@ -47,7 +47,7 @@ pub struct GpuHealth {
     pub nvlink: Option<NvLinks>,
 }
 
-/// Memory errors. Volatile errors are counted since the driver was loaded.
+/// ECC memory errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccErrors {

@@ -1,7 +1,7 @@
 //! `--root DIR`: uses a mounted image or a recorded tree instead of `/`. Only its files are read,
 //! and no command is executed. Symlinks are resolved inside the tree, as if it were booted. This
-//! includes symlinks of drivers and libraries that a copy has stored as text files, as git and some
-//! archives do if they cannot create symlinks.
+//! includes symlinks of drivers, libraries and directories such as `/lib` that are text files in the
+//! tree, because git and some archivers write text files if they cannot create symlinks.
 
 use std::fs::File;
 use std::io;
@@ -128,7 +128,8 @@ impl RootedFiles {
 
     /// Follows symlinks stored as text.
     fn followed(&self, path: &Utf8Path) -> Utf8PathBuf {
-        /// For example libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
+        /// The maximum number of symlinks in a chain such as libcuda.so, libcuda.so.1,
+        /// libcuda.so.580.95.05.
         const CHAIN: usize = 4;
         let mut at = self.below_directories(path);
         for _ in 0..CHAIN {

@@ -31,7 +31,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// die, so we continue without it.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// How long the output of remaining background processes is read.
+/// How long output is read after the command has exited, if background processes keep its pipes
+/// open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Runs programs on this machine.

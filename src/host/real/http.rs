@@ -27,7 +27,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// The maximum number of redirects, similar to browsers.
+/// The maximum number of redirects, as in the default policy of reqwest.
 const REDIRECTS: usize = 10;
 
 /// Network timeouts.
@@ -51,8 +51,9 @@ pub struct RealHttp {
     proxy: Option<HttpProxy>,
     limits: Limits,
     client: BuiltClient,
-    /// The clients for [`Http::ask`].
+    /// The client for [`Http::ask`] with [`Route::Direct`].
     direct: BuiltClient,
+    /// The client for [`Http::ask`] with [`Route::Proxied`].
     proxied: BuiltClient,
 }
 
@@ -302,7 +303,7 @@ fn too_large(url: &str, limit: u64) -> HttpError {
 
 fn unreadable(url: &str, path: &Utf8Path, error: &io::Error) -> HttpError {
     if error.kind() == io::ErrorKind::NotFound {
-        // Like a server.
+        // A server returns the same status for a missing file.
         return HttpError::Status {
             url: shown(url),
             status: 404,

@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use crate::model::secret::{NAMES, logins, secret_values};
 
-/// Texts that occur only in secrets.
+/// Texts (in lower case) that occur only in files with secrets.
 const MARKS: [&str; 4] = [
     "private key-----",
     "age-secret-key-",

@@ -152,8 +152,8 @@ impl Asking<'_> {
     }
 }
 
-/// Waits until a phase exceeds its time limit. The receiver provides the current phase and its
-/// start.
+/// Waits until a phase exceeds its time limit, or until the overall deadline. The receiver provides
+/// the current phase and its start.
 async fn overdue(
     limits: TimeLimits,
     until: Instant,
@@ -185,7 +185,7 @@ mod tests {
         whole: Duration::from_secs(60),
     };
 
-    /// Returns the hung phase and its duration for a child that runs `work`.
+    /// Returns the hung phase of a child that runs `work`, and the time until it was detected.
     async fn hung(whole: Duration, work: impl AsyncFnOnce(&dyn Fn(&str))) -> (String, Duration) {
         let begin = Instant::now();
         let (phase, seen) = watch::channel(("before".to_owned(), begin));
