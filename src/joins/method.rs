@@ -118,7 +118,7 @@ pub enum JoinMethod {
         #[serde(default)]
         leave_command: Vec<String>,
     },
-    /// The provider has joined it.
+    /// The provider joins the machine.
     Managed,
 }
 
