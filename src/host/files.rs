@@ -122,7 +122,7 @@ impl FreeSpace {
 /// The limit that makes a filesystem reject a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// `ENOSPC`, although enough inodes are free.
+    /// `ENOSPC`, but not because of inodes.
     Space,
     /// `ENOSPC`, because (almost) all inodes are used.
     Inodes,

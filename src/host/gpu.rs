@@ -109,7 +109,7 @@ pub struct GpuFabric {
     /// The clique ID within the cluster. GPUs of a clique can access each other's memory.
     #[serde(default)]
     pub clique: u32,
-    /// The health of its fabric link, if the driver reports it.
+    /// The health of the GPU's fabric link, if the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<FabricHealth>,
 }

@@ -57,7 +57,7 @@ impl RootedFiles {
     /// Opens the files in this directory.
     ///
     /// # Errors
-    /// If it cannot be opened or is not a directory.
+    /// If the path cannot be opened or is not a directory.
     pub fn open(directory: &Utf8Path) -> Result<Self, FilesError> {
         let opened = directory.canonicalize_utf8().and_then(|prefix| {
             let root = File::open(&prefix)?;
@@ -92,8 +92,8 @@ impl RootedFiles {
 
     /// Returns the target of a symlink that is stored as a text file. Only for paths that are
     /// always symlinks or directories on a real machine: the driver of a device, a library name
-    /// without its complete version, and [`DIRECTORIES`]. An unreadable file is not such a symlink, and
-    /// reading the path itself returns the error.
+    /// without its complete version, and [`DIRECTORIES`]. Returns `None` for an unreadable file, because
+    /// the caller reports the error when it reads the file.
     fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
         /// Paths in packages and in sysfs are shorter.
         const LONGEST: u64 = 255;

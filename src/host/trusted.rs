@@ -96,7 +96,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
 /// only by root.
 ///
 /// # Errors
-/// If it cannot be checked.
+/// If the path cannot be checked.
 pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, FilesError> {
     match is_there(files, path) {
         Ok(true) => Ok(None),
@@ -115,7 +115,7 @@ pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>
 /// directories and symlinks in its path must be writable only by root.
 ///
 /// # Errors
-/// If it cannot be checked.
+/// If the path cannot be checked.
 pub fn unusable_secret(
     files: &dyn ReadFiles,
     path: &Utf8Path,

@@ -552,7 +552,8 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(5));
         assert!(output.ok());
         let pid = output.stdout.trim().rsplit(' ').next().unwrap();
-        // It keeps running, because it may be a service that the program started on purpose.
+        // The background process keeps running, because it may be a service that the program
+        // started on purpose.
         let pid = Pid::from_raw(pid.parse().unwrap());
         nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
     }

@@ -160,7 +160,7 @@ fn create_directories(path: &Utf8Path, mode: u32) -> io::Result<()> {
     }
     let (above, name) = Directory::of(path, true)?;
     match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
-        // Another process created it first. If it is not a directory, the next step fails.
+        // Another process created the path first. If it is not a directory, opening it fails later.
         Err(Errno::EEXIST) => return Ok(()),
         made => made?,
     }

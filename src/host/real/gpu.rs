@@ -54,7 +54,7 @@ pub struct RealGpu {
 }
 
 impl RealGpu {
-    /// Uses `exec` to start its child processes, which run this binary.
+    /// Creates an interface that runs this binary in child processes, using `exec`.
     #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
         Self::of(exec, Ourselves::of_process(), TimeLimits::default())

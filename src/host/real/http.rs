@@ -494,7 +494,8 @@ mod tests {
     async fn tls_is_available_without_fallback_to_plain_text() {
         let (mut http, _) = http();
         http.limits.connect = Duration::from_millis(200);
-        // The server does not support TLS. The test checks that the client can be built.
+        // The server does not support TLS. Without a crypto provider, building the client would
+        // panic.
         let url = serve((0..=RETRIES).map(|_| page("x")).collect()).replace("http:", "https:");
         let error = http.get(&url, 10).await.unwrap_err();
         assert!(matches!(error, HttpError::Transport { .. }), "{error}");

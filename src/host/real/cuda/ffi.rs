@@ -16,9 +16,9 @@ use crate::host::CudaFault;
 /// The result of a call.
 pub(super) type Tried<T> = Result<T, CudaFault>;
 
-/// Generates the library from these declarations: a struct with function pointers, its loader, and
-/// a method per function that converts its result to an error. If a driver lacks a function, the
-/// name after `or` is used.
+/// Generates the struct `Cuda` from function declarations. It contains the function pointers, and has
+/// a constructor that loads the library, and a method per function that converts an error code to an
+/// error. If a driver lacks a function, the name after `or` is used.
 macro_rules! driver_api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(or $older:ident)?;)*) => {
         /// The opened library.
@@ -193,7 +193,7 @@ impl<'c> Device<'c> {
         Ok((attribute(75)?, attribute(76)?))
     }
 
-    /// Makes its primary context current on this thread.
+    /// Makes the primary context of the device current on this thread.
     pub(super) fn context(&self) -> Tried<Context<'c>> {
         let cuda = self.cuda;
         // SAFETY: writes one handle. The context is never released, so the handle stays valid.
