@@ -41,7 +41,7 @@ pub(super) struct Tree {
     pub nodes: BTreeMap<Utf8PathBuf, Node>,
     /// Free space by mount point. `/` always exists.
     pub mounts: BTreeMap<Utf8PathBuf, FreeSpace>,
-    /// The number of changes. Also the modification time and inode number of the latest change.
+    /// The number of changes. Also the modification time of the latest change.
     pub tick: i64,
 }
 

@@ -208,7 +208,9 @@ enum EndCause {
 #[derive(Clone, Copy)]
 enum Stage {
     Running,
+    /// TERM was sent. KILL follows at this time.
     Asked(EndCause, Instant),
+    /// KILL was sent. We stop waiting at this time.
     Killed(EndCause, Instant),
 }
 

@@ -35,6 +35,7 @@ const REDIRECTS: usize = 10;
 struct Limits {
     connect: Duration,
     read: Duration,
+    /// For a whole `GET` request with its response.
     get: Duration,
 }
 
