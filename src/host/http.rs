@@ -59,7 +59,7 @@ pub enum Method {
 /// The route of a request to its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// Without a proxy, because a metadata service would describe the proxy machine.
+    /// Without a proxy. Through a proxy, a metadata service would describe the machine of the proxy.
     Direct,
     /// Through the configured proxy, if any.
     Proxied,

@@ -66,7 +66,8 @@ impl Tree {
         read_only::host(self, why)
     }
 
-    /// Returns the entry of a path, or `None` if it is known not to exist.
+    /// Returns the entry of a path. `None` if the path does not exist, or is a parent directory of
+    /// other entries without an entry itself.
     fn entry(&self, path: &Utf8Path) -> Result<Option<&Entry>, FilesError> {
         let not_reported = |why| {
             Err(FilesError::NotReported {

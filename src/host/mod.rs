@@ -70,7 +70,7 @@ impl<'h> Reader<'h> {
     /// Runs a command that does not change the machine.
     ///
     /// # Errors
-    /// If it cannot be started or exceeds its deadline. A non-zero status is not an error, see
+    /// If the command cannot be started or exceeds its deadline. A non-zero status is not an error, see
     /// [`Output::success`].
     pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
         self.0.exec.run(query.cmd(), &mut |_, _| {}).await

@@ -20,8 +20,8 @@ pub struct Process {
     pub uid: Option<u32>,
 }
 
-/// Converts text from a process to one line, because line breaks could imitate output of
-/// gpu-bootstrap.
+/// Replaces the control characters in text from a process by spaces. NUL separates arguments, and
+/// line breaks could imitate output of gpu-bootstrap.
 pub(super) fn one_line(text: &str) -> String {
     let plain = |c: char| if is_control(c) { ' ' } else { c };
     text.chars()

@@ -56,7 +56,8 @@ impl<'t> Mount<'t> {
     }
 }
 
-/// Converts errors to `None` if only root may read the data or a recording does not contain it.
+/// Converts errors to `None` if only root may read the data, or if the machine is only known from a
+/// text that does not contain it.
 fn unknown<T>(error: FilesError) -> Result<Option<T>, FilesError> {
     match error.is_denied() || error.not_reported().is_some() {
         true => Ok(None),

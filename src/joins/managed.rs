@@ -23,7 +23,7 @@ pub(super) const ROW: MethodRow = MethodRow {
     read: |_, _| Some(JoinMethod::Managed),
 };
 
-/// Waits for the provider to join the machine.
+/// The provider joins the machine.
 pub(super) struct Managed;
 
 #[async_trait]

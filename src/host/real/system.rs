@@ -45,7 +45,7 @@ impl System for RealSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        // `sysinfo` does not report an unreadable `/proc` or an unreadable process.
+        // `sysinfo` returns no error if `/proc` or a process is unreadable.
         let listed = pids().map_err(failed("list", PROC.into()))?;
         let found = look(ProcessesToUpdate::All)?;
         complete(found, &listed, std::process::id(), &|pid| {

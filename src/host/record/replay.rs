@@ -1,5 +1,6 @@
-//! A host that returns the recorded results. A query without a recorded result is an error that
-//! contains the query, because a guess could make a test pass for the wrong reason.
+//! A host that returns the recorded results. A query without a recorded result is an error, because a
+//! guess could make a test pass for the wrong reason. A path is missing only if the recorded results
+//! show that it does not exist.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ const UNKNOWN: &str = "not in the recording";
 /// Returns the recorded machine at the time of the recording.
 ///
 /// # Panics
-/// If the directory does not contain a recording, or a later version wrote it.
+/// If the directory does not contain a recording with this format version.
 pub fn replay(directory: &Utf8Path) -> Host {
     let text = RealFiles.read(&directory.join(MANIFEST)).unwrap().unwrap();
     let manifest: RecordManifest = serde_json::from_slice(&text).unwrap();

@@ -25,7 +25,7 @@ pub struct Agent {
     pub config: &'static str,
     /// The copy of the token, for a token source that is not permanent, because the agent reads the token at each start.
     pub token: &'static str,
-    /// The kubeconfig of its kubelet, which exists after the machine has joined.
+    /// The kubeconfig of its kubelet. The agent writes it during the join, before it starts the kubelet.
     pub kubeconfig: &'static str,
 }
 
