@@ -211,7 +211,7 @@ impl Joining for ByKubeadm<'_> {
                 ..
             } => match ca_pin {
                 Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
-                    "its certificate authority is {pin}, and the one of the settings is {}",
+                    "the digest of its CA key is {pin}, but the settings specify {}",
                     ca_cert_hashes.join(" or ")
                 )),
                 Some(_) => None,
@@ -223,7 +223,7 @@ impl Joining for ByKubeadm<'_> {
                     (Some(wanted), Some(pin)) => wanted != pin,
                     _ => wanted.server != *server,
                 };
-                differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+                differs.then(|| format!("`cluster.discovery-file` contains {}", wanted.server))
             }),
         }
     }
