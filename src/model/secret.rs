@@ -96,7 +96,7 @@ impl std::fmt::Debug for Secret {
 pub struct Secrets(Arc<RwLock<Vec<String>>>);
 
 impl Secrets {
-    /// Hides each line of this value from now on, unless the line is shorter than [`SHORTEST`]. In a URL, only the password
+    /// Hides each line of this value from now on, unless the line is shorter than `SHORTEST`. In a URL, only the password
     /// is secret, separately and together with its user, because user names are often common words.
     pub fn learn(&self, secret: &Secret) {
         let parts = secret_parts(secret.expose());
