@@ -133,6 +133,7 @@ impl Clouds<'_> {
     async fn token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         let fetched = match source {
             TokenSource::Store(place) => self.of_store(place).await,
+            // `Hands::token` reads files. A credential that exists was replaced with its file when the settings were loaded.
             TokenSource::File(_) | TokenSource::Credential(_) => {
                 Err((TokenFault::NotFound, "it does not exist".to_owned()))
             }

@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-/// The class of a remedy. A controller that repairs nodes selects an action by it.
+/// The class of a remedy, by which a controller that repairs nodes selects an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Remedy {

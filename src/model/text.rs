@@ -1,4 +1,5 @@
-//! Human-readable text: suggestions for typos, sizes, and types with a text representation.
+//! Text: suggestions for typos, line edits, shell quoting, control characters, sizes, the tables in the binary, and types with
+//! a text representation.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
