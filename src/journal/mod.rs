@@ -1,5 +1,6 @@
 //! The journal: an append-only record of every change of the machine. Each record is written and synced before the engine
-//! continues. It records how to undo changes, and whether a reboot is pending. The state of the machine is never read from it.
+//! continues. The journal stores how to undo changes, and whether a reboot is pending. The state of the machine is read from
+//! the machine itself, never from the journal.
 
 mod read;
 mod receipt;
@@ -191,7 +192,7 @@ pub enum Record {
     },
 }
 
-/// The options that are needed to repeat a run after a reboot, without secrets.
+/// The options that are needed to repeat a run after a reboot. The journal does not contain the secret ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Request {

@@ -1,4 +1,4 @@
-//! Formats the error that a process ends with.
+//! Formats the error with which a command ends.
 
 use std::io::{self, Write};
 

@@ -1,5 +1,5 @@
-//! Prints events as plain lines, for logs and consoles that are not terminals. The text is the same as on a terminal, with
-//! the seconds since the start. Lines are not wrapped, so that logs can be searched.
+//! Prints events as plain lines, for logs and consoles that are not terminals. Each line starts with the seconds since the
+//! start of the run. Lines are not wrapped, so that logs can be searched.
 
 use std::io::{self, Write};
 
