@@ -90,7 +90,7 @@ pub struct RollbackStarted {
     pub why: String,
 }
 
-/// A boot that was interrupted before an `install` finished.
+/// A boot in which an `install` was started and has not finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Unfinished {
@@ -127,7 +127,7 @@ pub struct Ended {
     pub summary: Summary,
 }
 
-/// An applied change, which was not undone.
+/// A change that was applied, completely or in part, and not undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AppliedChange {
@@ -178,8 +178,8 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
     receipt
 }
 
-/// The directories that, according to the first change in them, existed before gpu-bootstrap wrote to them. If such a directory
-/// is removed and a later change creates it again, it is still not ours.
+/// Records which directories existed before gpu-bootstrap first wrote to them. Even if such a directory is removed and a later
+/// change creates it again, an undo must not remove it.
 #[derive(Default)]
 struct Directories {
     /// Whether each directory existed before the first change.
@@ -399,7 +399,7 @@ const fn is_package_work(change: &Change) -> bool {
 const OWN_STEPS: [&str; 2] = ["resume", "boot-guard"];
 
 /// Returns `true` if the change makes persistent progress. Changes that are repeated in each boot (loading a module, starting a
-/// unit) do not count.
+/// unit, the changes of [`OWN_STEPS`]) do not count.
 fn brings_on(applied: &AppliedChange) -> bool {
     let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
     let persistent = matches!(

@@ -44,7 +44,8 @@ pub struct Repository {
 pub const KEY_FILE: &str = "sha256:";
 
 impl Repository {
-    /// Returns whether a key file is accepted by its digest. It must then stay armored.
+    /// Returns whether a key file is accepted by its digest. The key file must then stay armored, because the digest is of the
+    /// armored text.
     #[must_use]
     pub fn names_key_file(&self) -> bool {
         (self.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
@@ -88,7 +89,7 @@ pub struct Pin {
 
 impl Pin {
     /// Above 1000, so that an older version of the configured branch has priority over a newer version of a different
-    /// branch. A version with exactly this priority has it from our preference.
+    /// branch. The value is unusual, so a version with this priority matches one of our preferences.
     pub const PRIORITY: i32 = 1001;
 }
 
@@ -97,7 +98,7 @@ impl Pin {
 #[serde(rename_all = "kebab-case")]
 pub struct PackageSpec {
     pub name: String,
-    /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate. With a pattern, `plan`
-    /// and `install` agree before and after the lists are refreshed.
+    /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate of the package manager. A
+    /// pattern lets `plan` and `install` request the same, although only `install` refreshes the package lists.
     pub version: Option<String>,
 }

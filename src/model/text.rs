@@ -1,4 +1,5 @@
-//! Human-readable text: suggestions for typos, sizes, and types with a text representation.
+//! Text: suggestions for typos, line edits, shell quoting, control characters, sizes, the tables in the binary, and types with
+//! a text representation.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -33,7 +34,7 @@ pub fn shell_word(word: impl AsRef<str>) -> String {
 }
 
 /// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
-/// end. [`without_lines`] then restores each byte.
+/// end. [`without_lines`] then restores the original bytes.
 #[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
     let end = line_end(text);
@@ -62,9 +63,9 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     kept
 }
 
-/// Returns the prefix that marks our color codes until the text is written with real ones (ECMA-48). It is different in
-/// each process, so external text cannot contain it. Otherwise, a green name or line of another program would look like
-/// our result.
+/// Returns a marker that represents the start of our color codes. [`without_controls`] replaces it with the real start
+/// (ECMA-48) when the text is written. It is different in each process, so external text cannot contain it. Otherwise, a
+/// green name or line of another program would look like our result.
 #[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
@@ -151,7 +152,7 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
 /// Returns the text of a built-in table by file name without extension. Comments are removed.
 ///
 /// # Errors
-/// If the binary is corrupt.
+/// If the table does not exist, or the binary is corrupt.
 pub fn table(name: &str) -> Result<&'static str, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
     all.split('\0')
@@ -176,7 +177,7 @@ pub fn directory(
 /// Parses a built-in table.
 ///
 /// # Errors
-/// The parser message.
+/// If the table does not exist or is invalid.
 pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(table(name)?).map_err(|error| error.to_string())
 }

@@ -89,14 +89,14 @@ impl TokenSource {
     }
 }
 
-/// Returns whether a text contains only letters, digits and these characters.
+/// Returns whether a text consists of 1 to `most` letters, digits and characters in `signs`.
 fn is_word(text: &str, signs: &str, most: usize) -> bool {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || signs.contains(letter);
     (1..=most).contains(&text.len()) && text.chars().all(fits)
 }
 
-/// Source of the valid characters in a credential name: systemd.exec(5); the name is also a file name. The valid
-/// characters in the parts of a store location are in `clouds/`.
+/// Parses a location. The valid characters in a credential name are from systemd.exec(5), where the name is also a file
+/// name. The files in `clouds/` define the valid characters in the parts of a store location.
 fn parse(text: &str) -> Option<TokenSource> {
     let (kind, rest) = text.split_once(':')?;
     match (kind, rest.split_once('/')) {

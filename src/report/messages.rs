@@ -55,7 +55,7 @@ impl Amounts {
     }
 }
 
-/// Decimal units, as package managers print them.
+/// Formats a number of bytes with decimal units, which package managers also use.
 fn bytes(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     match UNITS.iter().find(|(unit, _)| count >= *unit) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_and_amounts() {
+    fn durations_and_amounts_are_formatted() {
         for (seconds, text) in [
             (0.04, "0.0 s"),
             (9.94, "9.9 s"),

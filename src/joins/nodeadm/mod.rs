@@ -57,7 +57,7 @@ pub(super) const ROW: MethodRow = MethodRow {
 /// The container runtime whose complete configuration `nodeadm` writes.
 const CONFIGURES: RuntimeKind = RuntimeKind::Containerd;
 
-/// Returns whether the machine joins after cloud-init has finished.
+/// Returns whether [`MAY_JOIN`] exists. Then `nodeadm` joins at each boot, after cloud-init has finished.
 pub(super) fn may_join(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     files.exists(MAY_JOIN.into())
 }
@@ -104,7 +104,7 @@ impl Joining for ByNodeadm {
         Some((CONFIG, configuration(labels)))
     }
 
-    /// The taints of Karpenter and of the node group would be lost.
+    /// Taints from us would replace the taints of Karpenter and of the node group.
     fn registers_taints(&self) -> bool {
         false
     }
@@ -155,7 +155,7 @@ impl Leaving for HoldBack {
         Ok(!may_join(&*hands.host.files)?)
     }
 
-    /// Otherwise `nodeadm` would join at the next boot without a validation.
+    /// After an interrupted join, `nodeadm` would otherwise join at the next boot without a validation.
     async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), ChangeError> {
         if may_join(&*hands.host.files)? && !hands.unit_state(kubelet::UNIT).await?.is_active() {
             hands.hold_nodeadm_back(sink).await?;
@@ -189,8 +189,8 @@ impl Hands {
         files.write(tool::MAY_JOIN.into(), instance.as_bytes(), 0o600)?;
         let joined = self.start_nodeadm(join, sink).await;
         if joined.is_err() {
-            // Otherwise it would join at the next boot without a validation, and its kubelet would continue to run. The first
-            // error takes precedence.
+            // Otherwise `nodeadm` would join at the next boot without a validation, and its kubelet would continue to run.
+            // Return the error of the join, and report an error of this cleanup only as a note.
             if let Err(error) = self.hold_nodeadm_back(sink).await {
                 sink.note(&format!("failed to {}", one_line(&error)));
             }

@@ -25,8 +25,8 @@ pub const PROGRAM: &str = "/usr/bin/nodeadm";
 /// Writes the configuration of the kubelet and containerd, and joins.
 pub const RUN_UNIT: &str = "nodeadm-run.service";
 
-/// The kubelet of the Canonical images for EKS, which do not contain nodeadm. Their `/etc/eks/bootstrap.sh` configures and
-/// starts it. Source: documentation.ubuntu.com/aws, "EKS snaps".
+/// The kubelet unit of the Canonical images for EKS. These images do not contain nodeadm. Instead, their
+/// `/etc/eks/bootstrap.sh` configures and starts the kubelet. Source: documentation.ubuntu.com/aws, "EKS snaps".
 pub const SNAP_UNIT: &str = "snap.kubelet-eks.daemon.service";
 
 /// Exists after the machine is validated. User data makes it a condition of [`RUN_UNIT`] at each boot. It contains the instance

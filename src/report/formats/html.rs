@@ -186,7 +186,7 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "</section>")
 }
 
-/// A finding. Problems are expanded, because the user should read them.
+/// Writes a finding. Problems are expanded, except failures that another finding caused.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     let class = word(finding.status);
     let kind = finding.kind().map_or(class, Kind::name);
@@ -230,7 +230,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
 fn escaped(text: &str) -> String {
     let text = entities(&line(text));
     let parts: Vec<&str> = text.split('`').collect();
-    // An unpaired backquote is literal.
+    // If a backquote is unpaired, all backquotes are literal.
     if parts.len().is_multiple_of(2) {
         return text;
     }

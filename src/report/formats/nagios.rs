@@ -67,7 +67,7 @@ fn told(finding: &Finding) -> String {
     format!("{kind} {}: {}", finding.id, plain(&finding.why))
 }
 
-/// Replaces the vertical bar, which starts the performance data.
+/// Joins text to one line and replaces vertical bars, because a vertical bar starts the performance data.
 fn plain(text: &str) -> String {
     line(text).replace('|', "/")
 }

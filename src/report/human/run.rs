@@ -1,4 +1,4 @@
-//! The result of `install` and `uninstall`. Progress is reported during the run.
+//! The result of `install` and `uninstall`. The views of the events (`plain.rs`, `terminal.rs`) report the progress.
 
 use std::io::{self, Write};
 
@@ -140,7 +140,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         }
         writeln!(to)?;
         told.push(step);
-        // A failed transaction fails all of its steps, but is reported once.
+        // A failed transaction fails all of its steps with the same error. Report the error once, with all titles.
         let titles: Vec<String> = report
             .steps
             .iter()
