@@ -249,11 +249,11 @@ impl Policy {
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file error.
-    #[error("use the journal")]
+    #[error("access the journal")]
     Files(#[from] FilesError),
     /// A record of this run could not be written. It may be partially in the file, so this record and all later ones of the run
     /// are rejected.
-    #[error("use the journal")]
+    #[error("access the journal")]
     Broken(#[source] Arc<FilesError>),
     /// The journal was written by a newer version of gpu-bootstrap.
     #[error(
