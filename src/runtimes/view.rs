@@ -94,7 +94,7 @@ impl RuntimeView {
 pub enum LiveConfig {
     /// Its program could not be executed, or commands are not allowed, as with `--root`.
     Unknown(Arc<ExecError>),
-    /// The runtime is not installed.
+    /// The program that queries the runtime is not installed.
     Absent,
     /// It does not respond. The text is the client error.
     Silent(String),

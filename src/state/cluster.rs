@@ -19,7 +19,7 @@ use crate::{
 
 pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
-/// Host name of the running kernel, or without a kernel the name for the next boot (hostname(5)).
+/// The files with the host name: of the running kernel, or if no kernel runs (`--root`), of the next boot (hostname(5)).
 const HOST_NAMES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 /// Data directory of k3s and RKE2.

@@ -19,7 +19,7 @@ const KUBELET: &str = "kubelet";
 #[serde(rename_all = "kebab-case")]
 pub struct KubeletRuntime {
     /// `containerd` or `crio`, or the Kubernetes distribution that contains its containerd: `k3s`, `rke2`, `k0s`, `microk8s`.
-    /// The socket path if it is unknown.
+    /// The socket path if the runtime is unknown.
     pub name: String,
     /// Its socket.
     pub socket: String,
@@ -321,7 +321,7 @@ mod tests {
             let found = found(|fakes| fakes.files.put(K3S, &*text));
             assert_eq!(found.and_then(|found| found.nvidia), Some(known), "{text}");
         }
-        // k3s has the same socket.
+        // k3s and RKE2 have the same socket, so the existing files determine the distribution.
         assert_eq!(
             said(found(|fakes| {
                 let socket = "unix:///run/k3s/containerd/containerd.sock";
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(template(&[(old, base), (new, "version = 3\n")]), path(new));
     }
 
-    /// Otherwise any user could make root configure a containerd and restart the k3s agent.
+    /// If they were trusted, any user could make root configure a containerd and restart the k3s agent.
     #[test]
     fn command_lines_of_foreign_processes_are_ignored() {
         for which in [

@@ -152,7 +152,7 @@ fn put(labels: &mut BTreeMap<String, String>, key: &str, value: impl Display) {
     labels.insert(key.to_owned(), value.to_string());
 }
 
-/// All GPUs must respond. Otherwise the counts would be wrong.
+/// Returns an error if a GPU does not respond, because the counts would then be wrong.
 fn answering(devices: &[NvmlDevice]) -> Result<(), NoLabels> {
     match devices
         .iter()
@@ -340,8 +340,8 @@ fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
     }
 }
 
-/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: counts only GPUs that have successfully
-/// joined a fabric with a cluster ID. The IDs must be equal.
+/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: the cluster and clique IDs, if they
+/// are equal for all GPUs that have successfully joined a fabric with a cluster ID.
 fn clique(devices: &[NvmlDevice]) -> Option<String> {
     let joined = devices.iter().filter_map(|gpu| {
         let fabric = gpu.fabric.as_ref()?;

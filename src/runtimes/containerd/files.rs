@@ -99,7 +99,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
     config
 }
 
-/// Returns files that are not read: `*.toml` in subdirectories of the configuration directory.
+/// Returns the `*.toml` files in subdirectories of the configuration directory that containerd does not read.
 pub(super) fn strays(
     files: &dyn ReadFiles,
     read: &[ConfigFile],

@@ -38,8 +38,8 @@ pub const UNREAD: &str = "/etc/crio/conf.d";
 /// Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
 pub const HOOKS: &str = "/run/containers/oci/hooks.d";
 
-/// The directories of hooks. CRI-O reads the first two by default. If CRI-O does not read [`HOOKS`], a hook there is reported
-/// separately.
+/// The directories of hooks. CRI-O reads the first two by default. [`HOOKS`] is always included, because
+/// another error is reported for a hook there that CRI-O does not read.
 pub const ALL_HOOKS: [&str; 3] = [
     "/usr/share/containers/oci/hooks.d",
     "/etc/containers/oci/hooks.d",

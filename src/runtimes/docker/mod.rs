@@ -624,7 +624,7 @@ pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
         want(&["default-runtime"], json!(runtime.name));
     }
     let cdi = ["features".to_owned(), "cdi".to_owned()];
-    // Keep it disabled if the user disabled it.
+    // Keep CDI disabled if the user disabled it.
     if runtime.cdi && file.get(&cdi).is_none() {
         want(&["features", "cdi"], json!(true));
     }

@@ -142,8 +142,7 @@ impl Read {
         ))
     }
 
-    /// Creates the error of a file that prevents Docker from starting. The file of a Docker that is not installed has no effect
-    /// yet.
+    /// Creates the error of a file that prevents Docker from starting. If Docker is not installed, the file has no effect yet.
     fn broken(
         &self,
         installed: bool,
@@ -285,7 +284,7 @@ impl Runtime for Docker {
         let read = Read::of(files)?;
         let exists = read.text.is_some();
         if !exists && read.flags.iter().all(|flag| flag.key != "runtimes") {
-            // A copy of a root filesystem (`--root`) may be incomplete, so a missing file is not evidence.
+            // A copy of a root filesystem (`--root`) may be incomplete, so a missing file counts only in these cases.
             let is_complete = surroundings.is_this_machine
                 || surroundings.needs_runtime.is_some()
                 || files.exists(Utf8Path::new(FACTS.directory))?;
