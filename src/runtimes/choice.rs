@@ -1,4 +1,4 @@
-//! Selects the container runtimes if they are not configured.
+//! Selects the container runtimes if the settings do not specify them.
 
 use super::{Daemon, OWNERS, RuntimeKind};
 use crate::host::{FilesError, ReadFiles};
@@ -36,8 +36,8 @@ impl Present {
 /// The kubelet configuration that kubeadm writes.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 
-/// Finds installed runtimes with a daemon, and a kubelet. Podman does not count, because many systems have it for
-/// administration tools.
+/// Finds installed runtimes with a daemon, a kubelet configured by kubeadm, and an installed Kubernetes distribution. Podman
+/// does not count, because many systems have it for administration tools.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -83,7 +83,8 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
         Cluster::OfMachine => {
             let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
-                // A runtime that was added later, such as containerd as a dependency of Docker, changes nothing.
+                // Keep CRI-O if an earlier run prepared it, even if another runtime was added later, such as containerd as a
+                // dependency of Docker.
                 _ if prepared => (Crio, "it is installed"),
                 (true, _) => (Containerd, "it is installed"),
                 (false, true) => (Crio, "it is installed"),
@@ -97,8 +98,8 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
             (kinds, why)
         }
         Cluster::None => {
-            // containerd is a dependency of Docker, so it counts in addition to Docker only if it was configured or a kubelet
-            // exists.
+            // containerd is a dependency of Docker, so it counts in addition to Docker only if gpu-bootstrap configured it or a
+            // kubelet exists.
             let counts = |kind: &RuntimeKind| {
                 *kind != Containerd
                     || !present.has(Docker)

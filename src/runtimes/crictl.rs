@@ -67,7 +67,7 @@ pub fn parse_info(text: &str) -> Result<Vec<RuntimeCondition>, String> {
     Ok(info.status.conditions)
 }
 
-/// Whether the error output shows that the runtime has no CRI, or has a CRI version that crictl does not support.
+/// Whether the error output shows that the runtime does not provide CRI, or only a CRI version that crictl does not support.
 #[must_use]
 pub fn knows_no_service(stderr: &str) -> bool {
     stderr.contains("unknown service runtime.")

@@ -151,7 +151,7 @@ impl Containers for Podman {
     }
 
     fn start(&self, container: &OneContainer<'_>) -> Cmd {
-        // GPU access only through the CDI specification. SELinux would deny access to the device nodes.
+        // The CDI specification provides the GPUs. `label=disable`, because SELinux would deny access to the device nodes.
         let mut args = words(&format!(
             "run --rm --network=none --device=nvidia.com/gpu=all --name={} --security-opt=label=disable",
             container.name

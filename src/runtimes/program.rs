@@ -48,7 +48,7 @@ pub struct Named<'a> {
     pub program: &'a str,
     /// The file with the setting, if there may be several files.
     pub path: Option<&'a Utf8Path>,
-    /// The effect if it is the default runtime.
+    /// The effect of a missing program if this is the default runtime, otherwise `None`.
     pub default: Option<&'static str>,
 }
 

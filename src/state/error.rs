@@ -22,7 +22,7 @@ pub enum StateError {
     Unexpected {
         /// The file or tool.
         what: String,
-        /// The expected and the actual content.
+        /// The reason it could not be parsed.
         why: String,
     },
 }

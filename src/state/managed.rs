@@ -1,5 +1,5 @@
 //! Our own changes, according to the journal. The machine shows which packages are installed and held, but only the journal
-//! records who did it.
+//! records whether gpu-bootstrap did it.
 
 use std::collections::BTreeSet;
 

@@ -72,15 +72,15 @@ pub fn containers(namespace: &str) -> Query {
     Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
 }
 
-/// Lists the running tasks in a namespace.
+/// Lists the tasks (container processes) in a namespace, including stopped ones.
 #[must_use]
 pub fn tasks(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "tasks", "list"])
 }
 
-/// Returns the running containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`. Source:
-/// containerd, `cmd/ctr/commands/tasks/list.go`.
+/// Returns the running and paused containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`.
+/// Source: containerd, `cmd/ctr/commands/tasks/list.go`.
 #[must_use]
 pub fn parse_running(text: &str) -> Vec<String> {
     text.lines()
@@ -93,7 +93,7 @@ pub fn parse_running(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Kills the processes of a container. Fails if the container is not running.
+/// Kills the processes of a container. Fails if the container has no task.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);

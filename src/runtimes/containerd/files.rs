@@ -14,7 +14,7 @@ use crate::{
 /// The root configuration file.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
-/// The directory of its configuration.
+/// The configuration directory of containerd.
 pub(super) const DIRECTORY: &str = "/etc/containerd";
 
 /// Reads the root file and the imported files in import order, up to the first file that is not TOML. The result always
@@ -99,7 +99,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
     config
 }
 
-/// Returns files that are not read: `*.toml` in subdirectories of the configuration directory.
+/// Returns the `*.toml` files in subdirectories of the configuration directory that containerd does not read.
 pub(super) fn strays(
     files: &dyn ReadFiles,
     read: &[ConfigFile],

@@ -36,7 +36,8 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     })
 }
 
-/// Returns the reason if a kubelet is not tested with a containerd version, although it starts.
+/// Returns the reason for a note: the kubelet starts with this containerd version, but is not tested with it, or a later
+/// kubelet will require a newer containerd.
 #[must_use]
 pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;

@@ -63,7 +63,7 @@ fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
     (first.then_some(FIRST_PLUGIN).into_iter()).chain(PLUGINS)
 }
 
-/// Parses the output of [`config_dump`].
+/// Parses the output of [`config_dump`], or a configuration file.
 ///
 /// # Errors
 /// If the text is not TOML. The message contains the position.

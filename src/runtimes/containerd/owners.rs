@@ -93,7 +93,7 @@ mod tests {
     use super::{OWNERS, PROGRAMS};
 
     #[test]
-    fn programs_are_the_kubelet_and_its_owners() {
+    fn programs_are_the_kubelet_and_the_distributions() {
         let owners = OWNERS.iter().flat_map(|owner| owner.programs);
         let all: Vec<&str> = ["kubelet"].iter().chain(owners).copied().collect();
         assert_eq!(all, PROGRAMS);

@@ -4,7 +4,7 @@ mod arrangements;
 
 use super::RuntimeKind;
 
-/// The kubelet uses neither of them.
+/// A kubelet uses neither Docker nor Podman directly.
 #[test]
 fn docker_and_podman_have_no_list_of_tested_kubelets() {
     for kind in [RuntimeKind::Docker, RuntimeKind::Podman] {
