@@ -8,12 +8,12 @@ pub(super) fn gather(reader: &mut FactReader<'_>) -> Option<Os> {
         .text("os", "/etc/os-release")
         .or_else(|| reader.text("os", "/usr/lib/os-release"));
     let Some(text) = text else {
-        reader.unknown("os", "`/etc/os-release` does not exist");
+        reader.unknown("os", "neither `/etc/os-release` nor `/usr/lib/os-release` exists");
         return None;
     };
     let os = parse(&text);
     if os.is_none() {
-        reader.unknown("os", "`/etc/os-release` has no `ID`");
+        reader.unknown("os", "`os-release` has no `ID`");
     }
     os
 }

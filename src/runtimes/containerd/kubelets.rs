@@ -31,7 +31,7 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
         .find(|(since, _)| minor >= *since)?;
     (found < (first, second)).then(|| {
         format!(
-            "containerd is {containerd}, but kubelet 1.{since} and newer ({kubelet} here) requires at least {first}.{second}"
+            "containerd is {containerd}, but kubelet {kubelet} requires at least {first}.{second}, like all kubelets since 1.{since}"
         )
     })
 }
@@ -43,7 +43,7 @@ pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {
         return Some(format!(
-            "containerd is {containerd}, but kubelet 1.{DROPS_1} and newer ({kubelet} here) will require at least 2.0"
+            "containerd is {containerd}, which is supported by kubelet {kubelet}, but not by 1.{DROPS_1} and newer, which will require at least 2.0"
         ));
     }
     let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;

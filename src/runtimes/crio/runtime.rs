@@ -185,10 +185,9 @@ impl Runtime for Crio {
         _: &dyn ReadFiles,
         view: &RuntimeView,
     ) -> Result<bool, FilesError> {
-        // The default of `cgroup_manager` is systemd, crio.conf(5).
-        let is_other =
-            |file: &ConfigFile| super::cgroup_manager(file).as_deref() == Some("cgroupfs");
-        Ok(!view.files.iter().any(is_other))
+        // The last file that sets it wins. The default is systemd, crio.conf(5).
+        let set = view.files.iter().rev().find_map(super::cgroup_manager);
+        Ok(set.as_deref() != Some("cgroupfs"))
     }
 
     async fn report(

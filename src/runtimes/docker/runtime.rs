@@ -249,9 +249,11 @@ impl Runtime for Docker {
         files: &dyn ReadFiles,
         view: &RuntimeView,
     ) -> Result<bool, FilesError> {
+        let flags = super::unit_flags(files, super::UNIT)?;
         let sets = |driver: &str| {
             let option = format!("native.cgroupdriver={driver}");
             view.files.iter().any(|file| file.text().contains(&option))
+                || flags.iter().any(|flag| flag.value == option)
         };
         // The default with cgroup v2 is systemd (Docker documentation, "Runtime metrics").
         let is_v2 = files.exists(Utf8Path::new("/sys/fs/cgroup/cgroup.controllers"))?;
