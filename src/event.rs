@@ -266,7 +266,8 @@ impl Summary {
     }
 }
 
-/// Receives every event in order. A subscriber may be slow or fail without stopping the run.
+/// Receives the events in order. A slow subscriber misses some `progress` and `output` events, and a
+/// failed subscriber is removed. Neither stops the run.
 pub trait Subscriber: Send {
     /// The name, for the note that the subscriber was removed.
     fn name(&self) -> &'static str;

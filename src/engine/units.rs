@@ -67,9 +67,10 @@ pub(super) fn release(
     Ok(removed)
 }
 
-/// Orders our units after the units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a unit unpacks the module at the
-/// first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles modules
-/// for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS runs corrupt each other's results.
+/// Orders our units after the units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a
+/// unit unpacks the module at the first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami,
+/// `nvidia-kmod-load.service`). DKMS compiles modules for a new kernel in a separate unit (`dkms.service`), and two parallel
+/// DKMS runs corrupt each other's results.
 pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
 
 /// Directories in which [`named_ours`] searches, in addition to those of runtimes and package managers.
