@@ -26,7 +26,7 @@ pub struct Timing {
     pub started: Timestamp,
     /// Seconds until the end of its last run, or until the last record.
     pub seconds: f64,
-    /// It built an image. Instances of the image become ready at their first boot.
+    /// Whether the installation built an image. Instances of the image become ready at their first boot.
     pub image: bool,
     /// Exit status of its last run, or `None` if it has not finished.
     pub exit: Option<u8>,

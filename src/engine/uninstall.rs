@@ -30,7 +30,7 @@ pub(super) struct Group {
     in_part: bool,
 }
 
-/// The result of undoing a group, with its description.
+/// The result of undoing a group, with a description.
 pub(super) enum UndoOutcome {
     Gone(String),
     Stays(String),

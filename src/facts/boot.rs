@@ -2,7 +2,8 @@
 //!
 //! Reads the same files as GRUB: its environment block (`next_entry`, `saved_entry`), then the
 //! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the Boot Loader Specification entries
-//! (Red Hat and derivatives). With another boot loader the next kernel is unknown.
+//! (Red Hat and derivatives). With another boot loader, the next kernel is unknown, unless only one
+//! kernel is installed.
 
 use crate::{facts::reader::FactReader, model::version::KernelVersion};
 

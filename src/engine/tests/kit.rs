@@ -358,7 +358,7 @@ impl Rig {
         fakes.files.put_directory("/packages", 0o755);
         fakes.files.put_directory("/etc/modprobe.d", 0o755);
         fakes.files.put_directory(WANTS, 0o755);
-        // The first write would create these directories, and the fake undo does not remove them.
+        // The first write would create these directories, and `uninstall` would not remove them.
         fakes.files.put_directory("/var/lib", 0o755);
         fakes.files.put_directory("/run", 0o755);
         Self {
