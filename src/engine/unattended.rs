@@ -31,8 +31,8 @@ const PROPERTIES: [&str; 11] = [
     "StandardError=journal+console",
 ];
 
-/// Starts the unit with this command (program first). Returns whether it was started. A run in
-/// progress, including one that continues after a reboot, is not started again.
+/// Starts the unit with this command (program first). Returns `false` without starting it if a run
+/// is in progress, including a run that continues after a reboot.
 ///
 /// # Errors
 /// If running units cannot be detected, or if the unit was not started.
@@ -82,7 +82,7 @@ mod tests {
     const FAILED: &str = "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
                           InactiveEnterTimestampMonotonic=1\n";
 
-    /// Either of the two units may be active during a shutdown.
+    /// Either of the two units may be active during a shutdown, so both have the same properties.
     #[test]
     fn unit_is_stopped_and_restarted_like_the_resume_unit() {
         let resumes = resume::unit(

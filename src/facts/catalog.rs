@@ -35,7 +35,7 @@ pub trait DeviceCatalog: Send + Sync {
     /// Whether the ID belongs to an NVSwitch. Other NVIDIA bridges have the same PCI class.
     fn is_nvswitch(&self, id: PciId) -> bool;
 
-    /// The name of a device other than a GPU.
+    /// The name of a device other than a GPU, such as an NVSwitch.
     fn name(&self, id: PciId) -> Option<String>;
 }
 

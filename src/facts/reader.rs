@@ -39,7 +39,7 @@ impl<'h> FactReader<'h> {
             fact: fact.into(),
             why: why.into(),
         };
-        // Several facts may depend on one file, so skip duplicates.
+        // Several reads for one fact may fail for the same reason, so skip duplicates.
         if !self.unknown.contains(&line) {
             self.unknown.push(line);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-/// Wall clock and waiting.
+/// The wall clock, the monotonic clock, and sleeping.
 #[async_trait]
 pub trait Clock: Send + Sync {
     /// The current time.

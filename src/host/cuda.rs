@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Results of the CUDA driver API. They end with the first error.
+/// Results of the CUDA driver API. If the initialization fails, there are no results of devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaView {
@@ -68,16 +68,16 @@ pub enum CudaFault {
     /// The process crashed in a phase.
     #[error("while {phase}, the process {why}")]
     Crashed { phase: String, why: String },
-    /// The byte offset of the first difference.
+    /// A copy to the GPU and back changed the data. `at` is the byte offset of the first difference.
     #[error("data read back from the GPU differs from the written data, first at byte {at}")]
     WrongCopy { at: u64 },
-    /// The index of the first different number.
+    /// The GPU computed a wrong result. `at` is the index of the first different number.
     #[error("the GPU result differs from the CPU result, first at index {at}")]
     WrongResult { at: u64 },
     /// CUDA does not list the requested device.
     #[error("CUDA lists {found} for NVML's UUID")]
     OtherDevice { found: String },
-    /// Commands must not be executed.
+    /// Commands must not be executed, for example with `--root`.
     #[error("CUDA was not queried: {why}")]
     NotQueried { why: String },
     /// The process could not be started, or its output could not be parsed.
