@@ -162,9 +162,9 @@ fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
         Some(node) if node.submenu => Err(format!("the GRUB entry `{wanted}` is a submenu")),
         Some(MenuNode {
             image: Some(image), ..
-        }) => kernel_of_image(image)
-            .map(str::to_owned)
-            .ok_or_else(|| format!("the GRUB entry `{wanted}` boots `{image}`")),
+        }) => kernel_of_image(image).map(str::to_owned).ok_or_else(|| {
+            format!("the GRUB entry `{wanted}` boots `{image}`, which is not a Linux kernel image")
+        }),
         _ => Err(format!("the GRUB entry `{wanted}` has no kernel")),
     }
 }

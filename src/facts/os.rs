@@ -8,7 +8,10 @@ pub(super) fn gather(reader: &mut FactReader<'_>) -> Option<Os> {
         .text("os", "/etc/os-release")
         .or_else(|| reader.text("os", "/usr/lib/os-release"));
     let Some(text) = text else {
-        reader.unknown("os", "neither `/etc/os-release` nor `/usr/lib/os-release` exists");
+        reader.unknown(
+            "os",
+            "neither `/etc/os-release` nor `/usr/lib/os-release` exists",
+        );
         return None;
     };
     let os = parse(&text);

@@ -75,7 +75,7 @@ pub enum CudaFault {
     #[error("the GPU result differs from the CPU result, first at index {at}")]
     WrongResult { at: u64 },
     /// CUDA does not list the requested device.
-    #[error("CUDA lists {found} for NVML's UUID")]
+    #[error("CUDA lists {found} instead of the device that NVML lists")]
     OtherDevice { found: String },
     /// Commands must not be executed, for example with `--root`.
     #[error("CUDA was not queried: {why}")]
