@@ -64,7 +64,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .as_ref()
         .is_some_and(|driver| driver.existing == Existing::Keep);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
-        Purpose::Driver | Purpose::Headers => !adopts,
+        Purpose::Driver | Purpose::Headers | Purpose::ContainerModules => !adopts,
         Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
     });
