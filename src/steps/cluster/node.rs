@@ -30,7 +30,7 @@ enum NodeState {
     Joined {
         name: NodeName,
         says: Registered,
-        /// The kubelet uses a different name.
+        /// Set if the kubelet now uses a different name.
         renamed: Option<Renamed>,
         wanted: WantedLabels,
         /// The content of the file for Node Feature Discovery.
