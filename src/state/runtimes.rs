@@ -42,7 +42,7 @@ impl State {
         &self.runtimes().await.value
     }
 
-    /// The installed container runtimes.
+    /// The installed container runtimes, and the values that could not be read.
     pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
         let read = || async {
             let packages = &self.installed().await.value;
@@ -435,7 +435,7 @@ mod tests {
                 vec![(toolkit::RUNTIME, ""), ("/etc/cdi/nvidia.yaml", "")],
                 false,
             ),
-            // With a kubelet, another check examines its runtime.
+            // On a machine with a kubelet, another check examines the kubelet's runtime.
             (
                 vec![
                     (toolkit::RUNTIME, ""),

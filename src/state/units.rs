@@ -82,7 +82,7 @@ impl State {
     /// The state of a unit, or `None` if the unit does not exist.
     ///
     /// # Errors
-    /// If systemd cannot be queried, or if its output contains no state.
+    /// If systemd or the files cannot be queried, or if the output contains no state.
     pub async fn unit(&self, name: &str) -> Result<Option<UnitState>, StateError> {
         let cell = {
             let mut units = (self.memo.units.lock()).unwrap_or_else(PoisonError::into_inner);

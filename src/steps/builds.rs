@@ -297,7 +297,7 @@ impl Builds {
         };
         for spec in &mut resolved {
             if method.companions.contains(&spec.name) {
-                // A package from the same source package also has the release of the module.
+                // Prefer the exact version and release of the module, which packages built together with it have.
                 let same =
                     (self.companions.get(&spec.name)).is_some_and(|all| all.contains(&module));
                 spec.version = Some(if same {

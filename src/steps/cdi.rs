@@ -185,7 +185,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         at_boot.push(Change::write(UNIT_PATH, unit));
     }
     if !state.enabled {
-        // The specification is for this boot; the unit regenerates it at later boots.
+        // Not started now, because the specification already describes this boot. The unit regenerates it at later boots.
         at_boot.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: false,

@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn unconfirmed_counts_are_not_compared() {
         for (provider, name, why) in [
-            // A fractional GPU, a whole GPU as vGPU, an undocumented count, an unknown type.
+            // A fractional GPU, a whole GPU as vGPU, two undocumented counts, an unknown type.
             ("aws", "g6f.xlarge", "number of whole GPUs for g6f.xlarge"),
             (
                 "azure",

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn old_lists_neither_block_nor_reboot() {
+    fn old_lists_are_refreshed_before_a_block_or_reboot() {
         let mut older = state(&[]);
         older.asked.certain = false;
         decide(&older, &want()).expect_blocked_by_old_lists();

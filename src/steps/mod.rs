@@ -111,7 +111,7 @@ pub const CLUSTER_KERNEL: StepId = StepId::new("cluster.kernel");
 pub const CLUSTER_PACKAGES: StepId = StepId::new("cluster.packages");
 /// The machine is a node of its cluster.
 pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
-/// The node is Ready and its taints are removed.
+/// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
 /// A timer that writes `check` results for other programs.

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_is_configured_while_the_toolkit_is() {
+    fn unit_is_obsolete_without_a_toolkit() {
         let unit = Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: true,

@@ -53,7 +53,7 @@ const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 struct PreflightState {
     root: FreeSpace,
     boot: FreeSpace,
-    /// Paths of [`WRITTEN`] that are mounted read-only.
+    /// Paths of [`WRITTEN`] that are mounted read-only, also for PID 1.
     read_only: Vec<&'static str>,
     /// The sandbox that hides parts of the machine from this process.
     sandbox: Option<Sandbox>,

@@ -110,7 +110,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             changes.push(Change::write(path, content));
         }
     }
-    // A cluster that allows swap ignores this check.
+    // If the cluster allows swap, the settings ignore the kubeadm check `Swap`.
     let may_swap = method.ignores("Swap");
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
     if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {

@@ -59,7 +59,7 @@ pub(super) fn refused(spec: &ClusterSpec, versions: &Versions) -> Option<Assessm
             ),
         ));
     }
-    // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
+    // If the cluster accepts cgroup v1, the settings ignore the kubeadm check `SystemVerification`.
     let ignores = spec.method.implementation().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))

@@ -124,8 +124,8 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     Ok(state)
 }
 
-/// Describes the GPUs that did not respond to NVML. Other GPUs without a fabric, such as those before Hopper or in a
-/// separate slot, are ignored.
+/// Describes the GPUs that did not respond to NVML. Other GPUs without a fabric are ignored, such as GPUs before Hopper and
+/// GPUs that are not connected to the NVSwitches.
 fn silent(devices: &[NvmlDevice]) -> Option<String> {
     let silent: Vec<u32> = (devices.iter())
         .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())

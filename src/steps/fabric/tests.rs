@@ -143,7 +143,7 @@ fn gpus_without_reported_fabric_have_not_joined() {
     let done = || Some(in_fabric(FabricProgress::Completed, 0));
     for (devices, said) in rows! {
         vec![device(0, done(), None), device(1, done(), None)], None;
-        // Before Hopper and in a separate slot, GPUs have no fabric.
+        // GPUs before Hopper, and GPUs that are not connected to the NVSwitches, have no fabric.
         vec![device(0, None, None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, Some("lost"))],

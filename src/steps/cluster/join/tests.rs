@@ -164,7 +164,7 @@ fn managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     decide(&member(None), &want).expect_satisfied();
     decide(&stranger(), &want).expect_blocked_now();
-    // Unusable files are only reported after the node has joined, because they are not used before.
+    // Unusable files of a managed node are only reported after it has joined, because they are not used before.
     let unusable = JoinState {
         unusable: vec!["`/t` cannot be used: mode is 0644".to_owned()],
         ..stranger()
@@ -213,7 +213,7 @@ fn eks_node_gets_no_taints() {
 }
 
 #[test]
-fn agent_blocked_by_cloud_setup_is_reported_before() {
+fn agent_blocked_by_cloud_setup_is_reported_before_joining() {
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/etc/token".into()),
