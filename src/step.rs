@@ -25,7 +25,7 @@ pub struct Cx<'a> {
     pub state: &'a State,
     /// The desired state.
     pub desired: &'a Desired,
-    /// The compatibility matrix, for decisions about drivers and kernels that are only possible during the run.
+    /// The compatibility matrix, for decisions about drivers and kernels that depend on the machine state.
     pub matrix: Option<&'a Matrix>,
 }
 
@@ -42,9 +42,9 @@ pub trait Step: Send + Sync {
     fn locks(&self) -> &[Lock] {
         &[]
     }
-    /// Whether its changes, apart from its packages, take long and need neither the package manager
-    /// nor the driver. If so, its packages are installed first, in a separate transaction, and the
-    /// step runs in parallel with the next transaction.
+    /// Whether its changes take long and need neither the package manager nor the driver. If so, the
+    /// packages of the steps that it depends on are installed first, in a separate transaction, and
+    /// the step runs in parallel with the next transaction.
     fn is_long(&self) -> bool {
         false
     }

@@ -10,7 +10,7 @@ use crate::{
     tools::systemctl::{self, UnitState},
 };
 
-/// Load state of a unit whose packaged file is empty.
+/// Our load state for a unit whose packaged file is empty, which systemd reports as `masked`.
 const EMPTY: &str = "empty";
 
 /// The output of a systemd query. `None` if systemd is not running, such as in a container or in the chroot of an image
@@ -19,7 +19,7 @@ const EMPTY: &str = "empty";
 pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>, StateError> {
     let output = match host.reader().query(query).await {
         Ok(output) => output,
-        // A tree without systemd.
+        // `systemctl` is not installed.
         Err(ExecError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -82,7 +82,7 @@ impl State {
     /// The state of a unit, or `None` if the unit does not exist.
     ///
     /// # Errors
-    /// If systemd cannot be queried, or if its output contains no state.
+    /// If systemd or the files cannot be queried, or if the output contains no state.
     pub async fn unit(&self, name: &str) -> Result<Option<UnitState>, StateError> {
         let cell = {
             let mut units = (self.memo.units.lock()).unwrap_or_else(PoisonError::into_inner);
@@ -182,8 +182,8 @@ mod tests {
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);
     }
 
-    /// In a chroot with `/proc`, systemctl exits with 0. Without `/proc`, and in a container, it exits with 1. It may also be
-    /// missing in a tree.
+    /// In a chroot with `/proc`, systemctl exits with 0. Without `/proc`, and in a container, it exits with 1. It may also not
+    /// be installed.
     #[tokio::test]
     async fn unit_files_are_the_fallback_for_every_query() {
         let refused =

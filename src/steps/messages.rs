@@ -19,7 +19,7 @@ pub(super) fn time(seconds: i64) -> String {
     )
 }
 
-/// Joins the first names of a long list.
+/// Joins names. A list of more than four names is shortened.
 pub(super) fn some(names: &[&str]) -> String {
     const SHOWN: usize = 4;
     match names.len().checked_sub(SHOWN) {

@@ -1,4 +1,4 @@
-//! `driver.options`: driver module options that a board or an instance type needs. They are applied when the module
+//! `driver.options`: driver module options that a board or an instance type needs. They take effect when the module
 //! is loaded, so a module that was loaded without them requires a reboot. Options set by the administrator are not
 //! changed.
 
@@ -83,12 +83,12 @@ fn parse_parameters(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns the value from another source, with its location. As in `modprobe`, the last one wins.
+/// Returns the value of an option in another source, with this source. As in `modprobe`, the last setting wins.
 fn other<'s>(state: &'s OptionsState, spec: &ModuleOption) -> Option<(&'s str, &'s str)> {
     let module = kmod::canonical(&spec.module);
     (state.others.iter())
         .filter(|(_, one)| one.option == spec.name)
-        // The kernel uses the module's internal name, regardless of its file name.
+        // A setting may also use the internal module name `nvidia`, whatever the name of the module file is.
         .rfind(|(_, one)| one.module == module || one.module == "nvidia")
         .map(|(place, one)| (place.as_str(), one.value.as_str()))
 }
@@ -160,8 +160,8 @@ fn content(options: &[&ModuleOption]) -> String {
     text
 }
 
-/// Returns loaded values that differ from the values of the next boot. A parameter that the module does not list cannot be
-/// compared.
+/// Returns values of the loaded module that differ from the values of the next boot. A parameter that the module does not
+/// list cannot be compared.
 fn not_loaded(state: &OptionsState, driver: &DriverSpec) -> Vec<String> {
     let mut differ = Vec::new();
     for spec in &driver.options {

@@ -13,7 +13,8 @@ pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
     cx.desired.packages.manager.backend()
 }
 
-/// Returns installed packages from the package database of the machine.
+/// Returns unpacked or held packages from the package database of the machine. A held package that is not unpacked has an
+/// empty version.
 pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let mut found = InstalledPackages::new();
     for package in database(cx).await? {
@@ -45,8 +46,8 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepErro
     Ok(found)
 }
 
-/// Like [`installed`], but ignores holds that gpu-bootstrap set. They protect against other programs, and are set
-/// again after a change.
+/// Like [`installed`], but ignores holds that gpu-bootstrap has set. These holds only prevent changes by other programs,
+/// and are set again after a change.
 pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let (mut found, ours) = (installed(cx).await?, cx.state.ours());
     for (name, package) in &mut found {
@@ -64,7 +65,7 @@ pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package],
     })
 }
 
-/// Describes packages that an interrupted package manager left unconfigured.
+/// Describes packages that an interrupted package manager left unconfigured, and the interrupted program if it is known.
 pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     let backend = backend(cx);
     let database = cx.state.database(cx.desired.packages.manager).await?;
@@ -75,8 +76,9 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     Ok(packages.chain(program).collect())
 }
 
-/// Makes an assessment temporary if packages are unconfigured. Their repair may also remove the problem, e.g. if the
-/// scripts of a kernel package have not yet updated the boot loader, so the problem must not prevent the repair.
+/// Turns a blocking assessment into `BlockedNow` if packages are unconfigured. Their repair by an earlier step may also
+/// remove the problem, e.g. if the scripts of a kernel package have not yet updated the boot loader, so the problem must
+/// not prevent the repair.
 pub(super) async fn unless_half_done(
     cx: &Cx<'_>,
     answer: Assessment,
@@ -89,7 +91,7 @@ pub(super) async fn unless_half_done(
     })
 }
 
-/// Makes an assessment temporary, so that it is repeated after an earlier step has made its changes.
+/// Turns a blocking assessment into `BlockedNow`, so that the step is assessed again after the changes of earlier steps.
 fn passing(answer: Assessment) -> Assessment {
     match answer {
         Assessment::Blocked { why, hint } | Assessment::BlockedByOldLists { why, hint } => {

@@ -1,5 +1,5 @@
-//! `driver.prebuilt`: before DKMS compiles the driver modules, it fetches modules that another machine compiled for
-//! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which adds this to the DKMS configuration. The
+//! `driver.prebuilt`: before DKMS compiles the driver modules, it tries to fetch modules that another machine compiled for
+//! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which makes DKMS run gpu-bootstrap for this. The
 //! file stays after the run, so that later kernels also get precompiled modules.
 
 use async_trait::async_trait;

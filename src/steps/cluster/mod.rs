@@ -1,6 +1,7 @@
 //! The steps that make the machine a cluster node: `host` (kernel), `packages` (Kubernetes packages), `join` (membership;
-//! `restart_agent` detects an agent that must be restarted) and `node` (state in the cluster). If the cluster is no longer
-//! configured, the node is not changed. Only `uninstall` removes a node, because its removal stops its pods.
+//! `restart_agent` detects an agent that must be restarted, `skew` unsupported versions) and `node` (state in the cluster).
+//! If the cluster is no longer configured, the node is not changed. Only `uninstall` removes a node, because its removal
+//! stops its pods.
 
 pub(super) mod host;
 pub(super) mod join;
@@ -37,7 +38,8 @@ fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> 
     }
 }
 
-/// Returns the cluster that the machine has joined.
+/// Returns the cluster that the machine has joined. With a join method that may run nodeadm, the nodeadm kubeconfig counts only
+/// if a kubelet is running, because nodeadm writes it before the node joins.
 async fn joined(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
     let method = spec.method.implementation();
@@ -127,7 +129,7 @@ mod tests {
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "inactive", false),
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "active", true),
             (command(), nodeadm::KUBECONFIG, "inactive", false),
-            // This kubeconfig is created after the node has joined, so an inactive kubelet may have failed since then.
+            // kubeadm creates this kubeconfig when the node joins, so it counts even if the kubelet is inactive.
             (command(), kubeadm::KUBELET_CONF, "inactive", true),
             (JoinMethod::Managed, nodeadm::KUBECONFIG, "inactive", true),
         ] {

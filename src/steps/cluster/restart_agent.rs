@@ -64,7 +64,7 @@ fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
 }
 
 impl Outdated {
-    /// Returns the problem and the action.
+    /// Returns the reason for the restart, or the reason that it must be done manually.
     pub fn why(&self) -> String {
         let cause = match self.has_toolkit {
             true => "",
@@ -82,7 +82,7 @@ impl Outdated {
         }
     }
 
-    /// Returns the change that makes the agent detect the nvidia runtime.
+    /// Returns the restart of the unit. `None` if it would stop the containers.
     pub fn change(&self) -> Option<Change> {
         self.spares_containers.then(|| Change::RestartUnit {
             unit: self.unit.to_owned(),
@@ -164,7 +164,7 @@ mod tests {
         );
         let with = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
         assert_eq!(found(with, "k3s-agent", "process").await, None);
-        // A restart would not change anything.
+        // With a template, or without a configuration of its containerd, a restart would not add the runtime.
         let directory = "/var/lib/rancher/k3s/agent/etc/containerd";
         for other in ["config.toml.tmpl", "certs.d/hosts.toml"] {
             let path = format!("{directory}/{other}");

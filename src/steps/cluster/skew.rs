@@ -15,7 +15,7 @@ const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// Versions that the kubelet must support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// Installed runtimes that are configured, with their versions.
+    /// The configured runtimes that are installed, with their versions.
     pub(super) runtimes: Vec<(RuntimeKind, String)>,
     /// Whether the machine has cgroup v1.
     pub(super) has_cgroup_v1: bool,
@@ -36,7 +36,7 @@ pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Versions, 
     })
 }
 
-/// Returns the version of the kubelet to install.
+/// Returns the version pattern of the kubelet to install.
 fn kubelet(spec: &ClusterSpec) -> Option<&str> {
     let package = spec.packages.iter().find(|one| one.name == "kubelet")?;
     package.version.as_deref()
@@ -59,7 +59,7 @@ pub(super) fn refused(spec: &ClusterSpec, versions: &Versions) -> Option<Assessm
             ),
         ));
     }
-    // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
+    // If the cluster accepts cgroup v1, the settings ignore the kubeadm check `SystemVerification`.
     let ignores = spec.method.implementation().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))
