@@ -91,7 +91,7 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
     };
     format!(
         "{HEADER}[Unit]\n\
-         Description=Describe the GPUs for container runtimes (CDI) as they are at this boot\n\
+         Description=Generate the CDI specification of the GPUs for this boot\n\
          ConditionPathExists={path}\n\
          ConditionPathExists={PROGRAM}\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\

@@ -106,7 +106,7 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
     }
     format!(
         "{HEADER}[Unit]\n\
-         Description=Write what gpu-bootstrap check finds where others read it\n\
+         Description=Publish the results of gpu-bootstrap check\n\
          PartOf={TIMER}\n\
          \n\
          [Service]\n\
@@ -149,7 +149,7 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=ENOSYS
-# Files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
+# Access to files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
 # (SYS_ADMIN), other processes (KILL, SYS_PTRACE), the kernel log (SYSLOG).
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_MKNOD CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_SYSLOG
 ";
@@ -158,7 +158,7 @@ CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER 
 fn timer() -> String {
     format!(
         "{HEADER}[Unit]\n\
-         Description=Write each minute what gpu-bootstrap check finds\n\
+         Description=Run gpu-bootstrap check every minute\n\
          \n\
          [Timer]\n\
          OnActiveSec=1s\n\

@@ -130,7 +130,7 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
         Ok(Some(log)) => dkms::telling_line(&String::from_utf8_lossy(&log))
             .map(|line| format!("`{path}`: {line}")),
         Ok(None) => None,
-        Err(error) => Some(format!("failed to read its log: {error}")),
+        Err(error) => Some(format!("failed to read the DKMS log: {error}")),
     }
 }
 

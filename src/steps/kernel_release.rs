@@ -160,7 +160,7 @@ fn answer(
                 .get(*method)
                 .is_some_and(|method| method.complete)
             {
-                format!("kernel {needed}: its packages are installed")
+                format!("kernel {needed}: the driver packages for it are installed")
             } else {
                 format!("kernel {needed}: {means} available, {reboots}")
             };

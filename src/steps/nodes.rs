@@ -63,7 +63,7 @@ fn unit() -> String {
     let users = users();
     format!(
         "{HEADER}[Unit]\n\
-         Description=Device nodes of the NVIDIA driver, and their links below /dev/char\n\
+         Description=Create NVIDIA device nodes and their symlinks in /dev/char\n\
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After=systemd-modules-load.service nvidia-persistenced.service\n\

@@ -95,7 +95,7 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
         let last = state
             .said
             .as_deref()
-            .map(|last| format!("; for this kernel it {last}"))
+            .map(|last| format!("; last build for this kernel: {last}"))
             .unwrap_or_default();
         return Assessment::satisfied(format!(
             "DKMS fetches modules from {sources} before compiling{last}"
@@ -213,7 +213,7 @@ mod tests {
             panic!("it is already configured");
         };
         assert!(
-            why.ends_with("for this kernel it took nvidia from /srv/modules"),
+            why.ends_with("last build for this kernel: took nvidia from /srv/modules"),
             "{why}"
         );
         // Different sources change the file.
