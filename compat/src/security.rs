@@ -8,7 +8,7 @@ use crate::version::DriverVersion;
 /// The security fixes that a version lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lacking {
-    /// The first version with all fixes.
+    /// The first version with all fixes. [`end_of_life`] returns a text instead of a version.
     pub first_fixed: String,
     /// A message with the compared versions and the newest bulletin.
     pub why: String,

@@ -37,11 +37,11 @@ struct LibrariesState {
     next: Option<String>,
     /// Driver packages are installed.
     packaged: bool,
-    /// The program that manages the driver, if it is not gpu-bootstrap.
+    /// The owner of the driver, if it does not install the driver on the library path of the host.
     owner: Option<Owner>,
     /// The library name and the resolved file.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
-    /// Files with the same names in later distribution directories.
+    /// Libraries with the same names that come later in the search order, in directories of distribution packages.
     all: Vec<Utf8PathBuf>,
     /// The machine is a container, so the module belongs to its host.
     contained: bool,
@@ -60,7 +60,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
             if at.is_none() {
                 at = files.resolve(&path)?;
             } else if of_distribution(&path) {
-                // An unreadable file cannot shadow a library.
+                // These files only show which library is shadowed, so unreadable files are ignored.
                 all.extend(files.resolve(&path).ok().flatten());
             }
         }
@@ -127,7 +127,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         return finding(
             Verdict::Unknown,
             format!(
-                "{} not found; the driver is managed by {}, which installs it elsewhere",
+                "{} not found; the driver is managed by {}, which installs the libraries elsewhere",
                 missing.join(", "),
                 owner.name
             ),
@@ -149,7 +149,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let mut others = Vec::new();
     let mut libraries = "their version";
     for (name, at) in &state.found {
-        // If no file name contains the version, NVML reports it.
+        // If no file name contains the version, only NVML reports a mismatch.
         if let Some(version) = at.as_deref().and_then(version_of)
             && version != loaded
         {
@@ -197,7 +197,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             ),
         );
     }
-    // A reboot helps only if the module on disk has the version of the libraries.
+    // A reboot does not help if the module on disk has the version of the loaded module.
     let (class, remedy) = match (&state.next, &state.owner) {
         (_, Some(owner)) if owner.name == GPU_OPERATOR && state.packaged => {
             (Remedy::Reconfigure, operator::ONE_DRIVER.to_owned())
@@ -238,7 +238,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         ),
         _ => (
             Remedy::Reboot,
-            "reboot, because the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
+            "reboot, which stops all workloads, because the libraries were upgraded while the old module was loaded".to_owned(),
         ),
     };
     Finding {

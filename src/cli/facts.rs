@@ -134,7 +134,7 @@ fn human(facts: &FactsDocument<'_>) -> String {
         row(
             "kubelet",
             format!(
-                "{} (`{}`, by {})",
+                "{} (`{}`, according to {})",
                 kubelet.name, kubelet.socket, kubelet.known_by
             ),
         );

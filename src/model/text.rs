@@ -1,4 +1,5 @@
-//! Human-readable text: suggestions for typos, sizes, and types with a text representation.
+//! Text: suggestions for typos, line edits, shell quoting, control characters, sizes, the tables in the binary, and types with
+//! a text representation.
 
 use std::{
     fmt,
@@ -34,7 +35,7 @@ pub fn shell_word(word: impl AsRef<str>) -> String {
 }
 
 /// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
-/// end. [`without_lines`] then restores each byte.
+/// end. [`without_lines`] then restores the original bytes.
 #[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
     let end = line_end(text);
@@ -63,9 +64,9 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     kept
 }
 
-/// Returns the prefix of our color codes (ECMA-48) until they are written. It is different in each process, so that
-/// no external text can contain it: in root's terminal, a green name or line of another program would look like a
-/// result.
+/// Returns a marker that represents the start of our color codes. [`without_controls`] replaces it with the real start
+/// (ECMA-48) when the text is written. It is different in each process, so external text cannot contain it. Otherwise, a
+/// green name or line of another program would look like our result.
 #[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
@@ -160,7 +161,7 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
 /// Returns the text of a built-in table by file name without extension. Comments are removed.
 ///
 /// # Errors
-/// If the binary is corrupt.
+/// If the table does not exist, or the binary is corrupt.
 pub fn table(name: &str) -> Result<&'static str, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
     all.split('\0')
@@ -185,7 +186,7 @@ pub fn directory(
 /// Parses a built-in table.
 ///
 /// # Errors
-/// The parser message.
+/// If the table does not exist or is invalid.
 pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(table(name)?).map_err(|error| error.to_string())
 }
@@ -201,7 +202,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// Defines a test that parses texts of these format fragments and arbitrary text, and must not panic.
+/// Defines a property test: a parser must not panic on texts that match a regular expression.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {

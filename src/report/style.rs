@@ -97,7 +97,7 @@ impl Style {
         format!("{mark}{code}m{text}{mark}0m")
     }
 
-    /// A word in a column. It is padded before painting, because color codes have no width.
+    /// A word in a column. It is padded before painting, because the padding would count the color codes as characters.
     pub(super) fn column(self, ink: Ink, text: &str, width: usize) -> String {
         self.paint(ink, &format!("{text:<width$}"))
     }

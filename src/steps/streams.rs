@@ -32,8 +32,8 @@ pub(super) fn change(driver: &DriverSpec, enabled: Option<&str>) -> Option<Chang
     })
 }
 
-/// Puts the stream change first. The required repository is only known when its packages are available, and decides
-/// whether a failed list download matters.
+/// Puts the stream change first. The packages are available only after their stream is enabled, and only then is it known
+/// which repository they require. If the list download of a required repository fails, the refresh fails.
 pub(super) fn before(
     changes: Vec<Change>,
     driver: &DriverSpec,

@@ -40,8 +40,8 @@ pub fn list(files: &dyn ReadFiles) -> Result<String, FilesError> {
         .unwrap_or_default())
 }
 
-/// Returns the mount that contains a path without symlinks. If several mounts have the same mount point, the last one is
-/// visible.
+/// Returns the mount that contains a path. The path must not contain symlinks. If several mounts have the same mount point,
+/// the last one is visible.
 #[must_use]
 pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
     list.lines()

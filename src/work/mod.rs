@@ -219,8 +219,8 @@ impl Hands {
         }
     }
 
-    /// Returns a message if this machine is a clone of the one that joined, based on the machine id at that time. The cluster
-    /// cannot detect this, because the kubelet of the clone writes its own id to the node object of both.
+    /// Returns a message if this machine is a clone of the one that joined, based on the machine ID at that time. The cluster
+    /// cannot detect this, because both machines use the same node object, and the kubelet of the clone writes its ID to it.
     pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);

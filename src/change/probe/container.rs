@@ -28,7 +28,7 @@ const FAILED: &str = "container-failed";
 /// of the result.
 ///
 /// # Errors
-/// If a container cannot be run, or has no access to the expected devices.
+/// If the probe cannot be run, a device is missing, or a GPU does not compute correctly.
 pub(super) async fn run(
     host: &Host,
     state: &Utf8Path,
@@ -78,13 +78,13 @@ pub(super) async fn run(
     })
 }
 
-/// Removes the container of an interrupted probe.
+/// Removes the container of an interrupted probe, and the image that the probe has created.
 ///
 /// # Errors
 /// If the runtime returns an error.
 pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ChangeError> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
-        // Its processes exit together with the parent.
+        // A probe on the host has no container, and its processes exit together with their parent.
         return Ok(());
     };
     let Some(client) = runtime.runtime().containers() else {
@@ -101,8 +101,8 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
     job.clear().await.map_err(failed)
 }
 
-/// Checks that a container has the libraries and the devices of the host, and that it computes on them. If NVML returned no
-/// UUIDs, the visible devices are sufficient.
+/// Checks that a container has the libraries and the devices of the host, and that it computes on them. If `uuids` is empty,
+/// because NVML on the host returned none, the visible devices are sufficient.
 fn evaluate(
     view: &ContainerView,
     gpus: usize,
@@ -161,7 +161,7 @@ fn evaluate(
     ))
 }
 
-/// Parses the last line of the output.
+/// Parses the output of the program in the container.
 fn view(ran: &ContainerResult) -> Result<ContainerView, ChangeError> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
@@ -343,7 +343,7 @@ mod tests {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "containers" if cmd.args[2] == "list" => ok("other\ngpu-bootstrap-probe\n"),
-            // Its task has already exited.
+            // The task of the container has already exited.
             "tasks" => failed(1, "ctr: no running task found"),
             "run" => ok(SEEN),
             _ => ok(""),

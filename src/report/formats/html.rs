@@ -74,7 +74,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     to.flush()
 }
 
-/// The PCI devices. A device is broken if a failed finding contains its address.
+/// The PCI devices. A device is marked if a failed finding or a warning contains its address.
 fn devices(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
     let named_by = |address: &str, verdict: Verdict| {
         (report.findings.iter())
@@ -185,7 +185,7 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "</section>")
 }
 
-/// A finding. Problems are expanded, because the user should read them.
+/// Writes a finding. Problems are expanded, except failures that another finding caused.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     let class = word(finding.status);
     let kind = finding.kind().map_or(class, Kind::name);
@@ -229,7 +229,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
 fn escaped(text: &str) -> String {
     let text = entities(&line(text));
     let parts: Vec<&str> = text.split('`').collect();
-    // An unpaired backquote is literal.
+    // If a backquote is unpaired, all backquotes are literal.
     if parts.len().is_multiple_of(2) {
         return text;
     }

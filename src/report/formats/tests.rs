@@ -114,7 +114,7 @@ fn plugin_status_is_the_worst_verdict() {
         // With `--fail-on warn`.
         (one(Verdict::Warn, Exit::Drift), 1, 1),
         (one(Verdict::Fail, Exit::Drift), 2, 1),
-        // An unknown finding counts only if it changes the exit status of the audit.
+        // An unknown finding counts only if it changes the exit status of `check`.
         (one(Verdict::Unknown, Exit::Ok), 0, 0),
         (one(Verdict::Unknown, Exit::Drift), 3, 2),
         (broken(), 2, 1),

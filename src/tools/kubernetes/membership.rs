@@ -1,5 +1,5 @@
-//! Determines whether a machine is a node. A node has a kubelet kubeconfig and the client certificate in it. kubeadm writes the
-//! kubeconfig before the cluster issues the certificate.
+//! Determines whether a machine is a node. A node has a kubelet kubeconfig, and the client certificate file if the kubeconfig
+//! refers to one. kubeadm writes the kubeconfig before the cluster issues the certificate.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};

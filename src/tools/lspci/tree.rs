@@ -1,4 +1,4 @@
-//! Converts the functions of a text to sysfs files, so that they can be read like the PCI bus of a machine.
+//! Converts the PCI functions from lspci output to sysfs files, so that they can be read like the PCI bus of a machine.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ pub fn host(functions: &[Function]) -> Host {
     for function in functions {
         add(&mut tree, function);
     }
-    // The first path of the list contains all names. The other paths do not exist.
+    // The first file contains all names. Add the other paths as empty directories, because unknown paths return an error.
     let [list, others @ ..] = NAME_LISTS;
     tree.file(list.to_owned(), names(functions));
     for path in others {

@@ -9,7 +9,7 @@ const PLACES: &str = "`/etc/apt/sources.list` or `/etc/apt/sources.list.d`";
 /// machine must already have the first suite.
 ///
 /// # Errors
-/// If the machine has no source for the first suite, or if that source does not specify exactly one key file.
+/// If the machine has no source for the first suite, or if `Signed-By` of that source is not a single key file.
 pub fn further(
     entries: &[SourceEntry],
     suites: &[String],
@@ -130,7 +130,7 @@ deb http://mirror.example/debian bookworm-updates main
     }
 
     #[test]
-    fn machine_without_the_suite_is_rejected() {
+    fn missing_suite_and_embedded_key_are_rejected() {
         let entries = parse_lines("deb http://mirror.example/debian sid main");
         assert!(matches!(
             wanted(&entries),

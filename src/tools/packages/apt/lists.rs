@@ -14,7 +14,7 @@ pub const DIRECTORY: &str = "/var/lib/apt/lists";
 /// The end of a signature, in an index with an inline signature and in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
 
-/// The suffixes of compressed lists. The size in the index may be for another compression.
+/// The suffixes of compressed lists. apt may recompress a list, so its size can differ from the size in the index.
 const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 
 /// Returns the truncated lists and indexes.
@@ -46,9 +46,9 @@ pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the lists show that a package is unavailable. This requires that the archive, which has the component `main`, was
-/// downloaded. Another source may be permanently dead, and the lists of a source that gpu-bootstrap has just added are
-/// downloaded later.
+/// Whether the lists are complete enough to conclude that a package is unavailable. If archives (sources with the component
+/// `main`) are configured, at least one must have been downloaded. Other sources are not required, because they may be
+/// permanently unreachable. The sources that gpu-bootstrap adds do not count, because their lists are downloaded later.
 #[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
     let mut archives = (sources.iter())
@@ -105,7 +105,7 @@ fn torn_of<'n>(
             true => (*index).to_owned(),
             false => format!("{index}.gpg"),
         };
-        // An index without a signature does not show whether it is complete.
+        // Truncation is only detectable in an index with a signature.
         if texts.contains_key(signature.as_str()) && !is_whole(&signature) {
             torn.extend([name(index), name(&signature)].into_iter().flatten());
             continue;

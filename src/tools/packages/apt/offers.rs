@@ -69,7 +69,8 @@ const INSTALLED: &str = " *** ";
 /// The "source" of installed packages.
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// Parses `PRIORITY SOURCE …`: the source of a version, and its priority without records for the package.
+/// Parses `PRIORITY SOURCE …`: a source of a version, and the priority of the source. Preferences for the package do not
+/// change this priority.
 fn source_line(words: &str) -> Option<(i32, &str)> {
     let (priority, source) = words.split_once(' ')?;
     Some((priority.parse().ok()?, source.split_whitespace().next()?))
@@ -178,7 +179,7 @@ nvidia-driver:
     fn version_allowed_only_by_our_preference_is_forbidden() {
         let forbidden = |text: &str| parse(text).remove(0).forbidden;
         assert_eq!(forbidden(THIRD), ["580.999.0"]);
-        // A record of the administrator for the package.
+        // The administrator's own preference for the package allows the version.
         assert_eq!(
             forbidden(&THIRD.replace("580.999.0 1001", "580.999.0 600")),
             [""; 0]

@@ -21,7 +21,7 @@ impl Updater for UnattendedUpgrades {
         (EXCLUSION.into(), text)
     }
 
-    /// Converts the pattern to a regular expression.
+    /// Converts a shell pattern to a regular expression.
     fn pattern(&self, shell: &str) -> String {
         let mut regex = String::from("^");
         for c in shell.chars() {

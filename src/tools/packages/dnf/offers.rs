@@ -11,7 +11,7 @@ use crate::{
 /// One line per version. dnf replaces `\t` and `\n` itself.
 const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\n";
 
-/// Same as [`FORMAT`], with an additional field of one path per line.
+/// Same as [`FORMAT`], with an additional field: the paths of the package, one per line.
 const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{files}\\n";
 
 /// Packages with these architectures are not native packages.
