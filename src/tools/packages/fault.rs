@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_command_depends_on_the_system() {
+    fn certificate_hint_depends_on_the_manager() {
         for (manager, command) in [
             ("apt", "`update-ca-certificates`"),
             ("dnf", "`update-ca-trust`"),

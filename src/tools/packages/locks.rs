@@ -104,7 +104,8 @@ pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, Fil
     Ok(text.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()))
 }
 
-/// Whether a PID file has content that is not a process ID, for example after a power loss.
+/// Whether a PID file has content that is not a process ID, for example after a power loss. dnf rejects such a file, but accepts
+/// an empty one (`dnf/lock.py`).
 ///
 /// # Errors
 /// If the file exists but cannot be read.

@@ -359,7 +359,7 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// The automatic updater, or `None` if it respects holds.
+    /// The automatic updater that has a separate exclusion list, or `None` if holds are sufficient.
     fn updater(&self) -> Option<&dyn Updater> {
         None
     }
@@ -630,7 +630,8 @@ pub trait Backend: Debug + Send + Sync {
     }
 }
 
-/// An automatic updater that ignores holds.
+/// An automatic updater with a separate exclusion list. Holds are set on installed packages. The list also excludes matching
+/// packages that are installed later.
 pub trait Updater: Debug + Send + Sync {
     /// Returns the file that excludes packages. The patterns are created by [`Updater::pattern`].
     fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String);

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn keyring_without_a_key_is_reported() {
+    fn unusable_keyring_is_reported() {
         let files = FakeFiles::new();
         let line = |key: &str| format!("deb [signed-by=/usr/share/keyrings/{key}] https://a/ /\n");
         files.put("/etc/apt/sources.list.d/a.list", line("a.gpg"));

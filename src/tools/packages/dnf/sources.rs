@@ -81,7 +81,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         let bytes = files.read(&path)?.unwrap_or_default();
         if let Some(line) = undecodable(&bytes) {
             found.push(SourceIssue {
-                // dnf exits with a `TypeError` in libdnf/conf.py, which does not contain the file name (tested with dnf 4.14).
+                // dnf exits with a `TypeError`, and the message does not contain the file name (libdnf/conf.py, dnf 4.14).
                 impact: Impact::All,
                 why: format!("line {line} of `{path}` is not UTF-8"),
                 remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
