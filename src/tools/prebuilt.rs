@@ -47,7 +47,8 @@ const MANIFEST: &str = "manifest.json";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BuildTarget {
-    /// `ID` in os-release, because distributions use the same name for different kernels.
+    /// `ID` in os-release. The kernel release is not sufficient, because different kernels of two distributions may have the
+    /// same release.
     pub distribution: String,
     /// The kernel release.
     pub kernel: KernelVersion,

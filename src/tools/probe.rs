@@ -123,7 +123,7 @@ pub struct ProbeDocument {
     pub passed: bool,
     /// The first failed layer, or `None` if no layer failed.
     pub failed_layer: Option<ProbeLayer>,
-    /// The validated result, or the error.
+    /// A summary of the result if no layer failed, otherwise the error.
     pub why: String,
     /// The remedy.
     pub remedy: Option<String>,

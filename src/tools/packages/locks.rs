@@ -104,8 +104,8 @@ pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, Fil
     Ok(text.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()))
 }
 
-/// Whether a PID file has content that is not a process ID, for example after a power loss. dnf rejects such a file, but accepts
-/// an empty one (`dnf/lock.py`).
+/// Whether a PID file has content that is not a process ID, for example after a power loss. dnf rejects such a file, but
+/// accepts an empty one (`dnf/lock.py`).
 ///
 /// # Errors
 /// If the file exists but cannot be read.
@@ -162,7 +162,7 @@ fn parse(text: &str) -> Vec<Held> {
             let mut words = line.split_whitespace().skip(1);
             (words.next()? == "POSIX").then_some(())?;
             (words.nth(1)? == "WRITE").then_some(())?;
-            // A process outside this PID namespace has ID 0, and an open file description has ID -1.
+            // The ID is 0 for a process outside this PID namespace, and -1 for a lock of an open file description.
             let pid = words.next()?.parse().unwrap_or(0);
             let mut file = words.next()?.split(':');
             let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();

@@ -350,7 +350,7 @@ mod tests {
                 Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", Fault::Stale;
-            // apt 3.0, for a repository that was downloaded before.
+            // apt 3.0, for a repository whose lists were downloaded before.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
                 Fault::Key;
             // apt 2.6, for a keyring with mode 0600.

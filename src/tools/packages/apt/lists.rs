@@ -11,7 +11,7 @@ use crate::host::{FileKind, FilesError, ReadFiles, Stat};
 /// The directory of the lists.
 pub const DIRECTORY: &str = "/var/lib/apt/lists";
 
-/// The end of a signature, in an index with an inline signature and in a separate file.
+/// The last line of a signature, which is at the end of an index or in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
 
 /// The suffixes of compressed lists. apt may recompress a list, so its size can differ from the size in the index.

@@ -161,7 +161,8 @@ linux-headers-6.1.0-1-amd64:
         assert!(offers[2].versions.is_empty() && offers[2].candidate.is_none());
     }
 
-    /// Output of apt 2.6 with `Package: *`, `Pin: release o=ThirdParty`, -1, and our preference for 580.
+    /// Output of apt 2.6 with our preference for 580, and the record `Package: *`, `Pin: release o=ThirdParty`,
+    /// `Pin-Priority: -1`.
     const THIRD: &str = "\
 nvidia-driver:
   Installed: (none)

@@ -76,10 +76,10 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// Returns the path and the content of the file that sets the priority of a repository's packages, or `None` to keep the default
-/// priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`. The
-/// record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such as
-/// backports.
+/// Returns the path and the content of the file that sets the priority of a repository's packages, or `None` to keep the
+/// default priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`.
+/// The record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such
+/// as backports.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;

@@ -46,7 +46,7 @@ const OPTIONS: [&str; 12] = [
     // A failed repository is only a warning. gpu-bootstrap decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",
-    // The output is parsed. Without the transaction table, nothing could be approved.
+    // Override the verbosity in `dnf.conf`, because the transaction table in the output is parsed.
     "--setopt=debuglevel=2",
     "--setopt=errorlevel=3",
     "--color=never",
@@ -68,10 +68,10 @@ const NO_LOCKS: &str = "--disableplugin=versionlock";
 /// Makes the packages of all module streams available, not only of the enabled stream, dnf.conf(5).
 const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
-/// File lists of packages, which show the kernel that some packages are for. In AlmaLinux 10, dnf does not download them by
-/// default. An older dnf does, and prints a warning because it does not know this option. A refresh always downloads them,
-/// because the packages to inspect are not known at that time, and the query itself must not download anything: `plan` and
-/// `check` use it.
+/// Includes the file lists of packages in the metadata. They show which kernel a package with modules is for. In AlmaLinux 10,
+/// dnf does not download them by default. An older dnf does, and prints a warning because it does not know this option. A
+/// refresh always downloads them, because the packages to inspect are not known at that time. The query must not download
+/// anything, because `plan` and `check` use it.
 const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
@@ -281,7 +281,7 @@ pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
 }
 
 /// Returns the command that changes a package to the newest available version, including a downgrade, for hints: `dnf(8)`,
-/// distro-sync. A version lock would keep the version that is not available.
+/// distro-sync. If the package is held, the command disables version locks, because they would keep the unavailable version.
 #[must_use]
 pub fn to_offered(package: &Package) -> String {
     let options = if package.held {

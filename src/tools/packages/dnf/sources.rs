@@ -321,7 +321,7 @@ gpgcheck = 0
             "# x\n[one]\nname=One\nbaseurl=https://a.example\n https://b.example\n\n[two]\nenabled = 0\n",
         );
         put("note.txt", "anything\n");
-        // A comment in another encoding is allowed, but dnf exits if a name is in another encoding.
+        // Comments may be in an encoding other than UTF-8, but options must not.
         let latin = b"# f\xfcr alle\n[three]\nname=Three\nbaseurl=https://c.example\n";
         fakes
             .files
