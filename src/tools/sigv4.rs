@@ -84,7 +84,7 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// The common input of all cases in the suite.
+    /// Signs with the inputs that all cases of the test suite share.
     fn signed(
         session: Option<&str>,
         given: &[(&'static str, &str)],

@@ -17,11 +17,11 @@ pub const PACKAGES: &str = "nvidia-container-toolkit";
 /// default. Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
 pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
 
-/// The configuration file of the toolkit. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and the issues mentioned
-/// below.
+/// The configuration file of the toolkit. Source: NVIDIA/nvidia-container-toolkit, `internal/config`.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// The configuration that the toolkit container of the GPU Operator generates (its `tools/container/toolkit`).
+/// The configuration that the toolkit container of the GPU Operator generates. Source: NVIDIA/nvidia-container-toolkit,
+/// `tools/container/toolkit`.
 pub const OPERATOR_CONFIG: &str =
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml";
 
@@ -29,7 +29,8 @@ pub const OPERATOR_CONFIG: &str =
 /// notes of 1.15.0).
 pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
 
-/// The first version that uses CDI by default (release notes of 1.18.0). No errors with `no-cgroups` were reported for CDI.
+/// The first version that uses CDI by default (release notes of 1.18.0). The known errors that `no-cgroups = true` causes occur
+/// only without CDI.
 pub const BY_CDI: (u64, u64) = (1, 18);
 
 /// The settings that gpu-bootstrap uses.
@@ -37,7 +38,7 @@ pub const BY_CDI: (u64, u64) = (1, 18);
 pub struct ToolkitFile {
     /// The root directory of the driver, or `None` for the root of the machine.
     pub root: Option<String>,
-    /// The host program that generates the library cache of a container, or `None` if it is in the image.
+    /// The host program that generates the library cache of a container, or `None` if it is not set or is in the image.
     pub ldconfig: Option<String>,
     /// Containers do not get device permissions. This works only for rootless daemons.
     pub no_cgroups: bool,

@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 
 use crate::tools::packages::{HEADER, Updater};
 
-/// unattended-upgrades reads this file even if it is installed later.
+/// The file also takes effect if unattended-upgrades is installed later.
 const EXCLUSION: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
 
 #[derive(Debug)]

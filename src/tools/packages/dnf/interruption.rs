@@ -11,7 +11,7 @@ use crate::{
     tools::packages::{Package, locks},
 };
 
-/// Returns the program if the process that changed packages exited without completing its transaction.
+/// Returns `dnf` if the process that changed packages exited without completing its transaction.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -19,7 +19,7 @@ pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesE
     let path = Utf8Path::new(generation::TRANSACTION);
     let is_at_work = match locks::writer(files, path)? {
         Some(pid) => locks::is_at_work(files, pid)?,
-        // Without the file, no transaction is open. After a power loss, the file may lack the process ID.
+        // Without the file, no transaction is open. A file without a process ID was truncated by a power loss.
         None => !files.exists(path)?,
     };
     Ok((!is_at_work).then_some("dnf"))

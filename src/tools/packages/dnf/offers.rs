@@ -67,7 +67,7 @@ pub fn parse_contents(text: &str) -> Vec<Contents> {
 }
 
 /// Parses the output of [`versions`]. The newest version is the candidate. Versions in a repository with a lower priority are
-/// included, although a transaction would not use them: the simulation has the final result.
+/// included, although a transaction would not use them. The simulation shows the actual version.
 #[must_use]
 pub fn parse(text: &str) -> Vec<AvailablePackage> {
     let mut offers: Vec<AvailablePackage> = Vec::new();
