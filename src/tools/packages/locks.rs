@@ -29,7 +29,7 @@ impl std::fmt::Display for Holder {
         match (&self.name, self.pid) {
             (Some(name), Some(pid)) => write!(f, "`{name}` (pid {pid})"),
             (None, Some(pid)) => write!(f, "process {pid}"),
-            _ => f.write_str("a process that is not visible from here"),
+            _ => f.write_str("a process outside this PID namespace"),
         }
     }
 }
@@ -293,7 +293,7 @@ mod tests {
         let files = machine(|inode| format!("1: POSIX  ADVISORY  WRITE 0 fe:00:{inode} 0 EOF\n"));
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.pid, None);
-        assert!(holder.to_string().contains("not visible"));
+        assert!(holder.to_string().contains("outside this PID namespace"));
     }
 
     #[test]

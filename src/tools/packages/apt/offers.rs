@@ -78,7 +78,7 @@ fn source_line(words: &str) -> Option<(i32, &str)> {
 
 /// The remedy if our preference allows a version from a repository that the administrator has blocked.
 pub const LIFTED: &str = "nothing was changed; the preference for the driver branch lists packages and takes precedence over a \
-     record for `*`: remove that repository, or list these packages in the record that blocks it: `Package: NAMES`, `Pin: \
+     record for `*`: remove the blocked repository, or list these packages in the record that blocks it: `Package: NAMES`, `Pin: \
      origin \"HOST\"`, `Pin-Priority: -1`";
 
 /// Whether a preferences file contains a negative priority, which blocks versions, apt_preferences(5).

@@ -361,7 +361,8 @@ fn deb822(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
         if line.starts_with('#') {
             continue;
         }
-        if line.trim().is_empty() {
+        // Only an empty line ends a stanza. A line of spaces continues a field.
+        if line.is_empty() {
             entries.extend(stanza(file, &std::mem::take(&mut fields)));
         } else if line.starts_with([' ', '\t']) {
             if let Some((_, value)) = fields.last_mut() {
@@ -463,10 +464,16 @@ mod tests {
     }
 
     #[test]
+    fn line_of_spaces_does_not_end_a_deb822_stanza() {
+        let text = "Types: deb\nURIs: http://b\nSuites: x\n \nEnabled: no\n";
+        assert_eq!(parse("x.sources", text), []);
+    }
+
+    #[test]
     fn deb822_sources_are_parsed() {
         let text = "Types: deb\n# a comment\nURIs: http://debian.example.org/debian/\n\
                     Suites: bookworm bookworm-updates\nComponents: main\n\
-                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n \n\
+                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n\
                     Enabled: No\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
                     Types: deb\nURIs: http://c\nSuites: /\nSigned-By:\n -----BEGIN PGP\n .\n";
         let found = parse("x.sources", text);
