@@ -1,4 +1,4 @@
-//! The module stream of the driver packages, if any. It is enabled before they are installed.
+//! The DNF module stream of the driver packages, if any. It is enabled before they are installed.
 
 use super::packages;
 use crate::{
