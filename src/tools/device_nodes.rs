@@ -164,8 +164,8 @@ pub struct Symlinks {
     pub missing: Vec<Utf8PathBuf>,
 }
 
-/// Searches the symlinks. In a copy of a machine (`is_copy`), regular files may replace device nodes. The numbers of nodes with
-/// a fixed major number are then derived from their names.
+/// Returns the device nodes without a symlink. In a copy of a machine (`is_copy`), regular files may replace device nodes.
+/// The numbers of nodes with a fixed major number are then derived from their names.
 ///
 /// # Errors
 /// If `/dev`, a node or a symlink cannot be read.

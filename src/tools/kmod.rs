@@ -43,7 +43,7 @@ pub fn list_of(kernel: &str) -> Utf8PathBuf {
     directory_of(kernel).join("modules.dep")
 }
 
-/// Returns the path of a module in such a list, relative to the directory of the kernel.
+/// Returns the path of a module in the content of `modules.dep`, relative to the directory of the kernel.
 #[must_use]
 pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
@@ -327,9 +327,9 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel, and its target. `weak-modules` of RHEL and related
-/// distributions creates symlinks to the modules of another kernel, and a symlink may outlive that kernel
-/// (AlmaLinux/almalinux-deploy issue 271).
+/// Returns a dangling symlink to the NVIDIA module in a subdirectory of `weak-updates` of this kernel, and its target.
+/// `weak-modules` of RHEL and related distributions creates symlinks to the modules of another kernel, and a symlink may
+/// outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -340,7 +340,7 @@ pub fn dangling(
     let weak = Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let directory = weak.join(part);
-        // Some packages do not have a subdirectory.
+        // Some packages install files without a subdirectory.
         if files
             .stat(&directory)?
             .is_none_or(|about| about.kind != FileKind::Directory)
