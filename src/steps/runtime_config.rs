@@ -37,7 +37,7 @@ struct RuntimeState {
     said: LiveConfig,
     /// A configuration file that the daemon cannot parse.
     broken: Option<Broken>,
-    /// The line of the unit that makes the daemon read a different configuration file.
+    /// A line in another file that makes the daemon read a different configuration file.
     other: Option<Elsewhere>,
     /// The default configuration file.
     usual: String,
@@ -260,7 +260,7 @@ type DropIn = (&'static str, Result<Change, String>);
 const START: &str = "ExecStartPre=-";
 
 /// Returns the drop-in and its path if another program writes the daemon's file and the drop-in is missing or starts
-/// a missing executable, or the reason that our executable must not be used.
+/// a missing or unsafe executable, or the reason that our executable must not be used.
 fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
     let Some(rewritten) = daemon.configured().rewritten() else {
         return Ok(None);

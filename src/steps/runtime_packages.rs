@@ -228,7 +228,7 @@ mod tests {
     };
 
     #[test]
-    fn missing_package_and_stopped_daemon_are_changed() {
+    fn missing_runtime_is_installed_and_stopped_daemon_started() {
         let want = desired();
         let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let (_, changes) = decide(&RuntimePackagesState::default(), docker, &want).expect_needs();
@@ -254,7 +254,7 @@ mod tests {
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
     }
 
-    /// If systemd cannot be queried, only a runtime that is not installed can be planned.
+    /// If systemd cannot be queried, only a runtime that is not installed is assessed. Otherwise the error is returned.
     #[test]
     fn runtime_without_any_installation_is_lacking() {
         let want = desired();

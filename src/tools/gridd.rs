@@ -22,7 +22,7 @@ pub const CONFIG: &str = "/etc/nvidia/gridd.conf";
 /// Its unit.
 pub const UNIT: &str = "nvidia-gridd.service";
 
-/// The files with its messages if there is no journal.
+/// The log files with the messages of `nvidia-gridd` if there is no journal.
 const LOGS: [&str; 2] = ["/var/log/syslog", "/var/log/messages"];
 
 /// A faulty GPU can delay `nvidia-smi`.

@@ -1121,7 +1121,7 @@ mod tests {
             };
             let length: usize = pattern.start.iter().map(shortest).sum();
             assert!(length > PROGRAM, "{pattern:?}");
-            // User text in the middle has a maximum length, and users cannot write the text after it.
+            // The text after a program name must be longer than a program name can be, so that no name contains it.
             for (index, part) in pattern.start.iter().enumerate() {
                 let next = pattern.start.get(index + 1);
                 let bounded = matches!(next, Some(Part::Text(text)) if text.len() > PROGRAM);

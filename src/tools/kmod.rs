@@ -12,7 +12,7 @@ use crate::{
 /// The list of loaded modules.
 pub const MODULES: &str = "/proc/modules";
 
-/// Initializing eight GPUs takes tens of seconds, and a faulty one hangs.
+/// Initializing eight GPUs takes tens of seconds, and a faulty GPU can hang.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The directory of files that list modules to load at every boot, `modules-load.d(5)`.
