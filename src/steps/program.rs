@@ -13,8 +13,9 @@ use crate::{
 const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
 /// Returns the path of our executable, or the reason that no file may contain this path: non-root users can replace the
-/// executable now, or could after a boot empties its directory, or the path contains shell metacharacters. The path
-/// differs, because the DaemonSet and administrators install the executable in different directories.
+/// executable, its directory may be emptied at boot, or the path contains shell metacharacters. The path differs between
+/// machines, because the DaemonSet and administrators install the executable in different directories. Returns [`USUAL`] if
+/// a directory (`--root`) is inspected instead of the running machine.
 pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
     let files = cx.host.files();
     if !cx.state.is_of_this_machine() {
@@ -38,8 +39,8 @@ pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, Ste
     }
 }
 
-/// Returns the path of the executable that one of our files contains, if it exists and only root can replace it.
-/// Otherwise the same as [`persistent`]. The paths differ if another copy of gpu-bootstrap has written the file.
+/// Returns `named`, the executable path in one of our files, if that executable exists and only root can replace it.
+/// Otherwise returns the result of [`persistent`]. The two paths differ if another copy of gpu-bootstrap has written the file.
 pub(super) fn named_or_persistent(
     cx: &Cx<'_>,
     named: Option<&Utf8Path>,

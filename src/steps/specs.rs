@@ -121,7 +121,8 @@ impl Comparison {
     }
 }
 
-/// Returns required packages that gpu-bootstrap installed and that now have a different version. It may change them.
+/// Returns the required packages that gpu-bootstrap installed and whose version is not the required one. Their version may
+/// be changed.
 #[must_use]
 pub fn outdated(
     manager: Manager,

@@ -1,4 +1,4 @@
-//! The module stream of the driver packages, if any. It is enabled before they are installed.
+//! The DNF module stream of the driver packages, if any. It is enabled before they are installed.
 
 use super::packages;
 use crate::{
@@ -32,8 +32,8 @@ pub(super) fn change(driver: &DriverSpec, enabled: Option<&str>) -> Option<Chang
     })
 }
 
-/// Puts the stream change first. The packages are available only after their stream is enabled, and only then is it known
-/// which repository they require. If the list download of a required repository fails, the refresh fails.
+/// Puts the stream change first, because the packages are available only after their stream is enabled. The refresh that
+/// follows then knows which repository the packages require, and fails if the lists of this repository cannot be downloaded.
 pub(super) fn before(
     changes: Vec<Change>,
     driver: &DriverSpec,

@@ -12,7 +12,7 @@ use crate::{
 /// The list of loaded modules.
 pub const MODULES: &str = "/proc/modules";
 
-/// Initializing eight GPUs takes tens of seconds, and a faulty one hangs.
+/// Initializing eight GPUs takes tens of seconds, and a faulty GPU can hang.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The directory of files that list modules to load at every boot, `modules-load.d(5)`.
@@ -43,7 +43,7 @@ pub fn list_of(kernel: &str) -> Utf8PathBuf {
     directory_of(kernel).join("modules.dep")
 }
 
-/// Returns the path of a module in such a list, relative to the directory of the kernel.
+/// Returns the path of a module in the content of `modules.dep`, relative to the directory of the kernel.
 #[must_use]
 pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
@@ -346,9 +346,9 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel, and its target. `weak-modules` of RHEL and related
-/// distributions creates symlinks to the modules of another kernel, and a symlink may outlive that kernel
-/// (AlmaLinux/almalinux-deploy issue 271).
+/// Returns a dangling symlink to the NVIDIA module in a subdirectory of `weak-updates` of this kernel, and its target.
+/// `weak-modules` of RHEL and related distributions creates symlinks to the modules of another kernel, and a symlink may
+/// outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -359,7 +359,7 @@ pub fn dangling(
     let weak = Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let directory = weak.join(part);
-        // Some packages do not have a subdirectory.
+        // Some packages install files without a subdirectory.
         if files
             .stat(&directory)?
             .is_none_or(|about| about.kind != FileKind::Directory)

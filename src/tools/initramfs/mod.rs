@@ -1,4 +1,4 @@
-//! Builds initramfs images. There is one file for each generator, and [`of`] selects the installed one.
+//! Builds and lists initramfs images. There is one submodule for each generator, and [`of`] selects the installed one.
 
 pub(super) mod dracut;
 pub(super) mod update_initramfs;

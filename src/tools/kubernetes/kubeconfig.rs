@@ -13,7 +13,7 @@ use crate::{
     tools::yaml,
 };
 
-/// The kubeconfigs of kubelets, in search order. Each of them exists only on a node that has joined.
+/// The kubeconfigs of kubelets, in search order. Some exist before the node has joined, see [`super::membership`].
 ///
 /// Sources: kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`; awslabs/amazon-eks-ami and Azure/AgentBaker
 /// (`/var/lib/kubelet/kubeconfig`, as on GKE); k3s-io/k3s, `pkg/agent/config/config.go`. RKE2 has the same agent as k3s.
@@ -24,7 +24,7 @@ pub const OF_KUBELETS: [&str; 4] = [
     "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 ];
 
-/// The cluster in a kubeconfig.
+/// The cluster in a kubeconfig, and the client certificate of its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
     /// The URL of the API server.

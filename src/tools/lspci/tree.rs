@@ -8,7 +8,7 @@ use crate::{
     model::pci::{DEVICES, MELLANOX, NAME_LISTS, NVIDIA},
 };
 
-/// Length of the config space that every function has.
+/// Length of the config space header, which every function has.
 const HEADER: usize = 64;
 
 const NOTHING_ELSE: &str = "only the output of lspci is known";
