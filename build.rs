@@ -50,8 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Replaces each comment with an empty line, so that line numbers in errors stay the same, and removes the sources of a
-/// profile.
+/// Replaces each line that starts with `#` by an empty line, so that line numbers in errors stay the same. Also removes the
+/// sources of a profile (`facts`).
 fn for_programs(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines() {

@@ -1,11 +1,11 @@
-//! Writes `tests/compat/released-gpus.toml`: which GPUs each release of the NVIDIA driver knows.
+//! Writes `tests/compat/released-gpus.toml`: the GPUs that each NVIDIA driver release lists.
 //!
 //! The input is a clone of <https://github.com/NVIDIA/open-gpu-kernel-modules> with its tags. NVIDIA
 //! tags each driver release there. Two files of each tag are machine-readable:
 //!
-//! - `src/nvidia/generated/g_nv_name_released.h`: the names of all released GPUs, by PCI device id. It
-//!   is shared with the proprietary modules, so it names GPUs that only these support, too.
-//! - `README.md`: the table of the GPUs that run with the open modules.
+//! - `src/nvidia/generated/g_nv_name_released.h`: the names of all released GPUs, by PCI device ID. It
+//!   is shared with the proprietary modules, so it also contains GPUs that only these modules support.
+//! - `README.md`: the table of the GPUs that the open modules support.
 //!
 //! ```sh
 //! git clone --bare https://github.com/NVIDIA/open-gpu-kernel-modules modules.git
@@ -24,21 +24,21 @@ use gpu_bootstrap::model::version::{Branch, DriverVersion};
 const NAMES: &str = "src/nvidia/generated/g_nv_name_released.h";
 const OPEN: &str = "README.md";
 
-/// The releases of Vulkan developer betas, which have version numbers inside the branches. Their pages
-/// say so: <https://github.com/NVIDIA/open-gpu-kernel-modules/releases/tag/550.40.65>. The first
-/// releases of two branches have the same first two numbers and are ordinary betas.
+/// Version prefixes of Vulkan developer betas, which use the version numbers of ordinary branches, see
+/// <https://github.com/NVIDIA/open-gpu-kernel-modules/releases/tag/550.40.65>. [`ORDINARY_BETAS`] have
+/// such a prefix, but are the first releases of their branches.
 const DEVELOPER_BETAS: [&str; 6] = [
     "515.49.", "525.47.", "535.43.", "550.40.", "570.123.", "580.94.",
 ];
 const ORDINARY_BETAS: [&str; 2] = ["535.43.02", "550.40.07"];
 
-/// What the releases say about one PCI device id.
+/// The data of all releases about one PCI device ID.
 #[derive(Default)]
 struct Gpu {
     names: BTreeSet<String>,
-    /// The first release of each branch that names it.
+    /// The first release of each branch whose name table contains it.
     since: BTreeMap<Branch, DriverVersion>,
-    /// The first release of each branch whose table of the open modules has it.
+    /// The first release of each branch whose table of the open modules contains it.
     open_since: BTreeMap<Branch, DriverVersion>,
 }
 
@@ -94,8 +94,8 @@ fn is_developer_beta(release: &DriverVersion) -> bool {
         && !ORDINARY_BETAS.contains(&text)
 }
 
-/// The device ids and names of GPUs in the header; those of vGPU types have a table of their own, and
-/// rows without a name are boards that were never released.
+/// Returns the device IDs and names of the GPUs in the header. Skips vGPU types, and rows without a name, which
+/// are boards that were never released.
 fn released(header: &str) -> Vec<(String, String)> {
     let table = header
         .split_once("sChipsReleased[] = {")
@@ -112,8 +112,8 @@ fn released(header: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// `GRID T4-16Q`, `NVIDIA H100XM-1-10CME`, `NVIDIA L20-12`: the size of the memory and the licence. A
-/// number of three digits is a board: `NVIDIA PG506-232`.
+/// Returns `true` for the name of a vGPU type. It ends with a memory size and usually the letters of a license:
+/// `GRID T4-16Q`, `NVIDIA H100XM-1-10CME`, `NVIDIA L20-12`. Three digits are a board: `NVIDIA PG506-232`.
 fn is_vgpu_type(name: &str) -> bool {
     if name.starts_with("GRID ") {
         return true;
@@ -129,7 +129,7 @@ fn is_vgpu_type(name: &str) -> bool {
     }
 }
 
-/// The device ids in the table of the open modules: `| NVIDIA H100 80GB HBM3 | 2330 10DE 16C1 |`.
+/// Returns the device IDs in the table of the open modules: `| NVIDIA H100 80GB HBM3 | 2330 10DE 16C1 |`.
 fn open(readme: &str) -> BTreeSet<String> {
     readme
         .lines()

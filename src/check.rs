@@ -29,12 +29,12 @@ pub struct Subject<'a> {
     pub matrix: &'a Matrix,
     /// The desired state; `None` if this machine cannot have one.
     pub desired: Option<&'a Desired>,
-    /// gpu-bootstrap prepared this machine before, so it must have GPUs.
+    /// An earlier run prepared this machine for a GPU that is not optional, so a missing GPU is a failure.
     pub prepared: bool,
 }
 
-/// The verdict of a finding. A check that failed to read the machine returns an error, which never becomes
-/// `Skip`, and `Unknown` never becomes `Pass`.
+/// The verdict of a finding. The error of a check that failed to read the machine becomes `Unknown`, or `Skip` if the data
+/// was not queried (for example with `--root`). It never becomes `Pass`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -45,10 +45,10 @@ pub enum Verdict {
     /// A problem.
     Fail,
     /// Not applicable to this machine (no GPU, no driver loaded, a feature that is not configured, an
-    /// image without a running kernel), not evaluated, or not available, as with `--root`.
+    /// image without a running kernel), not evaluated, or not readable with `--root` or without root.
     Skip,
-    /// The data is not available: the driver does not report the value, or a file of the running kernel is missing. It does
-    /// not make `check` fail, and is never regarded as a pass.
+    /// The data is not available: the driver does not report the value, or a file of the running kernel is missing. By default,
+    /// `check` fails only if a check returned an error, or if a complete audit has an unknown finding and no pass.
     Unknown,
 }
 
@@ -72,13 +72,13 @@ pub struct Finding {
     pub expected: Option<String>,
     /// The remedy as text.
     pub remedy: Option<String>,
-    /// The command that fixes it, for the shell of this machine.
+    /// The command with which the remedy starts, for the shell of this machine.
     #[serde(default)]
     pub command: Option<String>,
-    /// The remedy class, if it is not the one of the registry.
+    /// The remedy class, if it differs from the class in the findings registry.
     #[serde(skip)]
     pub remedy_class: Option<Remedy>,
-    /// The kind, if it is not the one of the registry.
+    /// The kind, if it differs from the kind in the findings registry.
     #[serde(skip)]
     pub as_kind: Option<Kind>,
     /// Links to documentation.
@@ -109,7 +109,14 @@ impl Finding {
         }
     }
 
-    /// The remedy class: its own, or the one of the registry.
+    /// The remedy, unless it only repeats the command.
+    #[must_use]
+    pub fn remedy_text(&self) -> Option<&str> {
+        let command = self.command.as_deref().unwrap_or_default();
+        (self.remedy.as_deref()).filter(|remedy| *remedy != format!("run `{command}`"))
+    }
+
+    /// Returns `remedy_class`, or the class in the findings registry if it is not set.
     #[must_use]
     pub fn class(&self) -> Option<Remedy> {
         (self.remedy_class).or_else(|| findings::row(&self.id).map(|row| row.remedy))
@@ -130,7 +137,7 @@ impl Finding {
         }
     }
 
-    /// Whether it is a failure or a warning of this kind.
+    /// Whether the finding is a failure or a warning of this kind.
     #[must_use]
     pub fn is(&self, kind: Kind) -> bool {
         matches!(self.status, Verdict::Fail | Verdict::Warn) && self.kind() == Some(kind)
@@ -144,7 +151,7 @@ impl Finding {
         self.command = None;
     }
 
-    /// Derives the command from the remedy, if a remedy starts with one (``run `…` ``) or with a reboot.
+    /// Derives the command from the remedy, if the remedy starts with a command (``run `…` ``) or with `reboot`.
     pub fn derive_command(&mut self) {
         let Some(remedy) = self.remedy.as_ref().filter(|_| self.command.is_none()) else {
             return;
@@ -157,7 +164,8 @@ impl Finding {
     }
 }
 
-/// Returns the position of the backtick that ends a command. One in single quotes belongs to the command.
+/// Returns the position of the backtick that ends a command. A backtick in single quotes or after a backslash belongs to the
+/// command.
 fn quoted_end(text: &str) -> Option<usize> {
     let (mut in_quotes, mut is_escaped) = (false, false);
     text.char_indices().find_map(|(at, c)| {
@@ -215,7 +223,8 @@ pub trait Check: Send + Sync {
     /// Examines the machine.
     ///
     /// # Errors
-    /// If it failed to examine the machine. The error becomes an `unknown` finding.
+    /// If it failed to examine the machine. The error becomes an `unknown` finding, or a `skip` finding if the data was not
+    /// queried.
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError>;
 }
 

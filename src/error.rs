@@ -21,7 +21,7 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     }
 }
 
-/// Formats additional text below the line of an error.
+/// Formats optional additional text, to be appended below the line of an error.
 #[must_use]
 pub fn attached(text: &Option<String>) -> String {
     text.as_ref()

@@ -142,8 +142,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the free-text fields, which contain user input or tool output. IDs and modes are not
-    /// included.
+    /// Returns the free-text fields, which may contain user input or tool output. IDs, titles and modes
+    /// are not included.
     pub fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {
             Self::RunStarted { .. } | Self::StepStarted { .. } | Self::RunFinished { .. } => {
@@ -191,9 +191,9 @@ pub enum Outcome {
     Blocked,
     /// A change or its verification failed.
     Failed,
-    /// Not started, because an earlier step failed or a reboot is due.
+    /// Not started, because an earlier step is blocked or failed, a reboot is due, or the run was stopped.
     NotRun,
-    /// Postponed until the first boot of the image.
+    /// Postponed until the next boot, because a reboot is required or an image is being built.
     AwaitingBoot,
 }
 
@@ -213,7 +213,7 @@ impl Outcome {
         }
     }
 
-    /// Whether steps that depend on it may run.
+    /// Whether steps that depend on a step with this outcome may run.
     #[must_use]
     pub const fn lets_go_on(self) -> bool {
         matches!(
@@ -266,7 +266,8 @@ impl Summary {
     }
 }
 
-/// Receives every event in order. A subscriber may be slow or fail without stopping the run.
+/// Receives the events in order. A slow subscriber misses some `progress` and `output` events, and a
+/// failed subscriber is removed. Neither stops the run.
 pub trait Subscriber: Send {
     /// The name, for the note that the subscriber was removed.
     fn name(&self) -> &'static str;

@@ -10,13 +10,14 @@ pub enum Exit {
     Ok,
     /// A bug, or an error without its own code.
     Internal,
-    /// Bad flags.
+    /// Invalid options or arguments.
     Usage,
-    /// A profile, a configuration file or the matrix does not parse or validate.
+    /// The settings, a profile or the matrix are invalid, or a file is writable by non-root users.
     Config,
-    /// `check`: a finding fails. `plan`: changes are pending.
+    /// `check`: a finding fails, or nothing could be checked. `plan`: changes are pending. `probe`: a layer fails.
+    /// `compat`: the result is unknown.
     Drift,
-    /// The machine is unsupported or incompatible. It was not changed.
+    /// A condition is not met, for example because the machine is unsupported or its disk is full. No changes were made.
     Blocked,
     /// A change or its verification failed, or a step could not read the machine.
     StepFailed,
@@ -25,9 +26,9 @@ pub enum Exit {
     Partial,
     /// Progress is saved: reboot, then run the command again.
     RebootRequired,
-    /// Another run holds the lock.
+    /// Another run holds the lock, or `status --wait` timed out.
     Busy,
-    /// Needs root.
+    /// Root is required.
     NotPermitted,
     /// SIGINT; a running change was finished first.
     Interrupted,

@@ -1,14 +1,13 @@
 //! Turns a bare Linux VM with NVIDIA GPUs into a pinned, validated, audited GPU node.
 //!
-//! ARCHITECTURE.md describes how the parts fit together. Modules import only modules that are above
-//! them in the list below.
+//! ARCHITECTURE.md describes how the parts fit together. Modules import only lower layers. The groups
+//! below are in the order of the layers, except `compat`, `exit` and `error`, which are among the lowest.
 
-// Test modules that are shared with other test programs use this name.
+// Test modules that integration tests also include refer to this crate by its external name.
 #[cfg(test)]
 extern crate self as gpu_bootstrap;
 
-/// The entries of a test table, one per line: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b",
-/// 2)]`.
+/// The entries of a test table, one per line: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
 #[cfg(test)]
 macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };

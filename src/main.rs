@@ -19,16 +19,15 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
 fn main() -> ExitCode {
-    // A parent that waits for its own signals passes its signal mask on, but a run must still be
-    // stoppable. Do this before any thread starts, so that all threads inherit the mask.
+    // The signal mask of the parent is inherited and may block these signals, but a run must be stoppable. Unblock
+    // them before any thread starts, so that all threads inherit the mask.
     let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = stop.thread_unblock() {
         return fail("failed to listen for SIGINT, SIGTERM and SIGHUP", &error);
     }
-    // A core dump would contain the secrets of the run. Child processes do not write any either. If
-    // the kernel pipes dumps to a program such as systemd-coredump, it respects only a limit of 1
-    // byte (`do_coredump` in fs/coredump.c), and it never writes a file of 1 byte. If the limit is
-    // already 0, only a privileged process can raise it.
+    // Disable core dumps of this process and its children, because a dump would contain the secrets of the run. A limit of 1
+    // byte also disables dumps that the kernel pipes to a program such as systemd-coredump; a limit of 0 does not
+    // (`do_coredump` in fs/coredump.c). Use 0 if the limit is already 0, because only a privileged process can raise it.
     let limited = setrlimit(Resource::RLIMIT_CORE, 1, 1);
     if let Err(error) = limited.or_else(|_| setrlimit(Resource::RLIMIT_CORE, 0, 0)) {
         return fail("failed to turn off core dumps", &error);

@@ -25,7 +25,7 @@ pub struct Cx<'a> {
     pub state: &'a State,
     /// The desired state.
     pub desired: &'a Desired,
-    /// Drivers and kernels, for decisions that are only possible during the run.
+    /// The compatibility matrix, for decisions about drivers and kernels that depend on the machine state.
     pub matrix: Option<&'a Matrix>,
 }
 
@@ -42,9 +42,9 @@ pub trait Step: Send + Sync {
     fn locks(&self) -> &[Lock] {
         &[]
     }
-    /// Whether its changes take long and need neither the package manager nor the driver. Its
-    /// packages are then installed first, in a separate transaction, and it runs in parallel with
-    /// the next one.
+    /// Whether its changes take long and need neither the package manager nor the driver. If so, the
+    /// packages of the steps that it depends on are installed first, in a separate transaction, and
+    /// the step runs in parallel with the next transaction.
     fn is_long(&self) -> bool {
         false
     }
@@ -67,7 +67,7 @@ pub trait Step: Send + Sync {
 /// |---|---|---|---|
 /// | `Satisfied` | pass | satisfied | satisfied |
 /// | `Needs` | fail | would-change, with diffs | applied, then assessed again |
-/// | `After` | unknown, because of that step | would-change | assessed again after that step |
+/// | `After` | unknown, because of the earlier step | would-change | assessed again after the earlier step |
 /// | `NotApplicable` | skip | not-applicable | not-applicable |
 /// | `Blocked` | fail | blocked, exit 5 | exit 5 before the first change |
 /// | `BlockedNow` | fail | waits for an earlier pending step, otherwise blocked | the same; retried if transient |
@@ -75,10 +75,10 @@ pub trait Step: Send + Sync {
 /// | `AwaitingBoot` | warn | awaiting-boot | awaiting-boot, and the resume unit stays |
 /// | an error | unknown, exit 4 | failed, exit 6 | exit 6 before the first change |
 ///
-/// `check` reports `warn` if only a validation is repeated after a boot, and `unknown` if only new
-/// package lists are needed. An error because commands must not be executed (`--root`) is `skip`
-/// there. If an earlier step has pending changes, an error of this step only counts after that step
-/// has finished.
+/// For `Needs`, `check` reports `warn` if only a validation must be repeated after a boot, and
+/// `unknown` if only new package lists are needed. If an error occurs because commands must not be
+/// executed (`--root`), `check` reports `skip`. If an earlier step has pending changes, an error of
+/// this step only counts after that step has finished.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub enum Assessment {
@@ -110,7 +110,7 @@ pub enum Assessment {
         why: String,
         /// The remedy.
         hint: String,
-        /// The longest time that this can last if it is transient. `None`: waiting does not help.
+        /// The maximum duration of a transient block. `None` if waiting does not help.
         retryable: Option<Duration>,
     },
     /// The step cannot succeed according to package lists that may be outdated. `install` downloads
@@ -127,7 +127,7 @@ pub enum Assessment {
         why: String,
     },
     /// The required changes are known only after an earlier step is applied. `install` then
-    /// assesses the step again, and it must not return this a second time.
+    /// assesses the step again, and the step must not return `After` a second time.
     After {
         /// The earlier step.
         upstream: StepId,
@@ -163,7 +163,7 @@ impl Assessment {
 }
 
 impl StepError {
-    /// The reason a query is not allowed, if that is the cause. It is not a problem of the machine.
+    /// Returns the reason if the error is caused by a query that is not permitted. This is not a problem of the machine.
     #[must_use]
     pub fn not_queried(&self) -> Option<&str> {
         match self {

@@ -13,13 +13,13 @@ pub const SCHEMA: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compatibility {
-    /// No rule rejects the combination.
+    /// No rule rejects the combination, and there is no evidence against it.
     Compatible,
-    /// A rule rejects the combination.
+    /// A rule rejects the combination, or the CUDA version has no code for the GPU.
     Incompatible,
     /// Requires a `cuda-compat` package in the container.
     NeedsForwardCompat,
-    /// No entry covers the combination, or there is evidence against it.
+    /// No entry covers the combination, or there is inconclusive evidence against it.
     Unknown,
 }
 
@@ -35,12 +35,12 @@ pub struct Answer {
     pub why: Vec<String>,
     /// The supported drivers.
     pub driver: DriverAnswer,
-    /// `open`, `proprietary` or `either`; `null` without a GPU.
+    /// `open`, `proprietary` or `either`; `null` without a known GPU, or if the GPUs have no common result.
     pub module_flavor: Option<SupportedFlavors>,
-    /// Sources of the decisive entries.
+    /// Sources of the entries that were used.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
-    /// The result of each GPU that the name matches, if the results differ.
+    /// If the GPUs that the name matches have different results: each result with its GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub name_matches: Vec<NameMatchAnswer>,
     /// The branches that support the GPU, newest first, if the query contains only a GPU.
@@ -80,11 +80,12 @@ pub struct BranchAnswer {
     pub support: Support,
     /// The end-of-life date, as precise as its source.
     pub end_of_life: Option<String>,
-    /// The first CUDA version with code for the GPU that the branch fully supports; `null` if unknown.
+    /// The oldest CUDA version that has code for the GPU and is fully supported by the branch; `null` if there is none.
     pub cuda_min: Option<CudaVersion>,
-    /// The newest CUDA version with code for the GPU that the branch fully supports.
+    /// The newest CUDA version that has code for the GPU and is fully supported by the branch; `null` if there is none.
     pub cuda_max: Option<CudaVersion>,
-    /// The newest CUDA version that it supports by minor-version compatibility; `null` if there is none.
+    /// The newest CUDA version that has code for the GPU and that the branch supports by minor-version compatibility; `null` if
+    /// there is none.
     pub cuda_limited_max: Option<CudaVersion>,
     /// `open`, `proprietary` or `either`.
     pub module_flavor: SupportedFlavors,

@@ -8,7 +8,7 @@ use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, VersionEr
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriverOrBranch {
     Version(DriverVersion),
-    /// The newest known version of a branch.
+    /// Only a branch. Its newest known version is evaluated.
     Branch(Branch),
 }
 
@@ -67,7 +67,7 @@ fn bare(text: &str) -> Option<String> {
 /// Parses a CUDA version: `12.4`, `CUDA 12.4`, `cuda-12-4`, and the `cu124` of Python packages.
 ///
 /// # Errors
-/// If the text has no major and minor number.
+/// If the text is not a CUDA version with at least a major and a minor number.
 pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
     text.parse().or_else(|error: VersionError| {
         let text = text.trim().to_lowercase();
@@ -91,7 +91,7 @@ pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
 /// Parses a cuDNN version: `9.1`, `cuDNN 9.1.0`, `v8.9.7.29`.
 ///
 /// # Errors
-/// If the text has no major and minor number.
+/// If the text is not a cuDNN version with at least a major and a minor number.
 pub fn cudnn(text: &str) -> Result<CudnnVersion, VersionError> {
     let text = text.trim();
     let number = text.trim_start_matches(|c: char| c.is_ascii_alphabetic() || " -_".contains(c));

@@ -22,7 +22,7 @@ pub struct Pick {
     /// The version, if it was requested or if the versions in the repository are known. Otherwise the newest version of the
     /// branch in the repository is installed.
     pub version: Option<DriverVersion>,
-    /// The version that was evaluated: the same, or the newest version of the branch in the matrix.
+    /// The version that was evaluated: `version`, or the newest version of the branch in the matrix if `version` is `None`.
     pub recommended: DriverVersion,
     /// Its kernel modules.
     pub flavor: Flavor,
@@ -36,7 +36,7 @@ pub struct Pick {
     pub reasons: Vec<String>,
     /// The reasons against the selection.
     pub warnings: Vec<String>,
-    /// Keys of the sources of the decisive entries.
+    /// Keys of the sources of the entries that were used.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
 }
@@ -49,7 +49,7 @@ pub(super) struct Evaluated {
 
 /// The reason for a failed selection.
 pub(super) enum Failed {
-    /// There was no candidate.
+    /// The rules were not evaluated: there is no candidate, or the instance type does not use the data center driver.
     Early { reason: RuleResult, unknown: bool },
     /// The rules reject every candidate.
     Evaluated(Vec<Evaluated>),
@@ -240,30 +240,15 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     }
 }
 
-/// Returns the flavor to use if the boards support both: the one required by the instance type, or NVIDIA's default for the
-/// branch.
+/// Returns the preferred flavor if the boards support both: the one of the instance type, otherwise NVIDIA's default for the
+/// branch. The rules reject a flavor that a board does not support.
 pub(super) fn preferred_flavor(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavor {
-    let boards = &needs.boards;
-    if boards
-        .iter()
-        .any(|board| board.modules == SupportedFlavors::Proprietary)
-    {
-        return Flavor::Proprietary;
-    }
-    let open_wanted = boards
-        .iter()
-        .any(|board| board.modules == SupportedFlavors::Open || board.assumed_newer);
     let (open, proprietary) = rules::branch_flavors(matrix, branch);
-    if let Some(row) = needs.flavor {
-        match row.flavor {
-            Flavor::Proprietary if proprietary && !open_wanted => return Flavor::Proprietary,
-            Flavor::Open if open != OpenModules::None => return Flavor::Open,
-            _ => {}
-        }
-    }
-    match open {
-        OpenModules::None => Flavor::Proprietary,
-        OpenModules::Available if !open_wanted => Flavor::Proprietary,
+    match (needs.flavor.map(|row| row.flavor), open) {
+        (Some(Flavor::Proprietary), _) if proprietary => Flavor::Proprietary,
+        (_, OpenModules::None) => Flavor::Proprietary,
+        (Some(Flavor::Open), _) => Flavor::Open,
+        (_, OpenModules::Available) => Flavor::Proprietary,
         _ => Flavor::Open,
     }
 }
@@ -426,12 +411,13 @@ fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Opti
         Some(full) => {
             format!("CUDA {cuda} needs {needed}, {full} for every feature; {version} supports it")
         }
-        // Another rule result reports if the version is unknown.
+        // Only the minimum of the major version is known. `rules::cuda_driver` adds a warning if the driver may be too old.
         None => format!("CUDA {major} needs {needed} or newer; {version} supports it"),
     })
 }
 
-/// Returns the fabric service that the GPUs need. A slice of a board has no visible NVSwitch and needs none.
+/// Returns the fabric service that the GPUs need. A VM with some of the GPUs of a baseboard may see no NVSwitch, and then needs
+/// no service.
 fn fabric(constraints: &Constraints, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     let most = needs.boards.iter().max_by_key(|board| board.fabric());
     let Some(board) = most.filter(|board| board.fabric() != Fabric::None) else {

@@ -43,7 +43,7 @@ impl<'m> Board<'m> {
 
     /// The first driver of the compute capability, or the lowest one if several capabilities are possible.
     pub fn floor(&self) -> Option<&'m DriverVersion> {
-        // If the board has an entry, its capability must have a first driver.
+        // A board with an entry has one capability. If its first driver is unknown, so is the first driver of the board.
         let floors: Option<Vec<_>> = self
             .capabilities
             .iter()

@@ -31,7 +31,7 @@ fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchA
         (false, true) => SupportedFlavors::Proprietary,
         (false, false) => return None,
     };
-    // If several capabilities are possible, only limits that all of them share are known.
+    // If the GPU may have several compute capabilities, select the CUDA versions with code for all of them.
     let capabilities = || needs.boards.iter().flat_map(|board| &board.capabilities);
     let first = capabilities().map(|row| row.first_cuda).max();
     let last = capabilities().filter_map(|row| row.last_cuda).min();

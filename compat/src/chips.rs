@@ -1,4 +1,4 @@
-//! Entries that identify the chip of a GPU without its own entry, by PCI ID or product name.
+//! For GPUs that have no entry: identifies the chip by a range of PCI IDs, or by a series of product names.
 
 use crate::capability::ComputeCapability;
 use crate::evidence::row;
@@ -23,7 +23,7 @@ row! {
 }
 
 row! {
-    /// Product names without an entry: a word and a range of numbers, such as `RTX 4070`.
+    /// A series of product names: a word and a range of numbers, such as `gtx 460` to `gtx 590`.
     Series {
         /// The word before the number, or the whole name: `rtx`, `titan v`.
         word: String,
@@ -31,7 +31,7 @@ row! {
         first: Option<u32>,
         /// The last number.
         last: Option<u32>,
-        /// A chip of the series.
+        /// A chip of the series, or the common part of its chip names, such as `GF1xx`.
         chip: String,
     }
 }

@@ -39,7 +39,7 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// Converts the machine for the rules, with each GPU model and kernel once.
+    /// Returns the requirements that the rules evaluate, with each GPU model and kernel once.
     pub(super) fn needs<'m>(&self, matrix: &'m Matrix) -> Needs<'m> {
         let kinds: BTreeSet<&GpuIdentity> = self.gpus.iter().collect();
         let mut boards: Vec<Board<'m>> = kinds.into_iter().map(|gpu| matrix.board(gpu)).collect();

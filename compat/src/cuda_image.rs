@@ -21,7 +21,7 @@ pub struct ImageFor<'a> {
 }
 
 impl Matrix {
-    /// Returns the base image of the newest CUDA version that supports the driver and the GPUs, for the same operating system if
+    /// Returns the base image of the newest CUDA version that the driver and the GPUs support, for the same operating system if
     /// possible. The error contains the newest CUDA version of the driver, or `None` if the branch has no entry.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ fn rows_for<'m>(
     all.filter(move |row| cuda.is_empty() || cuda.iter().any(|one| one.major == row.cuda_major))
 }
 
-/// Returns the oldest driver that supports some packages of a version.
+/// Returns the minimum driver version of a cuDNN version: the lowest one among its packages for the requested CUDA versions.
 pub fn min_driver<'m>(
     matrix: &'m Matrix,
     asked: CudnnVersion,
@@ -67,7 +67,7 @@ pub(super) fn evaluate(
         true => Evaluation::Refuse,
         false => Evaluation::Against,
     };
-    // The requested version may support GPUs that are newer than the older version.
+    // If data of an older version is used, the requested version may support GPUs that the older version does not support.
     let newer = match own == asked {
         true => Evaluation::Against,
         false => Evaluation::Unknown,
@@ -109,7 +109,7 @@ pub(super) fn evaluate(
             let text = needs(row, driver);
             said.push(say(Rule::Cudnn, Evaluation::Note, text, &row.citations));
         }
-        // If the packages for another CUDA version work, problems of these are only notes.
+        // If the packages for another CUDA version have less severe problems, the problems of these packages are only notes.
         said.extend(rule_results.into_iter().map(|rule_result| RuleResult {
             evaluation: match serves {
                 true => rule_result.evaluation,
@@ -148,8 +148,8 @@ fn range(row: &Cudnn) -> String {
     }
 }
 
-/// Returns the problems of the packages of an entry. `refuse` is the judgement of a driver that is too old, and `newer` of a GPU
-/// that is newer than the packages.
+/// Returns the problems of the packages of an entry. `refuse` is the evaluation if the driver is too old, and `newer` if a
+/// GPU is newer than the packages.
 fn against(
     row: &Cudnn,
     (refuse, newer): (Evaluation, Evaluation),
@@ -176,7 +176,7 @@ fn against(
             add(Evaluation::Caution, format!("{range}; {cuda} is newer"));
         }
     }
-    // A newer version does not support GPUs that were removed.
+    // No later version supports these GPUs again, so verified data of an older version is enough to reject them.
     let ended = match row.confidence {
         Confidence::Verified => Evaluation::Refuse,
         Confidence::Partial | Confidence::Unverified => Evaluation::Against,

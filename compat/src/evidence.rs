@@ -8,7 +8,7 @@ use serde::Deserialize;
 pub enum Confidence {
     /// General knowledge or inference.
     Unverified,
-    /// Some fields were read in a source, others were inferred. The note lists them.
+    /// Some fields were read in a source, others were inferred. The note specifies which.
     Partial,
     /// Read in a source.
     Verified,

@@ -13,11 +13,11 @@ use crate::rule_result::{self, Evaluation, Rule, RuleResult};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
 pub struct NoDriver {
-    /// The rule results that reject, with the compared values.
+    /// The rejections, with the compared values.
     pub reasons: Vec<RuleResult>,
-    /// `true` if the only reason is a missing entry.
+    /// `true` if the only reason is that the matrix has no entry for a GPU or a branch.
     pub unknown: bool,
-    /// The drivers that would work, as text.
+    /// The smallest relaxation of the constraints with its driver, or other advice.
     pub nearest: Vec<String>,
     /// The driver for the nearest constraints, if there is one.
     pub nearest_pick: Option<Box<Pick>>,
@@ -118,7 +118,7 @@ fn describe(board: &Board<'_>) -> String {
     let modules = match board.modules {
         SupportedFlavors::Open => "open modules only",
         SupportedFlavors::Proprietary => "proprietary modules only",
-        SupportedFlavors::Either => "either modules",
+        SupportedFlavors::Either => "open or proprietary modules",
     };
     let min = board
         .min_driver()
@@ -181,7 +181,7 @@ fn nearest(
     let advice = if reasons.iter().any(|reason| reason.rule == Rule::Pair) {
         "install the GPUs that exclude each other in different machines"
     } else {
-        "set `driver.branch` in the configuration if you know the GPU"
+        "set `driver.branch` in the configuration to a branch that supports the GPU"
     };
     (vec![advice.to_owned()], None)
 }

@@ -32,7 +32,8 @@ pub(super) fn evaluate(
     }
 }
 
-/// Returns a report about failures at run time on this kernel, which also applies to loaded modules.
+/// Returns a report that the candidate builds on this kernel but fails at run time. It also applies to modules that are already
+/// loaded.
 #[must_use]
 pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Candidate) -> Option<RuleResult> {
     let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
@@ -81,7 +82,7 @@ fn newest_series(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)>
 /// Returns the newest mainline series for which a driver has all fixes.
 fn newest_fixed(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> {
     let branch = version.branch();
-    // An entry with a stable number is only about mainline kernels.
+    // Skip entries with a stable number, such as 6.1.76: they do not apply to vendor kernels.
     let rows = || (matrix.kernel_fixes.iter()).filter(|row| row.kernel.mainline()[2] == 0);
     // The fixes of the branch itself, or else of the nearest older branch with fixes.
     let listed = |row: &KernelFix| {
@@ -96,7 +97,7 @@ fn newest_fixed(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> 
     let fixes: Vec<&KernelFix> = rows()
         .filter(|row| of(&row.first_fixed).is_some())
         .collect();
-    // The first versions of the branch did not need the fixes for older kernels.
+    // Entries for older kernels do not list the branch, because its first version already contained these fixes.
     let first = fixes.iter().map(|row| row.kernel.series()).min()?;
     let before = rows()
         .map(|row| row.kernel.series())
@@ -118,7 +119,7 @@ fn against(kernel: &KernelVersion, confidence: Confidence) -> Evaluation {
     }
 }
 
-/// Explains why the entry is only evidence.
+/// For a vendor kernel, returns the explanation that an entry is only evidence.
 fn proviso(kernel: &KernelVersion) -> &'static str {
     if kernel.is_mainline() {
         ""
@@ -128,7 +129,7 @@ fn proviso(kernel: &KernelVersion) -> &'static str {
 }
 
 /// Returns `true` if an entry is about a kernel. An entry with a stable number, such as 6.1.76, is only about mainline kernels
-/// of that series, because the number of a vendor kernel does not contain it.
+/// of that series, because the version of a vendor kernel does not contain the stable number.
 fn concerns(row: &KernelVersion, kernel: &KernelVersion) -> bool {
     let stable = row.mainline()[2];
     if stable == 0 {
@@ -147,7 +148,7 @@ fn fixes(
 ) -> Option<RuleResult> {
     let version = &offer.version;
     let branch = version.branch();
-    // Of several entries with the same result, only the newest is reported.
+    // Of the fixes that the version is too old for, report only the most severe result; of equal ones, the newest kernel.
     let mut older: Option<RuleResult> = None;
     let mut not_reported: Option<RuleResult> = None;
     let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
@@ -215,8 +216,8 @@ fn fixes(
     not_reported
 }
 
-/// Adds the newest supported kernel of a version. Returns whether an entry shows that exactly this version builds, or `None`
-/// without an entry.
+/// Adds a result if the kernel is newer than the newest supported kernel of a version. Returns whether an entry shows that
+/// exactly this version builds, or `None` without an entry.
 fn limits(
     matrix: &Matrix,
     kernel: &KernelVersion,
@@ -320,7 +321,7 @@ fn oldest(
     }
 }
 
-/// Returns the driver errors that reports about a candidate on a kernel mention, each with its report.
+/// Returns the driver errors that known failures of a candidate on a kernel cause, each with the report of the failure.
 #[must_use]
 pub fn shown_by_errors<'m>(
     matrix: &'m Matrix,
@@ -370,8 +371,8 @@ fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Candidate) -> Op
     })
 }
 
-/// Returns `true` if a release follows another one in the same numbering: `6.1.0-57-amd64` follows `6.1.0-56-`. The number must
-/// have the same length, because other kernels are numbered differently, for example Ubuntu cloud kernels from 1000 on.
+/// Returns `true` if a release is not older than `named` in the same numbering: `6.1.0-57-amd64` for `6.1.0-56-`. The number
+/// must have the same length, because other kernels are numbered differently, for example Ubuntu cloud kernels from 1000 on.
 fn counts_on(named: &str, release: &str) -> bool {
     let (count, end) = last_number(named);
     let Some(rest) = release.strip_prefix(&named[..count.start]) else {

@@ -48,7 +48,7 @@ impl Kernels {
     /// Returns the kernels that need a module: the running kernel and the kernel of the next boot.
     ///
     /// A running kernel without files is ignored: it was removed by an upgrade, or it is the kernel of a container host. The
-    /// kernel of an image builder is also ignored.
+    /// kernel of an image builder is also ignored. If the kernel of the next boot is unknown, the running kernel always counts.
     #[must_use]
     pub fn needed(&self) -> Vec<KernelVersion> {
         let is_installed =
@@ -96,26 +96,26 @@ pub struct KernelQuestion {
     pub methods: Vec<KernelMethod>,
 }
 
-/// The decision. `way` is an index into [`KernelQuestion::ways`].
+/// The decision. `method` is an index into [`KernelQuestion::methods`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum KernelAnswer {
     /// The kernels of the machine are unknown.
     Unknown,
     /// The kernels of the machine can get a module.
     Here {
-        /// How.
+        /// The install method.
         method: usize,
     },
     /// Only the kernel of the next boot can get a module.
     Boot {
-        /// How.
+        /// The install method.
         method: usize,
         /// That kernel.
         kernel: KernelVersion,
     },
     /// A kernel that is not installed yet can get a module.
     Install {
-        /// How.
+        /// The install method.
         method: usize,
         /// That kernel.
         kernel: KernelVersion,
@@ -133,12 +133,12 @@ pub struct Refused {
     pub without: Vec<KernelVersion>,
     /// The most restrictive policy that would allow a kernel, and that kernel.
     pub with: Option<(KernelPolicy, KernelVersion)>,
-    /// The reasons of methods that would otherwise work.
+    /// The reason that excludes the first method that would otherwise work. Empty if there is no such method.
     pub closed: Vec<String>,
 }
 
 impl KernelAnswer {
-    /// Returns the number of reboots.
+    /// Returns the number of reboots that the decision requires.
     #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
         match self {
@@ -149,11 +149,12 @@ impl KernelAnswer {
 }
 
 impl KernelQuestion {
-    /// Selects the first possible option:
+    /// Keeps a complete method. Otherwise, selects the first possible option. Methods are tried in order of preference, but one
+    /// that was used before is tried first.
     ///
-    /// 1. A packaged module for exactly the kernels of the machine, or for the installed kernel of the next boot.
-    /// 2. A kernel of the same series with a packaged module.
-    /// 3. Options 1 and 2 with a compiled module.
+    /// 1. A module for all kernels that need one, or only for the kernel of the next boot.
+    /// 2. A kernel of the same series that is not installed yet, with the same method.
+    /// 3. Options 1 and 2 with the next method.
     /// 4. A kernel of another series.
     ///
     /// The policy must allow a kernel that is not installed yet.
@@ -183,7 +184,7 @@ impl KernelQuestion {
             };
             self.here(at, method).or_else(installed)
         });
-        // If the kernel of the next boot is unknown, a reboot may not help.
+        // If the kernel of the next boot is unknown, the machine may boot another kernel, so prefer an option without a reboot.
         let is_guess = |answer: &KernelAnswer| {
             matches!(answer, KernelAnswer::Boot { .. }) && self.kernels.next.is_none()
         };

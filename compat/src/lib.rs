@@ -1,5 +1,5 @@
-//! Selects the NVIDIA driver for a GPU, Linux kernel, CUDA version and cuDNN version. A pure function of a matrix in which each
-//! entry has a source. The crate performs no I/O.
+//! Selects the NVIDIA driver for a GPU, Linux kernel, CUDA version and cuDNN version. The result
+//! depends only on the query and a matrix, in which each entry has a source. The crate performs no I/O.
 //!
 //! ```
 //! use gpu_compat::{Matrix, pick::{Constraints, pick}};

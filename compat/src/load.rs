@@ -94,7 +94,7 @@ fn line(text: &str, byte: usize) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Returns the error of the TOML parser, with the nearest key or value if it is unknown.
+/// Returns the error of the TOML parser. If a key or value is unknown, the message suggests the nearest known one.
 fn unreadable(text: &str, error: &toml::de::Error) -> MatrixIssue {
     let message = error.message();
     let mut words = message.split('`').skip(1).step_by(2);
@@ -131,7 +131,7 @@ const IDENTITIES: [(&str, &[&str]); 16] = [
     ("cudnn", &["version", "cuda-major"]),
 ];
 
-/// References: a table and its key, and the table and key that must contain the value.
+/// References: a table and its key, and the table and key that must contain the value. An empty name means all tables.
 const REFERENCES: [(&str, &str, &str, &str); 11] = [
     ("", "sources", "source", "key"),
     ("architecture", "last-branch", "branch", "branch"),

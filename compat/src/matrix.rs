@@ -98,7 +98,7 @@ pub struct Matrix {
     /// Kernel module options that boards or instance types require.
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
-    /// Kernel module flavors that instance types require.
+    /// Preferred kernel module flavors on instance types.
     #[serde(rename = "instance-flavor", default)]
     pub instance_flavors: Vec<InstanceFlavor>,
 }
@@ -141,7 +141,7 @@ row! {
         title: String,
         /// The prefixes of its chip names in `pci.ids`.
         chip_prefixes: Vec<String>,
-        /// The default module flavors of its boards.
+        /// The module flavors that its boards support. The entry of a board takes precedence.
         modules: SupportedFlavors,
         /// The last branch that supports it. `None` if it is still supported.
         last_branch: Option<Branch>,
@@ -155,11 +155,11 @@ row! {
         versions: Vec<ComputeCapability>,
         /// The architecture's name.
         architecture: Architecture,
-        /// The first driver of all boards with it.
+        /// The minimum driver for all boards with these capabilities. A board may require a newer one.
         min_driver: Option<DriverVersion>,
-        /// The first CUDA version with code for it.
+        /// The first CUDA version with code for these capabilities.
         first_cuda: CudaVersion,
-        /// The last CUDA version with code for it. `None` if it is still supported.
+        /// The last CUDA version with code for these capabilities. `None` if they are still supported.
         last_cuda: Option<CudaVersion>,
     }
 }
@@ -178,7 +178,7 @@ pub enum BranchKind {
     Development,
     /// For old GPUs.
     Legacy,
-    /// Not read.
+    /// Not found in a source.
     Unknown,
 }
 
@@ -204,7 +204,7 @@ pub enum Support {
     Supported,
     /// It is end-of-life.
     Ended,
-    /// Not read.
+    /// Not found in a source.
     Unknown,
 }
 
@@ -237,7 +237,7 @@ row! {
         end_of_life: Option<String>,
         /// The support status on [`Matrix::as_of`].
         support: Support,
-        /// The date from which a long-term branch is preferred. Few machines have run its first release.
+        /// The date from which a long-term branch is preferred. Before this date, few machines have run it.
         default_from: Option<jiff::civil::Date>,
         /// The CUDA version that the driver API reports.
         max_cuda: CudaVersion,
@@ -263,7 +263,7 @@ row! {
     Toolkit {
         /// Its version.
         version: CudaVersion,
-        /// The driver that supports every feature. `None` if unknown.
+        /// The first driver that supports every feature. `None` if unknown.
         min_driver: Option<DriverVersion>,
         /// Architectures, as printed by `uname -m`.
         arches: Vec<String>,
@@ -285,7 +285,7 @@ row! {
     CudaMajor {
         /// Its number.
         major: u32,
-        /// The driver for all its minor versions. `None` if each has its own minimum.
+        /// The minimum driver for all its minor versions. `None` if each has its own minimum.
         minor_version_min_driver: Option<DriverVersion>,
     }
 }
@@ -332,7 +332,7 @@ row! {
         architecture: Architecture,
         /// Its compute capability.
         compute_capability: ComputeCapability,
-        /// The fabric of the full board. A slice without a visible NVSwitch needs none.
+        /// The fabric service on a complete baseboard. A VM that sees no NVSwitch needs none.
         fabric: Fabric,
         /// The supported module flavors.
         modules: SupportedFlavors,
@@ -344,7 +344,7 @@ row! {
         not_named_in: Vec<Branch>,
         /// The oldest version that is known to list it.
         named_since: Option<DriverVersion>,
-        /// Older versions work with known problems.
+        /// The oldest recommended version. Older ones work, but have known problems.
         advised_driver: Option<DriverVersion>,
     }
 }
@@ -366,9 +366,9 @@ row! {
     MigProfile {
         /// The profile, as printed by `nvidia-smi mig`.
         smallest: String,
-        /// The memory class.
+        /// The memory size of these boards.
         memory_gb: u32,
-        /// Boards.
+        /// The boards, as text.
         boards: String,
         /// The maximum number on a GPU.
         max_instances: u32,
@@ -434,7 +434,7 @@ row! {
         kernel: KernelVersion,
         /// The first fixed version of each branch.
         first_fixed: Vec<DriverVersion>,
-        /// The first versions with all known fixes.
+        /// The first version of each branch with all known fixes for the kernel.
         #[serde(default)]
         complete: Vec<DriverVersion>,
         /// Branches that ended without the fix.
@@ -478,7 +478,7 @@ row! {
         kernel: Option<KernelVersion>,
         /// The end of the release, such as the vendor suffix for 64 KiB pages.
         ending: Option<String>,
-        /// Also applies to later vendor releases, by the last number.
+        /// Also applies to later vendor releases, which have a higher last number.
         #[serde(default)]
         or_later: bool,
         /// From this version on.

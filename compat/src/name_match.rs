@@ -50,7 +50,7 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
         .collect();
     let drivers = || groups.iter().map(|(_, answer)| &answer.driver);
     let driver = DriverAnswer {
-        // The driver must support each of them.
+        // The driver must support each matching GPU.
         min: drivers()
             .map(|driver| driver.min.clone())
             .collect::<Option<Vec<_>>>()

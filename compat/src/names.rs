@@ -117,7 +117,7 @@ impl Matrix {
             (true, false) => (with.into_iter())
                 .map(|name_match| times(count, name_match, Some(true)))
                 .collect(),
-            // Four boards may be part of a baseboard with switches or not.
+            // Fewer than eight boards may be part of a baseboard with NVSwitches, or not.
             _ => (with
                 .into_iter()
                 .map(|name_match| times(count, name_match, None)))

@@ -1,4 +1,4 @@
-//! Kernel module options and flavors that boards or instance types require.
+//! Kernel module options that boards or instance types require, and preferred module flavors on instance types.
 
 use crate::evidence::row;
 use crate::identity::{Flavor, GpuIdentity};
@@ -14,7 +14,7 @@ row! {
         /// Its parameter.
         option: String,
         value: String,
-        /// `aws`, `gcp`, `azure`; with `instance-types`.
+        /// The provider of the instance types: `aws`, `gcp` or `azure`. Ignored without `instance-types`.
         provider: Option<String>,
         /// Instance types, as shell patterns. Empty for all.
         #[serde(default)]
@@ -32,7 +32,8 @@ row! {
 }
 
 row! {
-    /// The preferred module flavor on some instance types. It is selected if the branch has it.
+    /// The preferred module flavor on some instance types. It is selected if the branch has it and all boards
+    /// support it.
     InstanceFlavor {
         /// `aws`, `gcp`, `azure`.
         provider: String,
@@ -45,7 +46,7 @@ row! {
 }
 
 impl InstanceFlavor {
-    /// Returns `true` if it applies to an instance type of a provider.
+    /// Returns `true` if the entry applies to an instance type of a provider.
     pub fn is_for(&self, (provider, name): &(String, String)) -> bool {
         self.provider == *provider
             && (self.instance_types.iter()).any(|one| pattern::matches(one, name))
@@ -53,7 +54,7 @@ impl InstanceFlavor {
 }
 
 impl ModuleOption {
-    /// Returns `true` if a machine with this driver requires it.
+    /// Returns `true` if a machine with this driver requires the option.
     pub fn is_for(
         &self,
         gpus: &[GpuIdentity],

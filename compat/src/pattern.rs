@@ -1,4 +1,4 @@
-//! Shell patterns for package names and versions with `*` and `?`, as in apt and dpkg.
+//! Shell patterns with `*` and `?`, as in apt and dpkg, for package names, package versions and instance types.
 
 /// Returns `true` if the whole text matches the pattern.
 #[must_use]

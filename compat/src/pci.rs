@@ -12,7 +12,7 @@ pub const MELLANOX: u16 = 0x15b3;
 
 /// The sysfs directory with a directory for each function on the bus.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
-/// Paths of the device names: Debian and Ubuntu; Red Hat and derivatives, and SUSE; older Debian.
+/// Paths of the PCI ID database: Debian and Ubuntu; Red Hat and derivatives, and SUSE; older Debian.
 pub const NAME_LISTS: [&str; 3] = [
     "/usr/share/misc/pci.ids",
     "/usr/share/hwdata/pci.ids",
@@ -22,13 +22,10 @@ pub const NAME_LISTS: [&str; 3] = [
 /// An invalid PCI identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PciError {
-    /// Not a vendor and device id.
     #[error("`{text}` is not a PCI id such as `10de:2330`")]
     Id { text: String },
-    /// Not an address.
     #[error("`{text}` is not a PCI address such as `0000:18:00.0`")]
     Address { text: String },
-    /// Not a class.
     #[error("`{text}` is not a PCI class such as `0x030200`")]
     Class { text: String },
 }
@@ -37,7 +34,7 @@ pub enum PciError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciId {
     pub vendor: u16,
-    /// The vendor's number of the device.
+    /// The device ID, assigned by the vendor.
     pub device: u16,
 }
 
@@ -209,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids() {
+    fn ids_are_parsed() {
         let id: PciId = "10DE:2330".parse().unwrap();
         assert_eq!(
             id,
@@ -234,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_sysfs_lspci_and_nvml() {
+    fn addresses_of_sysfs_lspci_and_nvml_are_parsed() {
         let address: PciAddress = "0000:18:00.0".parse().unwrap();
         assert_eq!(address.to_string(), "0000:18:00.0");
         assert_eq!("18:00.0".parse(), Ok(address));
@@ -254,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn classes() {
+    fn classes_are_distinguished() {
         let class = |text: &str| text.parse::<PciClass>().unwrap();
         assert!(class("0x030200").is_gpu());
         assert!(class("0x030000").is_gpu());

@@ -14,9 +14,10 @@ use crate::matrix::Matrix;
 ///
 /// 1. No evidence against the candidate.
 /// 2. The branch is not older than the branch recommended for a board.
-/// 3. The kind of the branch: long-term (supported, after its `default-from` date), production (supported), new feature
-///    (supported), unknown or no support.
-/// 4. The newest branch, then the newest version.
+/// 3. The kind of the branch: supported long-term (after its `default-from` date), supported production, other supported
+///    branches, unknown support, end-of-life. If the architecture of a GPU is unknown and assumed to be new,
+///    production branches rank as high as long-term branches.
+/// 4. The newest branch, then the least evidence against the candidate, the newest version, and the preferred module flavor.
 ///
 /// # Errors
 /// If every candidate is rejected. The error contains the reasons and the nearest constraints that work.

@@ -22,7 +22,7 @@ use crate::rule_result::{self, Candidate, Evaluation, Rule, RuleResult};
 use crate::rules;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
-/// A query. At least one field must be set.
+/// A query. At least one field other than `branches` must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
     /// A GPU name, PCI ID or instance type.
@@ -199,7 +199,7 @@ fn of_one(
     }
 }
 
-/// Returns the module flavors that both GPUs of a machine support.
+/// Returns the module flavors that two GPUs of a machine both support.
 fn shared(one: SupportedFlavors, other: SupportedFlavors) -> Option<SupportedFlavors> {
     match (one, other) {
         (SupportedFlavors::Either, same) | (same, SupportedFlavors::Either) => Some(same),
@@ -274,8 +274,11 @@ fn about_pick(matrix: &Matrix, constraints: &Constraints, needs: &rules::Needs<'
         },
         Err(no_driver) => {
             let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
-            let near = no_driver.nearest.iter();
-            let near = near.map(|near| format!("possible {near}"));
+            // Without a driver, it is advice.
+            let near = (no_driver.nearest.iter()).map(|near| match &no_driver.nearest_pick {
+                Some(_) => format!("possible {near}"),
+                None => near.clone(),
+            });
             let cited = no_driver.reasons.iter();
             Reasons {
                 verdict: if no_driver.unknown {
@@ -323,7 +326,8 @@ fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "as a vGPU, it requires the GRID guest driver, for example on {}",
+            "{} as a vGPU requires the GRID guest driver, for example on {}",
+            board.label,
             names.join(", ")
         )
     })
@@ -428,7 +432,7 @@ fn evaluate_version(
     });
     for text in worse {
         let none: [&str; 0] = [];
-        // The default modules determine the result. The other modules are only a note.
+        // A warning about the preferred flavor makes the verdict unknown. A warning about the other flavor is only a note.
         let evaluation = match named == preferred {
             true => Evaluation::Unknown,
             false => Evaluation::Note,

@@ -3,7 +3,6 @@
 use crate::identity::Flavor;
 use crate::version::DriverVersion;
 
-/// A rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// A vGPU guest requires the GRID driver.
@@ -30,7 +29,7 @@ pub enum Rule {
     Pair,
     /// The driver that a CUDA version requires, and whether the version exists.
     CudaDriver,
-    /// The same, if a `cuda-compat` package can replace the driver.
+    /// The driver that a CUDA version requires if a `cuda-compat` package can replace it.
     ForwardCompat,
     /// The architectures of a CUDA version.
     CudaArchitecture,
@@ -66,7 +65,6 @@ pub enum Evaluation {
 /// The result of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleResult {
-    /// The rule.
     pub rule: Rule,
     /// The severity.
     pub evaluation: Evaluation,
@@ -79,7 +77,6 @@ pub struct RuleResult {
 /// A driver candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its version.
     pub version: DriverVersion,
     /// Its kernel modules.
     pub flavor: Flavor,

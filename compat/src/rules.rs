@@ -1,6 +1,6 @@
 //! The rules of the matrix. Each rule is a pure function of one driver version and flavor.
 //!
-//! Only an entry can reject a driver. Without an entry, the result of a rule is unknown or empty.
+//! Only data of the matrix rejects a driver. A missing entry usually leads to [`Evaluation::Unknown`] or to no result.
 
 use crate::board::Board;
 use crate::cudnn;
@@ -24,7 +24,7 @@ pub struct Needs<'m> {
     pub cuda: Vec<CudaVersion>,
     /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
-    /// The module flavor that the instance type requires.
+    /// The entry with the preferred module flavor on the instance type.
     pub flavor: Option<&'m InstanceFlavor>,
 }
 
@@ -146,7 +146,8 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
     if let Some(row) = at_most.filter(|row| wanted > newest(row)) {
         return Drives::No(row.newest_architecture.clone());
     }
-    // During the lifetime of a branch, new boards of the branch's newest architecture may appear.
+    // During the lifetime of a branch, new boards of the branch's newest architecture may appear, so their support is
+    // unknown.
     match at_least {
         Some(row) if wanted < newest(row) => Drives::Likely,
         _ => Drives::Unknown,
@@ -249,7 +250,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Candidate, said: &mu
     match (board.architecture, board.assumed_newer) {
         _ if board.row.is_some() || outlived => {}
         (Some(row), _) => {
-            // A newer branch supports the boards of the architecture from its first version on.
+            // A branch that is newer than the architecture supports its boards from the first version of the branch on.
             let (evaluation, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
                 let but = format!("; branch {branch} is newer than {}", row.title);
                 (Evaluation::Caution, but)

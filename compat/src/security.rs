@@ -1,15 +1,19 @@
 //! Missing security fixes, from NVIDIA's bulletins, and branches without security fixes.
 
+use std::fmt::Display;
+
 use crate::matrix::{DriverFloor, Matrix, PackageFloor, Support};
 use crate::version::DriverVersion;
 
 /// The security fixes that a version lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lacking {
-    /// The first version with all fixes.
+    /// The first version with all fixes. [`end_of_life`] returns a text instead of a version.
     pub first_fixed: String,
     /// A message with the compared versions and the newest bulletin.
     pub why: String,
+    /// The message without the bulletin.
+    pub brief: String,
     /// URL of the newest bulletin.
     pub link: String,
     /// Keys of the sources.
@@ -35,11 +39,11 @@ pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
         cves: &row.cves,
         citations: &row.citations,
     });
-    lacking(
-        &format!("driver {version}"),
-        first_fixed,
-        bulletins.collect(),
-    )
+    let found = lacking(version, first_fixed, bulletins.collect())?;
+    Some(Lacking {
+        why: format!("driver {}", found.why),
+        ..found
+    })
 }
 
 /// Returns the message if the branch of a driver is end-of-life: NVIDIA publishes no security fixes for it.
@@ -56,8 +60,10 @@ pub fn end_of_life(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> 
         true => format!(" (the newest bulletin, {number} of {date}, does not list it)"),
         false => String::new(),
     };
+    let brief = format!("branch {branch} is end-of-life{since}");
     Some(Lacking {
-        why: format!("branch {branch} is end-of-life{since} and gets no security fixes{bulletin}"),
+        why: format!("{brief} and gets no security fixes{bulletin}"),
+        brief,
         link: link(newest),
         citations: row.citations.clone(),
         first_fixed: "a version of a supported branch".to_owned(),
@@ -91,7 +97,7 @@ pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking>
         citations: &row.citations,
     });
     lacking(
-        &format!("{name} {version}"),
+        format!("{name} {version}"),
         newest.first_fixed.clone(),
         bulletins.collect(),
     )
@@ -118,15 +124,19 @@ struct Bulletin<'m> {
 }
 
 /// Reports the newest bulletin, whose version contains the fixes of all older ones.
-fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Option<Lacking> {
+fn lacking(
+    what: impl Display,
+    first_fixed: String,
+    bulletins: Vec<Bulletin<'_>>,
+) -> Option<Lacking> {
     let newest = bulletins.iter().max_by_key(|one| one.date)?;
     let worst = newest.cves.first();
     let cve = worst.map_or_else(String::new, |cve| format!(", {cve}"));
     let (number, date) = (newest.number, newest.date);
+    let brief = format!("{what} lacks security fixes of {first_fixed}");
     Some(Lacking {
-        why: format!(
-            "{what} lacks security fixes of {first_fixed} (NVIDIA's bulletin {number} of {date}{cve})"
-        ),
+        why: format!("{brief} (NVIDIA's bulletin {number} of {date}{cve})"),
+        brief,
         link: bulletin_url(number, date),
         citations: (bulletins
             .iter()

@@ -39,7 +39,7 @@ pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let mut text = String::new();
     match DeflateDecoder::new(packed).read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(format!("decompress it: {error}")),
+        Err(error) => Err(format!("failed to decompress the matrix: {error}")),
     }
 });
 
@@ -110,7 +110,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// Defines a test: random texts with these pieces are parsed without a panic.
+/// Defines a test: random texts that match the regular expression `$pieces` are parsed without a panic.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {

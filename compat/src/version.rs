@@ -75,8 +75,8 @@ pub struct DriverVersion {
 }
 
 impl DriverVersion {
-    /// Lower bound of driver branches. Other packages with similar names have much lower versions, and all branches in the matrix
-    /// are higher.
+    /// The lowest branch in a package version that identifies a driver. Other packages with similar names have much lower
+    /// versions, and all branches in the matrix are higher.
     pub const OLDEST_BRANCH: Branch = Branch(300);
 
     /// The branch that this version belongs to.
@@ -89,7 +89,7 @@ impl DriverVersion {
         &self.text
     }
 
-    /// Returns a lower and an upper bound of all versions of a branch. Both are displayed as `396.x`.
+    /// Returns a lower and an upper bound of all versions of a branch. For branch 396, both are displayed as `396.x`.
     #[must_use]
     pub fn bounds(branch: Branch) -> [Self; 2] {
         [0, u32::MAX].map(|number| Self {

@@ -1,4 +1,4 @@
-//! Restarts the k3s and RKE2 agents after the container toolkit was removed, because they only detect its runtime at startup.
+//! Restarts the k3s and RKE2 agents after the container toolkit was removed, because they detect its runtime only at startup.
 
 use super::{Applier, ChangeError, Reverted, Sink};
 use crate::{
@@ -13,7 +13,7 @@ pub(super) fn of_unit(unit: &str) -> Option<&'static Agent> {
 }
 
 impl Applier {
-    /// Returns the results for the agents that had to be restarted.
+    /// Restarts the agents that still use the removed toolkit. Returns the results, without agents for which nothing was done.
     pub(super) async fn agents_forget_toolkit(
         &self,
         sink: &dyn Sink,
@@ -26,7 +26,8 @@ impl Applier {
         Ok(endings)
     }
 
-    /// Restarts an agent whose containerd uses the toolkit's runtime although its program was removed.
+    /// Restarts an agent whose containerd still uses the removed runtime of the container toolkit, if its containers survive
+    /// the restart.
     pub(super) async fn forget_toolkit(
         &self,
         agent: &Agent,
@@ -35,7 +36,7 @@ impl Applier {
         let unit = agent.unit;
         if self.host.files.exists(toolkit::RUNTIME.into())? || !self.names_toolkit(agent)? {
             return Ok(Reverted::nothing(format!(
-                "the containerd of `{unit}` uses no removed program"
+                "the containerd of `{unit}` does not use a removed runtime"
             )));
         }
         let runs = (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active());

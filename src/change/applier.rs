@@ -48,10 +48,10 @@ pub struct Applier {
     pub(super) paused_for_run: Arc<AtomicBool>,
     /// Held while timers are paused or started, because package work and a build can run at the same time.
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
-    /// Held during the dry run of an installation if the package manager's simulations wait for each other. A step that waits
-    /// gets its whole deadline afterwards.
+    /// Held during the dry run of an installation if the package manager's simulations wait for each other, so that the time
+    /// limit of a simulation does not include the wait for another one.
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
-    /// The packages that the run needs. `None` if any source may be needed.
+    /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
 

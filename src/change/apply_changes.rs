@@ -15,11 +15,12 @@ pub trait ApplyChanges: Send + Sync {
     /// gpu-bootstrap holds.
     fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn ApplyChanges>;
 
-    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first
-    /// and at its end, but never in between, because a transaction or a build of another step may be in progress.
+    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first,
+    /// and an installation also at its end. It is not called in between, because a transaction or a build of another step may
+    /// be in progress.
     async fn resume_paused(&self, sink: &dyn Sink);
 
-    /// Returns a unified diff or the package manager's simulation, without changing anything.
+    /// Returns a unified diff or the package manager's simulation, without changing anything. `None` if there is no preview.
     ///
     /// # Errors
     /// If the machine could not be inspected, or if the simulation failed.
@@ -31,7 +32,7 @@ pub trait ApplyChanges: Send + Sync {
     /// The detected error.
     async fn dry_run(&self, change: &Change) -> Result<(), ChangeError>;
 
-    /// Returns the undo of the change, if known in advance. May store backups.
+    /// Returns the undo of the change, as far as it is known in advance. May store backups.
     ///
     /// # Errors
     /// If the machine could not be inspected.
@@ -78,7 +79,7 @@ pub trait ApplyChanges: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct NoChanges;
 
-/// A bug: `check` tried to make a change.
+/// The error of a bug: `check` tried to make a change.
 fn only_looks() -> ChangeError {
     ChangeError::bug("change the machine: `check` is read-only")
 }

@@ -1,5 +1,5 @@
-//! Backups of files and inventories, in the state directory. They are named by the SHA-256 of their content, so that equal
-//! contents are stored once and damage is detected.
+//! Backups of file contents, in the state directory. They are named by the SHA-256 of their content, so that equal contents are
+//! stored once and damage is detected.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Backups {
         }
     }
 
-    /// Stores a content and returns its name.
+    /// Stores the content and returns the name of the backup.
     pub(super) fn save(&self, content: &[u8]) -> Result<String, ChangeError> {
         let name = sha256(content);
         let path = self.directory.join(&name);
@@ -39,12 +39,12 @@ impl Backups {
         Ok(name)
     }
 
-    /// The path of a stored content.
+    /// The path of a backup.
     pub(super) fn path(&self, name: &str) -> Utf8PathBuf {
         self.directory.join(name)
     }
 
-    /// Reads a stored content.
+    /// Reads and verifies a backup.
     pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
         let path = self.path(name);
         let content = self.files.read(&path)?;

@@ -71,7 +71,7 @@ fn names<'m>(
 }
 
 /// Returns `true` if a runc entry that we added is still needed: containerd before 2.0 drops its built-in runc if a file
-/// defines another runtime, so any runtime that was added later needs the entry.
+/// defines another runtime, so the entry is needed as long as the file contains another one.
 fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
     let Some((name, around)) = edit.key.split_last() else {
         return false;
@@ -102,7 +102,7 @@ fn names_program_of(edit: &Edit, found: Option<&Value>) -> bool {
     toolkit::comes_with(now, ours)
 }
 
-/// The name of a runtime and the path of its enclosing table, if the key is a runtime entry.
+/// The name of a runtime and the path of the table that contains `runtimes`, if the key is a runtime entry.
 fn runtime_of(key: &[String]) -> Option<(&String, &[String])> {
     let (name, around) = key.split_last()?;
     let (table, outer) = around.split_last()?;
@@ -131,8 +131,8 @@ fn differing(key: &str, ours: Option<&Value>, now: Option<&Value>, found: &mut V
 const DEFAULTS: [&str; 3] = ["default-runtime", "default_runtime_name", "default_runtime"];
 
 /// Reverts edits whose keys still have the value of the change. A runtime entry is also removed if it was edited but still
-/// refers to the program of the change, together with a default that selects it. With either of them a daemon would not start,
-/// or could not start containers. `before` is the document before the change.
+/// refers to the program of the change, together with a default that selects it. If the entry or the default remained, a daemon
+/// would not start, or could not start containers. `before` is the document before the change.
 pub(super) fn revert(
     now: &Document,
     edits: &[Edit],

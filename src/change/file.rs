@@ -1,4 +1,4 @@
-//! Writes and removes complete files. Their previous content is backed up.
+//! Backs up files before a change, and restores them, even if they were modified since.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -76,8 +76,9 @@ impl Applier {
         })
     }
 
-    /// The file that is written at a path. A symlink is followed and kept, unless a user other than root could redirect it:
-    /// otherwise root would write, and later chown, a file of that user's choice.
+    /// Returns the file to write for a path. If the path is a symlink, this is its target, so that the symlink is kept. A
+    /// symlink that a user other than root could redirect is an error, because root would write, and later chown, a file of
+    /// that user's choice.
     ///
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
@@ -141,7 +142,7 @@ impl Applier {
         ) else {
             return Ok(None);
         };
-        // An interrupted undo may have removed them already.
+        // An interrupted undo may have removed our lines already.
         let is_back = diffy::apply(&now, &diffy::create_patch(&before, &ours)).is_ok();
         let merged = match diffy::merge(&ours, &now, &before) {
             Ok(merged) if merged != now => merged,
@@ -170,8 +171,8 @@ impl Applier {
         Ok(undo)
     }
 
-    /// Returns the undo without files that a failed or interrupted change has not written. If such a file is written later, it
-    /// is not ours.
+    /// If a failed or interrupted change has written none of its files, returns an undo that does nothing, because the files
+    /// are not ours if another program writes them later. Also removes directories that the change created.
     pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, ChangeError> {
         Ok(match undo {
             Undo::RestoreFiles {
@@ -218,7 +219,7 @@ impl Applier {
         Err(ChangeError::new(CHANGED_SINCE, what).advice("run the same command again"))
     }
 
-    /// The JSON or TOML file before the change, empty if it did not exist. `None` if it had another format.
+    /// The JSON or TOML file before the change, empty if it did not exist. `None` if it was a symlink or had another format.
     fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, ChangeError> {
         Ok(match &file.before {
             None => parsed(&file.path, b""),
@@ -411,7 +412,8 @@ impl Applier {
         Ok(FileNow { stat, after })
     }
 
-    /// Restores each file that still is in the state after the change, and the SELinux labels.
+    /// Restores the files and their SELinux labels. If a file was modified since the change, only our edits or lines are
+    /// removed, if possible.
     pub(super) async fn restore_files(
         &self,
         files: &[FileBefore],
@@ -531,8 +533,8 @@ pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String
     diff_with(path, before, after, 3)
 }
 
-/// The same for files that we did not create, without context lines and secret values. Our settings contain no secrets, but the
-/// changed line may contain others, because such a file may be a single line.
+/// The same for files that we did not create, without context lines and secret values. Our settings contain no secrets, but a
+/// changed line may contain secrets of other programs, because such a file may be a single line.
 pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
     let before = before.map(without_secret_values);
     diff_with(path, before.as_deref(), &without_secret_values(after), 0)

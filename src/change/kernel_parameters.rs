@@ -48,7 +48,7 @@ impl Applier {
 
     /// Restores the previous values of kernel parameters. A parameter that no longer has our value was changed by another
     /// program and is kept. Network parameters are kept until the next boot if other containers or virtual machines may need
-    /// them: these set the same value, so it is unknown who needs it.
+    /// them: their daemons set the same values, so our value may also be theirs.
     pub(super) async fn restore_sysctls(
         &self,
         values: &BTreeMap<String, String>,
@@ -93,8 +93,8 @@ impl Applier {
     }
 
     /// The network bridges for which the kernel forwards and filters packets of other programs: bridges with an interface of a
-    /// container or a virtual machine, and bridges whose daemon may add one. A pod bridge remains when the node leaves its
-    /// cluster.
+    /// container or a virtual machine, and bridges whose daemon may add one. The pod bridge counts only if it has interfaces,
+    /// because it remains when the node leaves its cluster.
     pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, ChangeError> {
         let (files, directory) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
         let mut found = Vec::new();

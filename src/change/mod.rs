@@ -11,7 +11,7 @@
 //!    extend `preview` there if the change has a diff, `dry_run` if an error can be detected in advance, and
 //!    `is_written_by_tools` if it runs programs that write files.
 //! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`ChangeError`] is created where the error occurs.
-//!    Error output of external programs has a row in `tools/faults.toml`.
+//!    Add patterns for the error output of external programs to `tools/faults.toml`.
 //! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is sufficient for files). Add a new variant to `undo.rs`, as a struct
 //!    in the family's file if it has more than two fields, and extend `undo`, `refine`, `reconcile` and `undo_writes_by_tools`
 //!    in `applier.rs` as needed.
@@ -19,7 +19,7 @@
 //!    previous state. Also test an interruption: `capture`, then `reconcile` and `revert`.
 //! 6. If it needs the package manager lock, extend `needs_package_lock` in `engine/apply.rs`. If a field is free text that may
 //!    contain a secret, extend `meaning` in `journal/secrecy.rs`.
-//! 7. Add a line with a new record in a new file in `tests/journals`.
+//! 7. Add a new file to `tests/journals`: a journal with a record of the change.
 
 mod agents;
 mod applier;
@@ -91,8 +91,9 @@ pub enum Change {
     /// Install packages. The packages of all ready steps are installed in one transaction.
     InstallPackages {
         packages: Vec<PackageSpec>,
-        /// Installed packages that the plan replaces. A package gets another version, possibly an older one, if a configured
-        /// package needs it, and is removed otherwise. A hold on one of them was set by gpu-bootstrap.
+        /// Installed packages that the plan replaces or removes: a package that a configured package needs gets another
+        /// version, possibly an older one, and any other package is removed. Our holds on these packages do not prevent
+        /// this, but any other hold does.
         removing: Vec<String>,
         /// Defer the DKMS build of the package scripts to a later change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -105,7 +106,7 @@ pub enum Change {
         /// Shell patterns for the names of installed packages.
         patterns: Vec<String>,
     },
-    /// Enable a unit, and start it.
+    /// Enable a unit, and start it if `start` is set.
     EnableUnit { unit: String, start: bool },
     /// Restart a unit so that it reads its configuration.
     RestartUnit { unit: String },
@@ -149,7 +150,7 @@ pub enum Change {
         /// The time limit of all attempts, in seconds.
         timeout_seconds: u64,
     },
-    /// Run a probe. The result is recorded, so that a later run probes again only if an input has changed or the machine was
+    /// Run a probe. A success is recorded, so that a later run probes again only if an input has changed or the machine was
     /// rebooted.
     RunProbe {
         probe: Probe,
@@ -167,7 +168,7 @@ pub enum Change {
         /// The values by name.
         values: BTreeMap<String, String>,
     },
-    /// Turn off swap areas until they are turned on again.
+    /// Turn off active swap areas. `/etc/fstab` is changed separately.
     TurnOffSwap {
         /// Files and devices.
         areas: Vec<String>,
@@ -182,7 +183,7 @@ pub enum Change {
         /// The node and the missing settings.
         admission: Admission,
     },
-    /// Reboot the machine. All other changes are finished before.
+    /// Reboot the machine after all other changes have finished.
     Reboot {
         /// The reason.
         why: String,

@@ -31,11 +31,11 @@ impl Applier {
         })
     }
 
-    /// The undo of a file with modules to load at every boot: the file is removed and its modules are unloaded. Before the
-    /// first boot with the file they may not be loaded yet.
+    /// Returns the undo of a file with modules to load at every boot: unload those modules that are not loaded now, and restore
+    /// the file.
     pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, ChangeError> {
         let mut undos = Vec::new();
-        // Modules are listed after the modules that they depend on.
+        // A module is listed after the modules that it depends on, so it must be unloaded before them.
         for module in kmod::named_for_boot(content).rev() {
             match self.capture_load(module)? {
                 Undo::Nothing { .. } => {}
@@ -111,7 +111,7 @@ impl Applier {
             let what = format!("kernel module `{module}`, until the next boot");
             Ok(Reverted::left(what, why))
         };
-        // The use count does not include firewalls that depend on it.
+        // The use count of a module does not include firewalls that depend on it.
         let bridges = match kmod::canonical(module).as_str() {
             kmod::BRIDGE_FILTER => self.bridges_of_others().await?,
             _ => Vec::new(),
@@ -216,7 +216,7 @@ impl Applier {
     }
 
     /// Reports why DKMS has compiled modules since a time (seconds since 1970) although prebuilt modules are configured.
-    /// Compiling takes minutes, but nothing fails.
+    /// Otherwise, the compilation would only be noticed as a slow installation.
     pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
         match self.compiled_modules(since) {
             Ok(whys) => whys
@@ -483,7 +483,7 @@ fn is_not_there(error: &ChangeError) -> bool {
     matches!(error.ended(), Some(ExecError::NotFound { .. }))
 }
 
-/// The reason the version of a module is unknown. If there are several, the correct one is unknown.
+/// Returns the reason that the version of a module is unknown: no source of the module is installed, or several versions are.
 fn no_single_version(module: &str, found: &[String]) -> String {
     if found.is_empty() {
         return "the module is not registered in DKMS, because its source package is not installed"

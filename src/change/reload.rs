@@ -1,4 +1,4 @@
-//! Daemons that can reload their configuration while their containers keep running, but whose restart may stop them.
+//! Daemons that can reload their configuration while their containers keep running, but whose restart may stop the containers.
 //!
 //! Containers are only stopped with consent (`runtime.restart`). Without it, the restart is left to the administrator, or to
 //! the next `install` while no container is running. `runtimes` defines which daemons behave this way, and which settings they
@@ -14,12 +14,12 @@ use crate::{
     tools::systemctl,
 };
 
-/// The time limit for the daemon to use its configuration after a reload.
+/// The time limit for the daemon to use its new configuration after a reload.
 const TAKE_UP_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 impl Applier {
-    /// Makes the daemon use a runtime. It is restarted only if a reload is not sufficient, and without consent only if that
-    /// stops no container.
+    /// Makes the daemon use a runtime. It is restarted only if a reload is not sufficient, and without
+    /// [`RuntimeSettings::may_stop`] only if that stops no container.
     pub(super) async fn reload(
         &self,
         settings: &RuntimeSettings,
@@ -70,15 +70,15 @@ impl Applier {
                 words.spare
             )));
         }
-        // All other settings are in use.
+        // Not an error, because the daemon already uses all settings except CDI.
         sink.note(&format!(
             "{name} uses CDI only after its next restart, which would stop the containers {names}"
         ));
         Ok(())
     }
 
-    /// Restarts the daemon, so that it no longer uses a runtime, if that stops no container. Otherwise returns the part that
-    /// remains until its next restart.
+    /// Restarts the daemon, so that it no longer uses a runtime, if that stops no container. Otherwise reloads it, and returns
+    /// the part that remains until its next restart.
     pub(super) async fn forgets(
         &self,
         daemon: &RuntimeDaemon,
@@ -97,7 +97,7 @@ impl Applier {
             ))
         };
         let containers = match self.stopped_by_restart(*kind, unit, words).await {
-            // The files are restored in any case.
+            // Not an error of the undo, because the files are already restored.
             Err(error) if error.class == Class::DaemonSilent => {
                 return Ok(left(format!("failed to {error}"), "its containers"));
             }
@@ -108,8 +108,7 @@ impl Applier {
             return Ok(None);
         }
         let reloaded = self.signal(unit, sink).await?;
-        // New containers would use a default runtime whose program is removed. A daemon that does not respond may have such a
-        // default.
+        // If the removed runtime is still the default, new containers do not start. Assume this if the daemon does not respond.
         let uses_another =
             (self.said(*kind).await?).is_ok_and(|config| config.default.as_ref() != Some(runtime));
         if !reloaded || !uses_another {
@@ -146,7 +145,7 @@ impl Applier {
     /// Names of the containers that a restart of the daemon would stop.
     ///
     /// # Errors
-    /// Also if the daemon does not report them, because unknown containers may be stopped.
+    /// If the daemon does not report its containers, because a restart may then stop some.
     async fn stopped_by_restart(
         &self,
         kind: Daemon,

@@ -1,6 +1,6 @@
 //! The configuration of a container runtime. A change and its undo both swap all files: the files are written, the runtime's
-//! own program validates them before the daemon is modified, then the daemon loads them and must respond. If this fails, the
-//! previous files are restored and the daemon runs with them. A change writes our keys, and its undo removes them.
+//! own program validates them before the running daemon is touched, then the daemon loads them and must respond. If a step
+//! fails, the previous files are restored and the daemon runs with them. A change writes our keys, and its undo removes them.
 //!
 //! `nvidia-ctk runtime configure` is not sufficient: it writes a drop-in file in the newest format version, which containerd
 //! rejects if its root file has an older version, and it does not validate.
@@ -168,7 +168,7 @@ impl Applier {
         let ending = if files.is_empty() || is_stuck {
             restored.told(sink)
         } else {
-            // Do this even if no file had to be restored, because an interrupted run may not have restarted the daemon.
+            // Reload the daemon even if no file had to be restored, because an interrupted run may not have done so.
             match self.swap(&swap, sink).await {
                 Ok(taken_up) => Reverted::of(vec![restored.told(sink), taken_up]),
                 Err(error) if error.reason == STOPPED => return Err(error),
@@ -222,7 +222,7 @@ impl Applier {
         let why = match refused {
             Some(why) => why,
             None => match self.take_up(swap, sink).await {
-                // It did not respond, so it is unknown which configuration it runs with.
+                // The daemon did not respond after the reload, so it is unknown which configuration it runs with.
                 Err(why) if why.class == Class::DaemonSilent => return Err(why),
                 Err(why) => why,
                 done => return done,
@@ -275,8 +275,9 @@ impl Applier {
         Ok(())
     }
 
-    /// Returns the reason the daemon would not work with its files. Its own program validates them, without touching the
-    /// daemon. `None` if it would work, or if the program is too old to validate.
+    /// Returns the reason the daemon would not work with its files. The daemon's own program validates them, without touching
+    /// the running daemon. `None` if the daemon would work, or if the result is unknown, such as with a program that is too old
+    /// to validate.
     async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, ChangeError> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // In an undo, the packages of the daemon may already be removed.
@@ -455,7 +456,7 @@ fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
         format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
         format!(
             "{why}. Correct the reported error and run the same command again; until then, the \
-             NVIDIA runtime that these files name is kept"
+             NVIDIA runtime that these files contain is kept"
         ),
     )
 }

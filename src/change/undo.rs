@@ -59,7 +59,7 @@ pub enum Undo {
     Unhold(Unhold),
     /// Restore the state of a unit.
     RestoreUnit(RestoreUnit),
-    /// Make services load restored files.
+    /// Restart units and rebuild initramfs images that use restored files.
     FollowUp {
         /// The follow-up actions, in order.
         then: Vec<FollowUp>,
@@ -144,7 +144,7 @@ pub enum FileAfter {
     Unknown,
     /// The file does not exist.
     Absent,
-    /// A file whose content changes at each boot.
+    /// A file with any content, because it is rewritten after the change, for example at each boot.
     Any,
     /// A file with this content.
     File {
@@ -201,14 +201,14 @@ impl Undo {
         }
     }
 
-    /// Returns `true` if a part of the undo must run last, see [`Self::split_unloading`].
+    /// Returns `true` if the undo has a part that must run last, see [`Self::split_unloading`].
     #[must_use]
     pub fn unloads(&self) -> bool {
         self.split_unloading().0.is_some()
     }
 
-    /// Splits the undo into the part that unloads kernel modules or restores kernel parameters, which daemons need until their
-    /// packages are removed, and the rest.
+    /// Splits the undo into two parts: the part that unloads kernel modules or restores kernel parameters, and the rest. The
+    /// first part runs last, because daemons need the modules and parameters until their packages are removed.
     #[must_use]
     pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {

@@ -29,8 +29,8 @@ pub struct RestoreUnit {
     pub enabled: bool,
     /// Whether the unit was masked.
     pub masked: bool,
-    /// Whether the unit was running. `None` if the change neither starts nor stops it. Its undo does not either, because the
-    /// unit that resumes a run after a reboot runs this undo itself.
+    /// Whether the unit was running. `None` if the change only enables the unit. Then the undo does not stop it, because the
+    /// undo may run in this unit: the unit that resumes a run after a reboot.
     pub active: Option<bool>,
 }
 
@@ -147,7 +147,8 @@ impl Applier {
         let cmd = systemctl::act(verb, unit);
         let tool = |source| ChangeError::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
-        // A unit that systemd restarts automatically is not in the failed state until then.
+        // A unit with `Restart=` is not in the failed state between two restarts, so the check above does not detect it. It may
+        // reach the start limit with this start.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
             self.tool(&what, &reset, sink).await?;
             ran = self.exec(&cmd, sink).await.map_err(tool)?;
@@ -186,7 +187,7 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
         let now = self.unit_state(unit).await?;
-        // Without systemd only the unit files can be restored.
+        // If systemd is not running, a unit can only be enabled, disabled or masked.
         let active = active.filter(|_| !now.is_not_booted());
         if !now.exists() {
             return Ok(Reverted::nothing(format!(
@@ -194,7 +195,7 @@ impl Applier {
             )));
         }
         let mut done = Vec::new();
-        let change_applier = [
+        let actions = [
             (
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
@@ -208,7 +209,7 @@ impl Applier {
                 active == Some(true) && now.is_loaded() && !now.is_active(),
             ),
         ];
-        for (verb, needed) in change_applier {
+        for (verb, needed) in actions {
             if needed {
                 let what = format!("{verb} `{unit}`");
                 self.tool(&what, &systemctl::act(verb, unit), sink).await?;
@@ -266,7 +267,7 @@ impl Applier {
         }
         Ok(match self.restart_unit(unit, sink).await {
             Ok(()) => Reverted::done(format!("restarted `{unit}`")),
-            // The files are restored in any case.
+            // The files are already restored, so only the restart is reported as remaining.
             Err(error) => Reverted::left(
                 format!("`{unit}`, which still uses the configuration from before the undo"),
                 error.to_string(),

@@ -29,7 +29,7 @@ enum ConfigurationSpace {
     Alive,
     /// All bits are set, because no device responds on the link.
     Gone,
-    /// The file does not exist in the tree.
+    /// The file does not exist in the tree, or is shorter than the IDs.
     Absent,
     /// The file cannot be read.
     Unreadable(String),
@@ -38,14 +38,14 @@ enum ConfigurationSpace {
 fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, ConfigurationSpace)>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
-        // A virtual machine may reset its GPU at any moment.
+        // A virtual machine may reset its GPU at any moment, and the GPU does not respond during the reset.
         if subject.state.is_reserved(gpu.pci_address)? {
             continue;
         }
         let files = subject.host.files();
         let directory = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
         let mut answered = answer(files.read(&directory.join("config")));
-        // The kernel read the revision when it found the device. A recorded tree may contain only this file.
+        // A recorded tree may contain only `revision`, the value that the kernel read when it found the device.
         if answered == ConfigurationSpace::Absent
             && files
                 .read_text(&directory.join("revision"))?

@@ -5,11 +5,11 @@ use crate::{
     model::id::stands_for,
 };
 
-/// A finding (or a prefix of finding IDs) and the findings that can cause it, the deepest cause first. Steps that return
-/// "after …" set their cause themselves.
+/// A finding (or a prefix of finding IDs) and the findings that can cause it, the deepest cause first. The finding of a step
+/// that returns `Assessment::After` already contains its cause.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
-    // A process with a private view of files and devices cannot evaluate the machine.
+    // A process in a container or with a private view of files and devices does not see the machine.
     ("preflight", &["virt.container"]),
     ("driver.nodes", &["virt.container"]),
     ("drv.nodes", &["pci.driver-bound", "driver.module"]),
@@ -34,7 +34,8 @@ const NEEDS: &[(&str, &[&str])] = &[
             "gpu.recovery-action",
         ],
     ),
-    // Errors that a reset cannot fix come before the recommended reset, and the reset comes before the errors that it fixes.
+    // Errors that a reset cannot fix are reported instead of the recommended reset, and the recommended reset is reported
+    // instead of the errors that it fixes.
     (
         "gpu.recovery-action",
         &[
@@ -71,14 +72,14 @@ const NEEDS: &[(&str, &[&str])] = &[
         &["os.pkg.consistency", "driver.libraries"],
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
-    // On a machine with a desired state, the step reports the same and has a remedy.
+    // A system upgrade can change packages because their holds are missing, which the step `packages.hold` reports.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),
     (
         "drv.module.kernels",
         &["pci.driver-bound", "driver.packages"],
     ),
-    // A GPU that is bound to another driver is a cause, and its remedy includes the reboot.
+    // The nvidia module cannot use a GPU that is bound to another driver.
     ("driver.module", &["pci.driver-bound"]),
     ("nvl", &["driver.fabric"]),
     (
@@ -181,7 +182,7 @@ pub fn find(findings: &mut [Finding]) {
     for at in 0..findings.len() {
         let mut root = None;
         let mut next = causes[at].or_else(|| same(at, findings));
-        // A finding is never its own cause, so a chain is at most as long as the list.
+        // Causes may be circular, so follow at most as many causes as there are findings.
         for _ in 0..findings.len() {
             let Some(found) = next.filter(|found| *found != at) else {
                 break;
@@ -392,7 +393,7 @@ mod tests {
         }
     }
 
-    /// The exception is a driver that does not support the GPU and therefore does not bind to it.
+    /// The exceptions are `config.resolvable`, and a driver that does not support the GPU and therefore does not bind to it.
     #[test]
     fn causes_are_not_in_a_later_layer() {
         for (name, needs) in NEEDS {

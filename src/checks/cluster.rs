@@ -1,4 +1,4 @@
-//! Checks of the node in its cluster: it is Ready, its versions are compatible with the cluster, and its GPUs are allocatable.
+//! Checks of the node in its cluster: it is Ready, has its taints, has compatible versions, and its GPUs are allocatable.
 //! The cluster is queried with the kubelet's credentials.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// The directory of CNI configurations.
 const NETWORKS: &str = "/etc/cni/net.d";
-/// The directory of k3s and RKE2.
+/// The data directory of k3s and RKE2.
 const RANCHER: &str = "/var/lib/rancher";
 /// Exists only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
@@ -78,11 +78,11 @@ struct RecordedData {
 }
 
 struct ClusterState {
-    /// Only root may read the kubelet's credentials.
+    /// The kubelet's credentials cannot be read, because only root may read them.
     is_denied: bool,
-    /// The kubelet uses another name than the registered node.
+    /// The registered node name and the different name that the kubelet uses; `None` if they are equal.
     renamed: Option<Renamed>,
-    /// The node name and its registration in the cluster; `None` if the machine is not a node.
+    /// The node name and its registration in the cluster; `None` if the machine is not a node or has no host name.
     node: Option<(NodeName, Registered)>,
     /// The number of GPUs in NVML; `None` if it does not respond.
     gpus: Option<usize>,
@@ -92,7 +92,8 @@ struct ClusterState {
     cgroup_v1: bool,
     /// Missing parts of the pod network on this machine.
     network_lacks: Vec<String>,
-    /// The kubelet's checkpoint of device plugins; `None` if it is not conclusive (no checkpoint, no GPUs, or a DRA driver).
+    /// The kubelet's checkpoint of device plugins; `None` if it is not required (the cluster responds) or not conclusive (see
+    /// [`recorded`]).
     recorded: Option<RegisteredDevices>,
 }
 
@@ -141,7 +142,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        // A partial tree may contain neither.
+        // A partial tree may contain neither of the two files.
         cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
@@ -154,8 +155,8 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
     })
 }
 
-/// Returns the kubelet's checkpoint of device plugins; `None` if the kubelet is not running, because the file remains after it
-/// has stopped or was removed.
+/// Returns the kubelet's checkpoint of device plugins. `None` if the kubelet is not running, because the file remains after the
+/// kubelet has stopped or was removed. Also `None` without a readable checkpoint, without GPUs, and with a DRA driver.
 fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepError> {
     let files = subject.host.files();
     if subject.state.is_of_this_machine()
@@ -338,7 +339,7 @@ fn ready(state: &ClusterState) -> Finding {
     }
 }
 
-/// Whether the node still has the taints of its registration. Without them, pods that need no GPU are scheduled on it.
+/// Whether the node still has its configured taints. Without them, pods that need no GPU are scheduled on it.
 fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     let finding = |status, why: String| Finding::new(TAINTS, status, why);
     let (name, node) = match known(state) {
@@ -374,7 +375,7 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     }
 }
 
-/// Whether the kubelet is compatible with the API server, container runtime and kernel.
+/// Whether the kubelet is compatible with the API server, the container runtime and the cgroup version.
 fn versions(state: &ClusterState) -> Finding {
     let finding = |status, why: String| Finding::new(VERSIONS, status, why);
     let unknown = |status, why| match state.cgroup_v1 {
@@ -399,7 +400,7 @@ fn versions(state: &ClusterState) -> Finding {
         let why = "the cluster does not report the kubelet version".to_owned();
         return unknown(Verdict::Unknown, why);
     };
-    // As `containerd://1.7.28`.
+    // For example `containerd://1.7.28`.
     let runtime = (node.runtime.as_deref()).and_then(|text| text.split_once("://"));
     let runtime = runtime.and_then(|(scheme, version)| {
         let kind =
@@ -480,7 +481,7 @@ fn decide(state: &ClusterState) -> Finding {
         (node.allocatable_gpus.as_ref()).and_then(|text| text.parse().ok());
     match (offered, state.gpus) {
         (_, Some(0)) => finding(Verdict::Skip, "NVML reports no GPU".to_owned()),
-        // Shared GPUs and MIG slices have different counts.
+        // The number of shared GPUs or MIG slices cannot be compared with the number of GPUs.
         (None | Some(0), _) if instead.is_some() => finding(
             Verdict::Pass,
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
@@ -656,7 +657,7 @@ mod tests {
             remedy.contains("taint node gpu-1 nvidia.com/gpu=present:NoSchedule"),
             "{remedy}"
         );
-        // The node readiness controller has removed its own.
+        // A readiness taint may be missing, because its controller removes it.
         let theirs: Taint = "readiness.k8s.io/gpu=pending:NoSchedule"
             .parse()
             .expect("one");
@@ -664,7 +665,7 @@ mod tests {
         assert_eq!(taints(&node(&wanted), &with_theirs).status, Verdict::Pass);
         assert_eq!(taints(&node(&[]), &with_theirs).status, Verdict::Warn);
         assert_eq!(taints(&node(&[]), &[theirs]).status, Verdict::Skip);
-        // Without configured taints, the provider may set some.
+        // Without configured taints there is nothing to compare.
         assert_eq!(taints(&node(&[]), &[]).status, Verdict::Skip);
     }
 
@@ -708,7 +709,7 @@ mod tests {
             versions(&ClusterState {
                 cgroup_v1: true,
                 ..state(Registered::Silent("connection refused".to_owned()), None)
-            }), Verdict::Warn, "from 1.35 on does not start, but the version of this kubelet is unknown";
+            }), Verdict::Warn, "1.35 and newer does not support, but the version of this kubelet is unknown";
             versions(&state(Registered::Silent("connection refused".to_owned()), None)),
                 Verdict::Unknown, "connection refused";
         } {

@@ -1,4 +1,4 @@
-//! Containerd checks: the kubelet and all runtimes must use the same cgroup driver.
+//! Containerd checks: the kubelet, containerd's default runtime and its nvidia runtimes must use the same cgroup driver.
 
 use async_trait::async_trait;
 
@@ -23,7 +23,7 @@ pub struct ContainerdCheck;
 struct CgroupState {
     /// The configuration of the CRI plugin. `None` if containerd is not installed.
     cri: Option<Config>,
-    /// The cgroup driver of the kubelet, `systemd` or `cgroupfs`. `None` if no kubelet is configured.
+    /// The cgroup driver in the kubelet's configuration, `systemd` or `cgroupfs`. `None` if none is configured.
     kubelet: Option<String>,
     /// Name and socket of the kubelet's runtime if it is not this containerd, such as the containerd of k3s.
     other: Option<String>,
@@ -33,7 +33,7 @@ struct CgroupState {
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     let files = subject.host.files();
-    // A socket of an unknown runtime (its name is the path) may be another address of this containerd.
+    // If the kubelet's runtime is unknown, its name is the socket path. The socket may belong to this containerd.
     let other = (subject.state.kubelet_runtime()?)
         .filter(|found| found.name != RuntimeKind::Containerd.name() && found.name != found.socket);
     let path = subject.state.kubelet_config()?;

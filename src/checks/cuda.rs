@@ -1,4 +1,4 @@
-//! CUDA checks: the CUDA toolkit and cuDNN packages of the host must support the driver version. Toolkits in containers are not
+//! CUDA checks: the driver version must support the CUDA toolkit and cuDNN packages of the host. Toolkits in containers are not
 //! checked.
 
 use async_trait::async_trait;
@@ -16,7 +16,6 @@ use crate::{
 
 const CUDA: Id = Id::new("drv.version.cuda");
 
-/// The CUDA checks.
 pub struct CudaCheck;
 
 /// Packages of the NVIDIA repositories: toolkit compilers and cuDNN libraries.
@@ -26,7 +25,7 @@ const NAMES: [&str; 3] = ["cuda-nvcc-*", "libcudnn?", "libcudnn?-cuda-*"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Brings {
     Toolkit(CudaVersion),
-    /// The cuDNN version and its CUDA version. The minor CUDA version is unknown for some packages.
+    /// The cuDNN version and its CUDA version. The minor CUDA version is 0 if the package name contains only the major version.
     Cudnn(CudnnVersion, CudaVersion),
 }
 

@@ -1,4 +1,5 @@
-//! Driver checks: whether the installed driver supports the GPUs. All rules are in the matrix.
+//! Driver checks: support of the GPUs (the rules are in the matrix), security fixes, flavor of the kernel modules, matching
+//! component versions, and module options without effect.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -81,7 +82,7 @@ fn build_variant(state: &DriverState, flavor: Flavor) -> Option<String> {
     })
 }
 
-/// A GPU may be bound to a driver whose version was not recorded.
+/// The text is not "no driver", because a GPU may be bound to a driver whose version was not recorded.
 const NO_VERSION: &str = "the driver version is unknown";
 
 /// The remedy if no supported branch supports the GPUs.
@@ -112,7 +113,7 @@ impl DriverState {
 /// also vGPUs, whose driver version depends on the hypervisor.
 fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     let mut found = Vec::new();
-    // Without a mark on one of them, all of them are parts of GPUs.
+    // If the machine is a vGPU guest and no GPU is marked as a vGPU, all its GPUs are vGPUs.
     let is_marked = subject.facts.gpus.iter().any(|gpu| gpu.vgpu);
     if !is_marked && virt::is_guest(subject)? {
         return Ok(found);
@@ -306,7 +307,7 @@ fn version(
         |found| found.flavor,
     );
     let mut rule_results = rule_results(matrix, boards, version, flavor);
-    // Security is a separate finding, which also reports the end of a branch.
+    // `drv.version.security` reports security fixes and end-of-life branches. vGPUs have their own checks.
     let others = [Rule::Vgpu, Rule::Security, Rule::Support];
     rule_results.retain(|rule_result| {
         !about_modules(rule_result.rule) && !others.contains(&rule_result.rule)
@@ -404,6 +405,7 @@ fn secure(
                     .or_else(|| Some("install a driver of a supported branch".to_owned())),
             },
             links: vec![ended.link],
+            brief: Some(ended.brief),
             ..say(Verdict::Warn, ended.why)
         };
     }
@@ -433,6 +435,7 @@ fn secure(
                 ),
             }),
             links: vec![lacking.link],
+            brief: Some(lacking.brief),
             ..say(Verdict::Warn, lacking.why)
         },
     }
@@ -786,7 +789,7 @@ mod tests {
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.starts_with("install driver 580.178.04"), "{remedy}");
         assert_eq!(finding.links.len(), 1);
-        // The finding about the GPUs does not repeat it.
+        // `drv.version.matrix` does not report the missing security fixes again.
         let gpu = gpu(H100);
         let boards = boards(&MATRIX, &[&gpu]);
         let best = best(&MATRIX, &[&gpu]);

@@ -31,7 +31,7 @@ const STATE: Id = Id::new("nvl.fabric.state");
 /// The fabric checks.
 pub struct FabricCheck;
 
-/// The switches that a machine has.
+/// The NVLink switches of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Switches {
     None,
@@ -61,7 +61,7 @@ struct FabricState {
     packages: Result<Vec<(String, String)>, String>,
     subnet_manager: bool,
     files: InFiles,
-    /// The program that installs it together with the driver, outside of the packages and units of this system.
+    /// The owner of the driver, if it also installs the fabric manager, outside of the packages and units of this system.
     owner: Option<&'static str>,
     /// Kernel modules that switches behind network devices need, but that are not loaded.
     not_loaded: Vec<&'static str>,
@@ -78,7 +78,8 @@ struct FabricState {
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
     /// The package manager of the machine.
     manager: Option<Manager>,
-    /// The versions of the fabric manager package in the package lists, or `None` if they are unknown.
+    /// The versions of the fabric manager package in the package lists. `None` if they are unknown, or if the installed package
+    /// has the driver version.
     offered: Option<Vec<DriverVersion>>,
 }
 
@@ -92,7 +93,7 @@ fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
 
 /// The fabric manager binary, as installed by packages and tarballs.
 const PROGRAM: &str = "/usr/bin/nv-fabricmanager";
-/// Directories that may contain its unit.
+/// Directories that may contain the fabric manager unit.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -183,8 +184,8 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     Ok(found)
 }
 
-/// Returns the versions of the fabric manager package in the package lists, if it does not have the driver version. `None` if
-/// there are no lists, or if they cannot be queried.
+/// Returns the versions of the fabric manager package in the package lists. `None` if the installed package has the driver
+/// version, if no driver is loaded, and if there are no lists or they cannot be queried.
 async fn offered(
     subject: &Subject<'_>,
     state: &FabricState,
@@ -232,8 +233,8 @@ async fn offered(
 fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String>), StepError> {
     let files = subject.host.files();
     let loaded = subject.state.loaded_modules()?;
-    // The module list of a recorded tree may be incomplete. It is complete if it contains the driver of the switches'
-    // network devices.
+    // The module list of a recorded tree may be incomplete. It is regarded as complete if it contains the driver of the
+    // switches' network devices.
     if !loaded.iter().any(|name| name == "mlx5_core") {
         return Ok((Vec::new(), None));
     }
@@ -266,8 +267,8 @@ fn is_in(gpu: &GpuFabric) -> bool {
     gpu.state == FabricProgress::Completed && gpu.status == 0
 }
 
-/// Whether a GPU is still waiting to join its fabric. GPUs that have joined do not need a fabric manager here, because in a
-/// guest the host's fabric manager registers them.
+/// Whether a GPU has not joined its fabric. GPUs that have joined do not need a fabric manager on this machine: in a guest, the
+/// host's fabric manager registers them.
 fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
     (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
 }
@@ -343,7 +344,8 @@ fn unit(state: &FabricState) -> Finding {
             ),
         )
     };
-    // If the packages are unknown, the files decide. If the files are also inconclusive, it is regarded as installed.
+    // If the packages are unknown, the files decide. If the files are also inconclusive, the fabric manager is regarded as
+    // installed.
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
@@ -475,8 +477,8 @@ fn not_offered(state: &FabricState, name: &str, driver: &DriverVersion) -> Optio
     })
 }
 
-/// Returns the remedy for an installed package of another version. If the lists are unknown, the right version may not exist,
-/// because otherwise it would often be installed (NVIDIA/gpu-operator issue 544).
+/// Returns the remedy for an installed package of another version. If the package lists are unknown, the remedy covers both
+/// cases, because the driver version is often not available as a package (NVIDIA/gpu-operator issue 544).
 fn other_version(state: &FabricState, name: &str, driver: &DriverVersion) -> String {
     let then = format!("systemctl restart {}", fabric::UNIT);
     let install = at_version(state.manager, name, driver, &then);
@@ -500,7 +502,7 @@ fn version(state: &FabricState) -> Finding {
     if let (Some(owner), false) = (state.owner, is_packaged) {
         return finding(
             Verdict::Skip,
-            format!("it is part of the driver of {owner}"),
+            format!("the fabric manager is part of the driver of {owner}"),
         );
     }
     let packages = match &state.packages {
@@ -594,7 +596,7 @@ fn subnet(state: &FabricState) -> Finding {
         }
         (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => finding(
             Verdict::Skip,
-            "it is part of the driver, like the fabric manager",
+            "the subnet manager is part of the driver, like the fabric manager",
         ),
         (Switches::Managed(_), Err(why)) => finding(Verdict::Unknown, why),
         (Switches::Managed(_), Ok(_)) if state.subnet_manager => finding(
@@ -686,7 +688,7 @@ fn joined(state: &FabricState) -> Finding {
                 log_of(state)
             ),
             Some(_) => format!(
-                "read {}; the GPUs join again when it restarts",
+                "read {}; the GPUs join again when the fabric manager restarts",
                 log_of(state)
             ),
         }),
@@ -711,7 +713,7 @@ fn log_of(state: &FabricState) -> String {
     }
 }
 
-/// Returns the NVML name of the fabric health of a GPU that has joined; `None` if it is healthy.
+/// Returns the NVML name of the fabric health of a GPU; `None` if it is healthy or unknown.
 fn sick(gpu: &GpuFabric) -> Option<&'static str> {
     match gpu.health? {
         FabricHealth::Healthy => None,
@@ -815,7 +817,7 @@ mod tests {
                 remedy.starts_with(first) && remedy.contains(words),
                 "{remedy}"
             );
-            // Unknown lists are no reason against the version if no other one is installed.
+            // If no package is installed and the lists are unknown, the command installs the driver version.
             let first = if offered.is_none() && manager.is_some() {
                 install
             } else {
@@ -1038,7 +1040,7 @@ mod tests {
             ..managed
         };
         assert_eq!(subnet(&with).status, Verdict::Pass);
-        // Without the modules it cannot find the switches. A running fabric manager has found them.
+        // Without the modules, the fabric manager does not find the switches. If it is running, it has found them.
         let mut cut_off = FabricState {
             not_loaded: vec!["ib_umad"],
             lacks_module: Some("6.8.0-1030-aws".to_owned()),

@@ -13,7 +13,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::switches::switches,
     host::{GpuHealth, Nvml, NvmlDevice, health::RemappedRows},
-    model::{findings::Remedy, id::Id, pci::PciAddress},
+    model::{findings::Remedy, id::Id, pci::PciAddress, text::counted},
     state::{has_library, owner},
     step::StepError,
     tools::kernel_log::Recovery,
@@ -80,7 +80,7 @@ const LANES: &str = "compare with a healthy machine of this type; if it has more
 const NO_ECC: &str =
     "not reported by the GPUs (no ECC, ECC is off, MIG devices exist, or the driver is too old)";
 
-/// The rules, the deepest cause first.
+/// The rules, in the order of the findings.
 const ROWS: [HealthRow; 16] = [
     HealthRow {
         id: Id::new("gpu.recovery-action"),
@@ -266,9 +266,9 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     }
     if let Some(banks @ 1..) = rows.exhausted_banks {
         return warn(
-            format!("no spare rows left in {banks} memory banks"),
+            format!("no spare rows left in {}", counted(banks, "memory bank")),
             Remedy::Replace,
-            "schedule a replacement: the next error in this bank cannot be remapped",
+            "schedule a replacement: another error in such a bank cannot be remapped",
         );
     }
     match rows.correctable.saturating_add(rows.uncorrectable) {
@@ -277,7 +277,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthEvaluation> {
     }
 }
 
-/// The hard and soft limits of the DCGM health watch. A GPU can retire 64 pages.
+/// The hard limit (failure) and the soft limit (warning) of the DCGM health watch. A GPU can retire 64 pages.
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
@@ -461,7 +461,10 @@ fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthEvaluation> {
     }
     match links.recovery_errors {
         Some(count @ 1..) => warn(
-            format!("{told}, {count} recovery errors since the driver was loaded"),
+            format!(
+                "{told}, {} since the driver was loaded",
+                counted(count, "recovery error")
+            ),
             Remedy::CheckMechanics,
             "monitor the number; if it grows, have the links inspected",
         ),
@@ -490,7 +493,7 @@ fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitc
     let evaluated: Vec<(&NvmlDevice, HealthEvaluation)> = (gpus.iter())
         .filter_map(|gpu| Some((*gpu, (row.evaluate)(gpu.health.as_ref()?, switches)?)))
         .collect();
-    // `Verdict` is ordered from good to bad.
+    // Rules return only `Pass`, `Warn` and `Fail`, which are ordered from good to bad.
     let worst = evaluated.iter().map(|(_, one)| one.status).max();
     let Some(worst) = worst else {
         return say(Verdict::Skip, row.silent.to_owned());
@@ -568,8 +571,8 @@ fn findings(nvml: &Nvml, switches: HasSwitches) -> Vec<Finding> {
 /// The mount point of the root filesystem of the GPU Operator's driver container.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
-/// Returns unknown findings for a driver of `owner` whose library is found only by the owner's programs. The operator's
-/// validator also runs `nvidia-smi` in the root directory of the driver container (NVIDIA/gpu-operator,
+/// Returns unknown findings for a driver of `owner` whose library is found only by the owner's programs. The remedy runs
+/// `nvidia-smi` in the root directory of the driver container, like the operator's validator (NVIDIA/gpu-operator,
 /// `cmd/nvidia-validator`).
 fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let why = format!(

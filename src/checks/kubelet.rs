@@ -95,7 +95,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             }
         };
     }
-    // `runtime.use` must not contain a runtime that the join method configures.
+    // A runtime that the join method configures also counts, because `runtime.use` must not contain it.
     let by_method = |desired: &Desired| {
         (desired.cluster.as_ref()).and_then(|spec| spec.method.implementation().configures())
     };
@@ -155,9 +155,9 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     }
 }
 
-/// Returns the finding for a runtime of the kubelet without nvidia runtime, hook and CDI specification although a toolkit is
-/// installed (NVIDIA/k8s-device-plugin issues 307 and 655, berops/claudie issue 1786). On a machine that gpu-bootstrap
-/// prepared, its own step reports it instead. The label of the toolkit pod: NVIDIA/gpu-operator,
+/// Returns a finding if a toolkit is installed, but the kubelet's runtime has no nvidia runtime, hook or CDI specification
+/// (NVIDIA/k8s-device-plugin issues 307 and 655, berops/claudie issue 1786). On a machine that gpu-bootstrap prepared, the step
+/// of the runtime reports this instead. Source of the pod label in the remedy: NVIDIA/gpu-operator,
 /// `assets/state-container-toolkit/0500_daemonset.yaml`.
 fn lacks_runtime(
     subject: &Subject<'_>,
@@ -215,8 +215,8 @@ fn lacks_runtime(
 
 /// Returns an error in the containerd files of a Kubernetes distribution that prevents pods from starting: the CRI plugin is
 /// disabled, or the binary of the nvidia runtime does not exist. The GPU Operator copies the configuration of another
-/// containerd of the machine into these files (NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029). When it is
-/// uninstalled, it removes its binaries.
+/// containerd of the machine into these files (NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029). When the
+/// operator is uninstalled, it removes its binaries.
 fn of_distribution(
     subject: &Subject<'_>,
     owner: &KubernetesDistribution,
@@ -378,7 +378,7 @@ impl Check for KubeletCheck {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let found = subject.state.kubelet_runtime()?;
-        // k3s and RKE2 detect it when they start.
+        // k3s and RKE2 detect the toolkit when they start.
         let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
         let finding = decide(found.as_ref(), toolkit, subject.desired);
         let owner = found
@@ -407,7 +407,7 @@ impl Check for KubeletCheck {
         let report = subject.state.report(kind).await?;
         let refused = (report.as_ref()).is_some_and(|report| report.refuses());
         let view = subject.state.runtime(kind).await?;
-        // Errors reported by the binary of the runtime belong to the file check.
+        // If the runtime rejects its configuration, `rt.containerd.files` or `rt.crio.files` reports the error.
         let cri = view.config().filter(|_| !refused);
         let path = view.files.first().map(|file| file.path.as_path());
         let finding = match cri {

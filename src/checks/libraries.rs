@@ -7,7 +7,7 @@ use super::operator;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
-    model::{findings::Remedy, id::Id, text::shell_word},
+    model::{findings::Remedy, id::Id, text::shell_word, version::DriverVersion},
     state::{GPU_OPERATOR, Owner, library_directories, owner},
     step::StepError,
 };
@@ -37,11 +37,11 @@ struct LibrariesState {
     next: Option<String>,
     /// Driver packages are installed.
     packaged: bool,
-    /// The program that manages the driver, if it is not gpu-bootstrap.
+    /// The owner of the driver, if it does not install the driver on the library path of the host.
     owner: Option<Owner>,
     /// The library name and the resolved file.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
-    /// Files with the same names in later distribution directories.
+    /// Libraries with the same names that come later in the search order, in directories of distribution packages.
     all: Vec<Utf8PathBuf>,
     /// The machine is a container, so the module belongs to its host.
     contained: bool,
@@ -62,7 +62,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
             if at.is_none() {
                 at = files.resolve(&path)?;
             } else if of_distribution(&path) {
-                // An unreadable file cannot shadow a library.
+                // These files only show which library is shadowed, so unreadable files are ignored.
                 all.extend(files.resolve(&path).ok().flatten());
             }
         }
@@ -97,9 +97,10 @@ fn of_distribution(path: &Utf8Path) -> bool {
         .any(|directory| path.starts_with(directory))
 }
 
-/// The version in the file name of a library.
+/// The driver version in the file name of a library. `libcuda.so.1` and Jetson's `libcuda.so.1.1` do not contain it.
 fn version_of(path: &Utf8Path) -> Option<&str> {
-    Some(path.file_name()?.split_once(".so.")?.1)
+    let version = path.file_name()?.split_once(".so.")?.1;
+    version.parse::<DriverVersion>().is_ok().then_some(version)
 }
 
 fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
@@ -130,7 +131,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         return finding(
             Verdict::Unknown,
             format!(
-                "{} not found; the driver is managed by {}, which installs it elsewhere",
+                "{} not found; the driver is managed by {}, which installs the libraries elsewhere",
                 missing.join(", "),
                 owner.name
             ),
@@ -152,10 +153,8 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let mut others = Vec::new();
     let mut libraries = "their version";
     for (name, at) in &state.found {
-        let version = at.as_deref().and_then(version_of);
-        // A file name that ends with `.so.1` does not contain the version. In this case NVML reports it.
-        if let Some(version) = version
-            && version.contains('.')
+        // If no file name contains the version, only NVML reports a mismatch.
+        if let Some(version) = at.as_deref().and_then(version_of)
             && version != loaded
         {
             libraries = version;
@@ -171,8 +170,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
     // The CUDA package `cuda-compat` or libraries of a container may be on the library path of the machine.
     let hides = |path: &&Utf8PathBuf| {
-        let is_other =
-            version_of(path).is_some_and(|version| version.contains('.') && version != loaded);
+        let is_other = version_of(path).is_some_and(|version| version != loaded);
         is_other && !of_distribution(path)
     };
     let hidden = |path: &Utf8Path| {
@@ -203,7 +201,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             ),
         );
     }
-    // A reboot helps only if the module on disk has the version of the libraries.
+    // A reboot does not help if the module on disk has the version of the loaded module.
     let (class, remedy) = match (&state.next, &state.owner) {
         (_, Some(owner)) if owner.name == GPU_OPERATOR && state.packaged => {
             (Remedy::Reconfigure, operator::ONE_DRIVER.to_owned())
@@ -252,7 +250,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         ),
         _ => (
             Remedy::Reboot,
-            "reboot, because the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
+            "reboot, which stops all workloads, because the libraries were upgraded while the old module was loaded".to_owned(),
         ),
     };
     Finding {
@@ -320,6 +318,12 @@ mod tests {
                 Some("/usr/lib/libnvidia-ml.so.1"),
                 Some("/x/libcuda.so.1"),
             ), Verdict::Pass, "version 535.247.01";
+            // Jetson Linux 36.
+            state(
+                Some("540.4.0"),
+                Some("/usr/lib/aarch64-linux-gnu/nvidia/libnvidia-ml.so.1"),
+                Some("/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"),
+            ), Verdict::Pass, "version 540.4.0";
         } {
             let finding = decide(&state, Some(super::Manager::Apt));
             assert_eq!(finding.status, verdict, "{}", finding.why);

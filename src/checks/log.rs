@@ -46,7 +46,7 @@ pub(super) struct LogContext<'f> {
     gpus: &'f [GpuFact],
     /// gpu-bootstrap can install a driver on this machine.
     installs: bool,
-    /// It is a virtual machine.
+    /// The machine is a virtual machine.
     guest: bool,
     /// A driver is installed or managed by another program, but no driver is loaded.
     idle: bool,
@@ -56,7 +56,7 @@ pub(super) struct LogContext<'f> {
     driven: Vec<PciAddress>,
     /// GPUs that no longer require a recovery action according to the driver (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
-    /// Whether NVML responds (`false`: it hangs). `None` if it cannot be called.
+    /// `false` if NVML hangs, `true` if it responds or no driver is loaded. `None` if this is unknown.
     answers: Option<bool>,
     /// Errors caused by known bugs of the loaded driver on this kernel, each with a description of the bug.
     known: Vec<(&'f Shows, String)>,
@@ -116,7 +116,7 @@ fn action_of(action: Recovery) -> XidAction {
     }
 }
 
-/// The errors of one number on one GPU.
+/// The errors with the same Xid on one GPU.
 #[derive(Debug)]
 struct Error {
     code: u32,
@@ -129,9 +129,9 @@ struct Error {
     unconfirmed: bool,
 }
 
-/// Returns the errors, sorted by number. Xid 154 contains the recovery action that the driver recommends and overrides the
-/// table. If the action is "None" and NVML confirms this for the GPU (`recovered`), earlier errors of this GPU need no
-/// action either.
+/// Returns the errors, sorted by Xid. The Xid table contains the action of each error, except for Xid 154, whose message
+/// contains the recovery action that the driver recommends. If this action is "None" and NVML confirms it for the GPU
+/// (`recovered`), earlier errors of this GPU need no action either.
 fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
     let add =
@@ -280,8 +280,8 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         .map(|error| error.action)
         .max()
         .unwrap_or(XidAction::None);
-    // A requirement without a number is omitted if an error with a number requires at least the same action, because the
-    // error is more specific.
+    // A line that requires a reset or reboot without an Xid is omitted if an Xid requires at least the same action, because
+    // the Xid is more specific.
     let demand = demand.filter(|action| asked < *action);
     let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
@@ -370,13 +370,12 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             true => line.to_owned(),
             false => format!("Xid {}", codes.join(", ")),
         }),
-        expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..finding(status, told.join("; "))
     }
 }
 
-/// Whether the first Xid was caused by an earlier fatal NVSwitch error.
+/// Whether a fatal NVSwitch error precedes the first Xid, and so is regarded as its cause.
 fn follows_sxid(messages: &[Message]) -> bool {
     let first = |is: &dyn Fn(&Message) -> bool| messages.iter().position(is);
     let switch = first(&|message| {
@@ -470,7 +469,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         ),
         Severity::Unknown => (
             Verdict::Warn,
-            "the line that says `Fatal` or `Non-fatal` is not in the log: if GPUs or NVLink no longer work, reboot after \
+            "the line with `Fatal` or `Non-fatal` is not in the log: if GPUs or NVLink no longer work, reboot after \
              draining the node, which stops all its workloads (GPUs and NVSwitches must be reset together); if the error \
              recurs, contact the hardware vendor",
         ),
@@ -481,7 +480,6 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
         ),
     };
     Finding {
-        expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..finding(status, told.join("; "))
     }
@@ -596,15 +594,15 @@ fn other_modules(flavor: Flavor, context: &LogContext<'_>) -> String {
 }
 
 /// Returns the reason in the log why the driver rejects a GPU. If there are several, the deepest cause is returned. A message
-/// about the module flavor is ignored if it contradicts the board, because the driver also logs it when it cannot read
-/// the registers of the GPU.
+/// about the module flavor that contradicts the board is reported as unreadable registers, because the driver logs it when it
+/// cannot read the registers of the GPU.
 pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
             _ => None,
         })
-        // The kernel logs this for every device.
+        // The kernel logs this for every device, so other devices are ignored.
         .filter(|(at, _)| at.is_none_or(|at| context.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
@@ -677,7 +675,7 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
     }
     messages.iter().find_map(|message| {
         Some(match message {
-            // The message came from an earlier driver.
+            // A driver is bound to this GPU, so an earlier driver logged the message.
             Message::Unsupported { gpu: Some(at) } if context.driven.contains(at) => return None,
             Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
@@ -1013,13 +1011,13 @@ impl<'f> LogContext<'f> {
         })
     }
 
-    /// Whether no GPU currently requires a recovery action.
+    /// Whether the driver reports for each GPU that no recovery action is required.
     fn all_recovered(&self) -> bool {
         !self.gpus.is_empty()
             && (self.gpus.iter()).all(|gpu| self.recovered.contains(&gpu.pci_address))
     }
 
-    /// Whether the driver has another GPU of the same board as this one.
+    /// Whether the driver is bound to another GPU with the same board type.
     fn drives_sibling(&self, at: PciAddress) -> bool {
         let board = |gpu: &GpuFact| (gpu.pci_id, gpu.subsystem_id);
         let Some(own) = self.gpus.iter().find(|gpu| gpu.pci_address == at) else {
@@ -1167,7 +1165,7 @@ mod tests {
     }
 
     #[test]
-    fn recommended_recovery_action_overrides_the_table() {
+    fn strongest_action_determines_the_remedy() {
         let advice = |to: &str| {
             format!(
                 "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to {to}\n"
@@ -1648,7 +1646,7 @@ mod tests {
                 finding.remedy.is_some_and(|text| text.contains(remedy)),
                 "{line}"
             );
-            // Without a failed start, earlier lines are ignored.
+            // Without a failed start, the line is ignored.
             assert_eq!(said(line).remove(3).status, Verdict::Pass, "{line}");
         }
     }
@@ -1803,7 +1801,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_contradicts_the_board_is_ignored() {
+    fn flavor_message_contradicting_the_board_means_unreadable_registers() {
         // The GPUs of the fixture are H100, which have a GSP.
         let text = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: nvidia.ko because it does \
                     not include the required GPU\n";

@@ -1,4 +1,4 @@
-//! Text that is used by several families.
+//! Texts that several groups of checks use.
 
 use crate::{
     check::{Finding, Verdict},
@@ -9,7 +9,7 @@ use crate::{
 
 pub(super) use crate::tools::xid::{POWER, RESET};
 
-/// The remedy of everything that `install` can repair.
+/// The remedy for a problem that `install` can fix.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
 /// The words of a remedy according to which the administrator installs a driver.
@@ -18,7 +18,7 @@ pub const INSTALL_IT: &str = "install it with the method of this system";
 /// The reason on a machine without a GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
-/// Skips a finding about packages that are unknown if the machine has no GPU, because they do not matter there.
+/// Skips an unknown finding about packages if the machine has no GPU, because such a machine does not need the packages.
 pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
     let is_unread = facts.unknown.iter().any(|unknown| unknown.fact == "gpus");
     if finding.status != Verdict::Unknown || !facts.gpus.is_empty() || is_unread {
@@ -31,7 +31,7 @@ pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
     }
 }
 
-/// The package manager of a machine, also if it cannot be prepared.
+/// The package manager of a machine, also of a machine that `install` does not support.
 pub(super) fn manager(
     files: &dyn ReadFiles,
     os: Option<&Os>,

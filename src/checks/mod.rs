@@ -1,9 +1,11 @@
-//! Health checks, one file for each family. They report problems that gpu-bootstrap cannot repair.
+//! Health checks, one file for each family. They report problems that steps do not detect or cannot repair.
 //!
-//! Missing data is unknown, not an error: a recorded tree may lack `os-release`, libraries, programs or device nodes.
+//! Missing data is `Unknown` or `Skip`, not an error: a recorded tree may lack `os-release`, libraries, programs or device
+//! nodes.
 //!
-//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, it is the result of all findings of the
-//! family. To keep the other findings, map an error with `error.not_queried()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
+//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, it is the result of all findings of
+//! the family. To keep the other findings, map an error with `error.not_queried()` to `Skip`, like `pci.driver-bound` in
+//! `pci.rs`.
 
 mod bus;
 pub mod causes;

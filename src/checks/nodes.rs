@@ -1,5 +1,6 @@
-//! Device nodes of the driver on a machine that gpu-bootstrap did not prepare: programs that do not run as root need existing nodes
-//! of `nvidia-uvm`, and running containers need symlinks in `/dev/char`. On a prepared machine, `driver.nodes` reports both.
+//! Device nodes of the driver on a machine that gpu-bootstrap did not prepare: programs that do not run as root need existing
+//! nodes of `nvidia-uvm`, and running containers need symlinks in `/dev/char`. On a prepared machine, `driver.nodes` reports
+//! both.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -24,7 +25,7 @@ const UVM: &str = "/dev/nvidia-uvm";
 /// The `drv.nodes` check.
 pub struct NodesCheck;
 
-/// Creates nodes on demand for the driver libraries of all users. NVIDIA's driver README, nvidia-modprobe(1).
+/// Creates nodes on demand for the driver libraries of all users. Sources: NVIDIA's driver README, nvidia-modprobe(1).
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
 
 /// The toolkit program that creates nodes and symlinks.
@@ -37,12 +38,12 @@ const SETUID: u32 = 0o4000;
 struct NodesState {
     /// The node of `nvidia-uvm` exists.
     has_uvm: bool,
-    /// A program creates it on demand.
+    /// `nvidia-modprobe` creates this node on demand.
     on_demand: bool,
     /// The module `nvidia-uvm` is loaded.
     is_loaded: bool,
     has_ctk: bool,
-    /// Empty if no container needs them.
+    /// The device nodes without a symlink in `/dev/char`. Empty if no container needs the symlinks.
     symlinks: Symlinks,
 }
 
@@ -166,7 +167,7 @@ impl Check for NodesCheck {
             return skip("no driver is loaded");
         }
         if subject.prepared {
-            return skip("`driver.nodes` examines them on this machine");
+            return skip("`driver.nodes` examines the device nodes on this machine");
         }
         if subject.facts.container().is_some() {
             return skip("the device nodes belong to the host of this container");

@@ -254,7 +254,7 @@ mod tests {
             status == Verdict::Warn && why.contains("two toolkits"),
             "{why}"
         );
-        // The ClusterPolicy may disable it, which is not visible on the node.
+        // The ClusterPolicy may disable the operator's toolkit, which is not visible on the node.
         let one = OnHost {
             has_its_toolkit: false,
             ..two

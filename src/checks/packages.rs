@@ -1,4 +1,5 @@
-//! Package checks: all driver packages must be from the same vendor and have the same version.
+//! Package checks: all driver packages must be configured, have the same version and be from the same vendor. Other NVIDIA
+//! packages must have security fixes, and the package sources must be usable.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,12 @@ use crate::{
     dkms,
     facts::Os,
     host::ReadFiles,
-    model::{id::Id, pattern, text::shell_word, version::DriverVersion},
+    model::{
+        id::Id,
+        pattern,
+        text::{counted, shell_word},
+        version::DriverVersion,
+    },
     runtimes,
     state::{DriverPart, Origin},
     step::StepError,
@@ -194,7 +200,11 @@ fn decide(state: &PackagesState) -> Finding {
                 .collect();
             finding(
                 Verdict::Pass,
-                format!("{} packages, version {}", parts.len(), told.join(", ")),
+                format!(
+                    "{}, version {}",
+                    counted(parts.len(), "package"),
+                    told.join(", ")
+                ),
             )
         }
     }
@@ -221,6 +231,7 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
                 lacking.first_fixed
             )),
             links: vec![lacking.link],
+            brief: Some(lacking.brief),
             ..finding(Verdict::Warn, lacking.why)
         },
         None if told.is_empty() => finding(
@@ -267,8 +278,9 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories of one distribution
-/// have the same key, but the lists of another one may not be verifiable (GoogleCloudPlatform/compute-gpu-installation issue 41).
+/// Whether two directories of NVIDIA's repositories belong to different distributions. NVIDIA's repositories for one
+/// distribution have the same key, but this key may not verify the package lists for another distribution
+/// (GoogleCloudPlatform/compute-gpu-installation issue 41).
 fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
     let name = |directory: &str| {
         directory
@@ -282,7 +294,7 @@ fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
 struct Foreign {
     why: String,
     remedy: String,
-    /// It prevents the installation of a driver.
+    /// The source prevents the installation of a driver.
     stops: bool,
 }
 
@@ -415,8 +427,8 @@ const UBUNTU: [&str; 4] = [
     "ppa.launchpad.net/",
 ];
 
-/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `installs`: the
-/// machine has GPUs but no driver, so the next command is an installation.
+/// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `live`: not a
+/// recorded tree, which may lack keys. `installs`: the machine has GPUs but no loaded driver, so a driver must be installed.
 fn sources(
     files: &dyn ReadFiles,
     os: Option<&Os>,
@@ -445,7 +457,7 @@ fn sources(
         if let Some(first) = issues.first() {
             let mut whys: Vec<&str> = issues.iter().map(|issue| issue.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
-            // A new key is not sufficient if the source no longer exists.
+            // A new key is not sufficient if the URL of the source is outdated.
             if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
                 whys.push(why);
                 remedy = format!("{instead}; then {remedy}");
@@ -510,7 +522,7 @@ fn sources(
     })
 }
 
-/// Returns the configuration lines that exclude required packages that are not installed.
+/// Returns a finding if configuration lines exclude required packages that are not installed.
 async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let Some(desired) = subject.desired else {
         return Ok(None);
@@ -520,11 +532,11 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     if exclusions.is_empty() {
         return Ok(None);
     }
-    let database = match subject.state.database(manager).await {
-        Ok(database) => database.unwrap_or_default(),
-        // Another finding reports an unreadable database.
-        Err(_) => &[],
+    // Another finding reports an unreadable database.
+    let Ok(database) = subject.state.database(manager).await else {
+        return Ok(None);
     };
+    let database = database.unwrap_or_default();
     let is_there =
         |name: &str| (database.iter()).any(|package| package.id == name && package.is_unpacked());
     let groups = desired.package_groups();
@@ -545,7 +557,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }
     Ok(Some(Finding {
         remedy: Some(
-            "remove the packages from this line unless you need it, because it hides them from the package manager".to_owned(),
+            "remove the packages from these lines unless you need them, because they hide the packages from the package manager".to_owned(),
         ),
         ..Finding::new(
             SOURCES,
@@ -608,7 +620,7 @@ fn build(failed: &[dkms::FailedBuild]) -> String {
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
 /// fails.
 async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    // Another finding reports unknown versions. Most driver packages are recognized by name.
+    // `decide` reports an error of `driver_parts`. Most driver packages are recognized by name.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =
         |name: &str| name.contains("nvidia") || parts.iter().any(|part| part.name == name);

@@ -260,9 +260,9 @@ struct DriverEvidence {
     loaded: bool,
     /// gpu-bootstrap can install a driver on this machine.
     installs: bool,
-    /// The instance type has fractional GPUs.
+    /// The machine uses vGPUs, such as the fractional GPUs of an instance type.
     sliced: bool,
-    /// How to install a driver if another program manages it.
+    /// The owner of the driver, and how to install a driver with this owner.
     theirs: Option<String>,
     /// GPUs that have fallen off the bus and do not respond to any driver.
     fell: Vec<PciAddress>,
@@ -299,7 +299,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     }
     let mut whys = Vec::new();
     let refusal = evidence.refusal.as_ref().filter(|_| !none.is_empty());
-    // The same without the addresses, for the headline.
+    // The first reason without the addresses, for the headline.
     let mut brief = None;
     let mut add = |text: String, of_it: &[&GpuFact], whys: &mut Vec<String>| {
         whys.push(format!("{text}: {}", places(of_it.iter().copied())));
@@ -330,7 +330,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         );
         add(text, &reserved, &mut whys);
     }
-    // A host whose GPUs all belong to virtual machines works as configured.
+    // Reserved GPUs are only a warning, because the host may be intended for virtual machines.
     let all_reserved = reserved.len() == all;
     let status = if !none.is_empty() || !others.is_empty() {
         Verdict::Fail
@@ -417,7 +417,8 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
     ))
 }
 
-/// Returns the reason why the running kernel has no NVIDIA module, if DKMS failed to build it or another kernel has one.
+/// Returns the reason why the running kernel has no NVIDIA module, if it is known: DKMS cannot build it, only another kernel
+/// has one, or the module is a dangling symlink.
 async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
     let os = subject.facts.os.as_ref();
@@ -432,7 +433,8 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     }
     let why = format!("the running kernel {running} has no NVIDIA module");
     let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
-    // If the DKMS version is unknown, the directory is also reported: the message contains the affected versions.
+    // If the DKMS version is unknown, a directory without source is also reported, because the message contains the affected
+    // versions.
     let ends_at_it = dkms
         .first()
         .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));
@@ -497,7 +499,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     }
     let build = kmod::directory_of(&running).join("build");
     let headers = headers_command(files, os, &running)?;
-    // The headers of a kernel without this link are elsewhere.
+    // If a kernel has no `build` link, its headers are elsewhere.
     let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
     if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
         let others = files.list(Utf8Path::new("/usr/src/kernels"))?;

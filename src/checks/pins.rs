@@ -1,5 +1,5 @@
-//! Checks of upcoming changes: a system upgrade must not change the pinned packages, and the running kernel and the kernel of
-//! the next boot must have the driver module.
+//! Checks of upcoming changes: a system upgrade must not change packages that match the hold patterns, and the running kernel
+//! and the kernel of the next boot must have the driver module.
 
 use async_trait::async_trait;
 
@@ -19,7 +19,7 @@ const KERNELS: Id = Id::new("drv.module.kernels");
 /// The checks of upcoming changes.
 pub struct PinsCheck;
 
-/// The effect of a system upgrade on the held packages.
+/// The effect of a system upgrade on packages that match the hold patterns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Moves {
     /// Unknown, with the reason.
@@ -122,7 +122,7 @@ async fn without(
     };
     match subject.state.driver().await.origin {
         None => return Ok(Err("no driver is installed".to_owned())),
-        // Its module may have another name.
+        // The module of such a driver may have another name.
         Some(Origin::Runfile | Origin::Preinstalled) => {
             return Ok(Err("the driver was not installed from packages".to_owned()));
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn upgrade_of_a_pinned_package_fails() {
+    fn upgrade_of_a_package_matching_a_hold_pattern_fails() {
         let quiet = state(Moves::Found(vec![]), &[]);
         assert_eq!(pins(&quiet).status, Verdict::Pass);
         let moved = state(
@@ -236,7 +236,7 @@ mod tests {
                     from: Some("580.173.02-1".into()),
                     to: "580.178.04-1".into(),
                 },
-                // A metapackage that is not held depends on it.
+                // A metapackage that is not held depends on this package.
                 Action::Install {
                     name: "linux-image-6.8.0-150-generic".into(),
                     from: None,

@@ -1,7 +1,7 @@
 //! Checks the ports of RDMA adapters (InfiniBand, RoCE and EFA) for links that went down and links that are not active.
 //!
 //! Error counters are not checked, because published limits are rates and cannot be evaluated with a single reading. The number
-//! of connected ports and their expected speed are unknown on the machine.
+//! of active ports and their speed are not checked either, because the machine has no expected values.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -18,7 +18,6 @@ const PORTS: Id = Id::new("rdma.ports");
 /// The directory of adapters, with `ports/NUMBER` in each (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
 const ADAPTERS: &str = "/sys/class/infiniband";
 
-/// The RDMA check.
 pub struct RdmaCheck;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,7 +121,7 @@ fn decide(ports: &[Port]) -> Finding {
         );
     }
     match with(|port| port.state == "ACTIVE").len() {
-        0 => finding(Verdict::Skip, "no port has had a link".to_owned()),
+        0 => finding(Verdict::Skip, "no port is active".to_owned()),
         active => finding(
             Verdict::Pass,
             format!("{active} of {} active", of(ports.len())),
@@ -196,7 +195,7 @@ mod tests {
         let finding = decide(&detect(&files).unwrap());
         assert_eq!(
             (finding.status, finding.why.as_str()),
-            (Skip, "no port has had a link")
+            (Skip, "no port is active")
         );
         files.put("/sys/class/infiniband/mlx5_1/ports/1/rate", "");
         assert!(detect(&files).is_err());

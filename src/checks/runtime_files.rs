@@ -18,7 +18,7 @@ use crate::{
 
 const TOOLKIT: Id = Id::new("rt.toolkit.files");
 
-/// The runtimes with configuration files.
+/// The runtimes with a daemon. The findings of other runtimes (Podman) are part of `rt.toolkit.files`.
 fn kinds() -> impl Iterator<Item = RuntimeKind> {
     (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_some())
 }
@@ -75,8 +75,7 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     Ok(found)
 }
 
-/// Returns the first error in a toolkit configuration that prevents containers of all runtimes from using GPUs. `None` if the
-/// file does not exist.
+/// Returns the finding for a toolkit configuration: its first error, or a pass. `None` if the file does not exist.
 async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Finding>, StepError> {
     let files = subject.host.files();
     let Some(text) = files.read_text(Utf8Path::new(path))? else {
@@ -151,7 +150,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                 format!(
                     "no GPUs in containers: `{path}` has `ldconfig = \"@{ldconfig}\"`, which does not exist"
                 ),
-                // A name with other characters would be part of the `sed` script.
+                // `sed` or the shell would interpret other characters in the name.
                 match shell_word(ldconfig) == *ldconfig {
                     true => format!(
                         "run `sed -i 's|@{ldconfig}|@/sbin/ldconfig|' {}`",
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_rejects_only_errors_that_affect_all_containers() {
+    fn only_start_failures_count_as_rejection() {
         for (harm, refuses) in [
             (Harm::Perhaps, false),
             (Harm::Containers, false),

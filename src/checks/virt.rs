@@ -1,4 +1,5 @@
-//! Virtualization checks: vGPU guests, vGPU hosts and WSL. They explain why such machines differ from others.
+//! Checks of vGPU guests, vGPU hosts and WSL. They report why gpu-bootstrap does not install a driver there, and problems of
+//! the vGPU license.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -9,7 +10,7 @@ use crate::{
     compat::matrix::{InstanceDriver, Matrix},
     facts::{Facts, GpuFact},
     host::{ExecError, Output},
-    model::{id::Id, pci::DEVICES, version::DriverVersion},
+    model::{id::Id, pci::DEVICES, text::counted, version::DriverVersion},
     step::StepError,
     tools::{
         gridd::{self, Attempt},
@@ -21,7 +22,7 @@ const GUEST: Id = Id::new("virt.vgpu-guest");
 const HOST: Id = Id::new("virt.vgpu-host");
 const WSL: Id = Id::new("virt.wsl");
 
-/// The module of a vGPU host.
+/// The kernel module of the vGPU host driver.
 const HOST_MODULE: &str = "nvidia_vgpu_vfio";
 /// The device that provides the GPUs of Windows in WSL.
 const DXG: &str = "/dev/dxg";
@@ -43,15 +44,15 @@ pub struct VirtCheck;
 
 #[derive(Debug, Clone, Default)]
 struct VirtState {
-    /// The loaded driver.
+    /// The version of the loaded driver.
     loaded: Option<DriverVersion>,
-    /// The driver in packages.
+    /// The driver version of the installed packages.
     packaged: Option<DriverVersion>,
-    /// The configured license client of a vGPU guest driver exists.
+    /// Whether the license client of a vGPU guest driver is installed and configured on a virtual machine.
     has_client: bool,
-    /// The problem of the license client, and the remedy.
+    /// The reason why the vGPU has no license, and the remedy. `None` if no problem is known.
     unlicensed: Option<(String, String)>,
-    /// The module of a vGPU host is loaded.
+    /// Whether the vGPU host driver is loaded.
     host_module: bool,
     /// The number of GPUs that offer mediated devices.
     mediated: usize,
@@ -84,7 +85,8 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
     })
 }
 
-/// Whether the license client of a guest driver is configured on a virtual machine. Drivers for whole GPUs have no such client.
+/// Whether this is a virtual machine on which the license client of a vGPU guest driver is installed and configured. The data
+/// center driver does not contain this client.
 fn has_client(subject: &Subject<'_>) -> Result<bool, StepError> {
     let files = subject.host.files();
     let is_virtual = (subject.facts.virtualization.as_deref()).is_some_and(|word| word != "none");
@@ -98,12 +100,12 @@ pub(super) fn is_guest(subject: &Subject<'_>) -> Result<bool, StepError> {
         || has_client(subject)?)
 }
 
-/// Returns the output of a query, or `None` if it cannot be executed or fails.
+/// Returns the output of a query, or `None` if the query cannot be executed or fails.
 fn printed(output: Result<Output, ExecError>) -> Option<String> {
     output.ok().filter(Output::ok).map(|output| output.stdout)
 }
 
-/// Returns the reason why the vGPU has no license, and the remedy.
+/// Returns the reason why the vGPU has no license, and the remedy. `None` if no problem is known.
 async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, StepError> {
     let (host, state, unit) = (subject.host, subject.state, gridd::UNIT);
     let absent = (
@@ -135,7 +137,7 @@ async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, S
         }
         Err(error) => return Err(error.into()),
     }
-    // Without the programs, the result is unknown, which is not a problem.
+    // If neither a log nor `nvidia-smi` can be read, the license status is unknown, which is not reported as a problem.
     let log = printed(host.query(&gridd::journal()).await);
     let attempt = match &log {
         Some(log) => gridd::last_attempt(log),
@@ -158,7 +160,7 @@ async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, S
     }))
 }
 
-/// Returns the instance type if it has fractional GPUs.
+/// Returns the cloud instance type if it requires the vGPU guest driver, because its GPU is a vGPU.
 pub(super) fn sliced<'f>(facts: &'f Facts, matrix: &Matrix) -> Option<&'f str> {
     let provider = facts.cloud.provider.as_deref()?;
     let name = facts.cloud.instance_type.as_deref()?;
@@ -210,11 +212,12 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
     }
     match facts.virtual_functions.len() {
         0 => {}
-        1 => marks.push("1 virtual function".to_owned()),
-        count => marks.push(format!("{count} virtual functions")),
+        count => marks.push(counted(count, "virtual function")),
     }
-    if state.mediated > 0 {
-        marks.push(format!("{} GPUs offer mediated devices", state.mediated));
+    match state.mediated {
+        0 => {}
+        1 => marks.push("1 GPU offers mediated devices".to_owned()),
+        count => marks.push(format!("{count} GPUs offer mediated devices")),
     }
     if marks.is_empty() {
         return finding(Verdict::Skip, "not a vGPU host".to_owned());
@@ -332,7 +335,7 @@ mod tests {
         );
     }
 
-    /// Returns the finding for a guest with a license client, whose unit has this state, and the status of `nvidia-smi`.
+    /// Returns the finding for a guest with a license client, from the outputs of `systemctl`, `journalctl` and `nvidia-smi`.
     async fn licensed(unit: &'static str, log: &'static str, status: &'static str) -> Finding {
         let (host, fakes) = fake::host();
         for path in ["/usr/bin/nvidia-gridd", "/etc/nvidia/gridd.conf"] {
@@ -398,17 +401,19 @@ mod tests {
             "{}",
             finding.why
         );
-        for state in [
-            VirtState {
-                host_module: true,
-                ..VirtState::default()
-            },
-            VirtState {
-                mediated: 2,
-                ..VirtState::default()
-            },
+        for (host_module, mediated, words) in [
+            (true, 0, "module `nvidia_vgpu_vfio` is loaded"),
+            (false, 1, "1 GPU offers mediated devices"),
+            (false, 2, "2 GPUs offer mediated devices"),
         ] {
-            assert_eq!(host(&facts(), &state).status, Verdict::Warn);
+            let state = VirtState {
+                host_module,
+                mediated,
+                ..VirtState::default()
+            };
+            let finding = host(&facts(), &state);
+            assert_eq!(finding.status, Verdict::Warn);
+            assert!(finding.why.contains(words), "{}", finding.why);
         }
     }
 

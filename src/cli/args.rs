@@ -123,9 +123,9 @@ pub enum FailOn {
     Warn,
     /// The machine does not work
     Fault,
-    /// It works, but may fail later
+    /// The machine works, but may fail later
     Risk,
-    /// It differs from the settings; also evaluated without settings
+    /// The machine differs from the settings; also evaluated if there are no settings
     Difference,
 }
 
@@ -185,7 +185,6 @@ pub struct ImageArgs {
 /// `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The configuration
     #[command(flatten)]
     pub target: TargetArgs,
     /// Output format
@@ -201,7 +200,6 @@ pub struct CheckArgs {
     /// Use the settings of the last `install`
     #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set"])]
     pub as_installed: bool,
-    /// How much is shown
     #[command(flatten)]
     pub detail: DetailArgs,
     /// Report only these findings
@@ -265,19 +263,14 @@ pub struct TrialArgs {
 /// `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The configuration
     #[command(flatten)]
     pub target: TargetArgs,
-    /// A machine that does not exist yet
     #[command(flatten)]
     pub trial: TrialArgs,
-    /// The image mode
     #[command(flatten)]
     pub image: ImageArgs,
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
-    /// How much is shown
     #[command(flatten)]
     pub detail: DetailArgs,
 }
@@ -285,16 +278,12 @@ pub struct PlanArgs {
 /// `install`.
 #[derive(Debug, Args)]
 pub struct InstallArgs {
-    /// The configuration
     #[command(flatten)]
     pub target: TargetArgs,
-    /// The image mode
     #[command(flatten)]
     pub image: ImageArgs,
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
-    /// How much is shown
     #[command(flatten)]
     pub detail: DetailArgs,
     /// Reboot if required, and continue automatically
@@ -339,7 +328,6 @@ pub struct StatusArgs {
     /// Print the durations as an SVG image
     #[arg(long)]
     pub timeline: bool,
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -351,7 +339,6 @@ pub struct ExplainArgs {
     /// `sxid 24007`, `exit 5`), or a kernel log line [default: list all findings]
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -367,10 +354,8 @@ pub struct ConfigArgs {
 /// `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
-    /// How much is shown
     #[command(flatten)]
     pub detail: DetailArgs,
 }
@@ -428,7 +413,6 @@ pub struct UserDataArgs {
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 pub struct ModulesArgs {
-    /// What to do
     #[command(subcommand)]
     pub command: ModulesCommand,
 }
@@ -542,7 +526,6 @@ pub struct CompletionsArgs {
 /// `facts`.
 #[derive(Debug, Args)]
 pub struct FactsArgs {
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
     /// Read a mounted image, or `files` in a recording, instead of this machine; execute no command
@@ -580,7 +563,6 @@ pub struct CompatArgs {
     /// Show the sources of the result
     #[arg(short, long)]
     pub verbose: bool,
-    /// The output
     #[command(flatten)]
     pub output: OutputArgs,
 }

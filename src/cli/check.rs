@@ -41,7 +41,7 @@ use crate::{
     steps,
 };
 
-/// Exists on a running system and in a recording, but not in an image.
+/// A file that exists on a running system and in a recording, but not in an image that is not running.
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(
@@ -56,8 +56,9 @@ pub(super) async fn run(
     }
 }
 
-/// Reports an error as an unknown state, because a monitoring system reads only standard output and the exit statuses of its
-/// plugin API. The hint is printed on standard error, for manual runs.
+/// Reports an error in the formats of monitoring plugins as the state "unknown", because a monitoring system reads only
+/// standard output and the exit status. The error and its hint are also printed to standard error, for manual runs. In all
+/// other formats, returns the error.
 fn told_to_plugin(
     console: &mut Console<'_>,
     format: CheckFormat,
@@ -125,7 +126,7 @@ async fn look(
     };
     let built = asked.clone();
     let built_before = built.is_some();
-    // For an image that is not running, use the request from its journal.
+    // For an image that is not running, use the request from its journal. Settings on the command line replace its settings.
     if args.root.is_some()
         && !runs
         && let Some(built) = asked.filter(|asked| asked.image)
@@ -141,7 +142,7 @@ async fn look(
             request.set = built.set;
         }
     }
-    // A profile or a configuration file on the command line means that the machine has a desired state.
+    // If the request or the configuration contains a setting, the machine has a desired state.
     let mut set = request != Request::default();
     let scope = if text_only {
         machine::TEXT_ONLY
@@ -150,13 +151,14 @@ async fn look(
     };
     let mut inspection = prepare::inspection(host, here, env, request, scope).await?;
     let question = inspection.question(env, &named);
-    // Whether an earlier run has prepared the machine for a GPU. This does not count if the GPU is optional according to the
-    // journal or the current settings, because a pool may include nodes without a GPU.
+    // Whether an earlier run has prepared the machine for a GPU. `false` if the GPU is optional according to the journal or the
+    // current settings, because a pool may include nodes without a GPU.
     let prepared = built.is_some_and(|built| {
         ![&built, &inspection.request].into_iter().any(|request| {
             inspection
                 .is_gpu_optional(&question, request)
-                // A configuration file of the earlier run may be missing. Errors in the current settings are reported below.
+                // A file of the earlier request may be missing. Then the GPU counts as required. Errors in the current settings
+                // are reported below.
                 .unwrap_or(false)
         })
     });
@@ -215,7 +217,8 @@ async fn look(
     };
     let (events, reporter) = prepare::events(&inspection.host, &env.secrets, Vec::new())?;
     let fail_on: Vec<check::FailOn> = args.fail_on.iter().map(|on| (*on).into()).collect();
-    // Without settings, the machine is evaluated, and not its difference from our defaults.
+    // Without settings and without an earlier run, a difference from our defaults is not reported, unless it is requested with
+    // `--fail-on difference`. If the journal is unreadable, there may have been a run.
     let compares =
         set || unread || built_before || fail_on.contains(&check::FailOn::Kind(Kind::Difference));
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
@@ -258,7 +261,7 @@ async fn look(
     let report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
-        // Also record the inputs of `facts`, so that it can run on the recording.
+        // Also record the inputs of the `facts` command, so that it can run on the recording.
         session.state().snapshot().await;
         recording.finish().map_err(not_recorded)?;
     }
@@ -267,7 +270,8 @@ async fn look(
     let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
         .cloned()
         .collect();
-    // The timer would write the warnings to the systemd journal every minute. Without settings, they are about our defaults.
+    // With `--as-installed`, the `check` timer would write the warnings to the systemd journal every minute. Without settings,
+    // the warnings are about our defaults.
     if !args.as_installed && compares {
         console.warn(&unsaid);
     }
@@ -279,7 +283,7 @@ async fn look(
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
-    // The journal may not exist, and only root can read it.
+    // The journal may not exist, or may be readable only by root. The duration is then omitted.
     let timing = (examined.here).then(|| engine::last_timing(here).ok().flatten());
     let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
     let mut text = Vec::new();
@@ -376,7 +380,8 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
         }
         ResolveError::Config(error) => format!("failed to {}", one_line(error)),
     };
-    // vGPU guests and hosts need the driver of the hypervisor vendor. The `virt` checks report the details.
+    // vGPU guests and hosts need an NVIDIA vGPU driver, which gpu-bootstrap does not install. The `virt` checks report the
+    // details.
     let needless = match error {
         ResolveError::Refused(refusal) => matches!(refusal.reason, "vgpu" | "vgpu-host"),
         ResolveError::Config(_) => false,
@@ -390,8 +395,8 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
     }
 }
 
-/// An application container has no system to prepare. An image may be built in a container; then its request is in the
-/// journal.
+/// Returns the reason why an application container has no desired state. The caller ignores the reason if an earlier run has
+/// prepared this container, because an image may be built in a container.
 fn in_container(facts: &Facts) -> Option<Unresolvable> {
     let manager = facts.application_container()?;
     Some(Unresolvable {
@@ -402,7 +407,8 @@ fn in_container(facts: &Facts) -> Option<Unresolvable> {
     })
 }
 
-/// If another program manages the driver and the machine has no settings, our defaults do not apply.
+/// If another program manages the driver, returns the reason why our defaults do not apply. The caller ignores the reason if
+/// the machine has settings, or if an earlier run has prepared it.
 fn of_others(host: &Host, facts: &Facts) -> Option<Unresolvable> {
     // Read errors are reported by the check that reads the same files.
     let owner = owner(&*host.files, facts).ok()??;

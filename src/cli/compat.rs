@@ -12,8 +12,8 @@ use crate::{
     compat::{
         matrix::{BranchKind, Matrix, Support},
         question::{
-            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, NameMatchAnswer,
-            Question, answer,
+            self, Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus,
+            NameMatchAnswer, Question, answer,
         },
     },
     config::{
@@ -155,7 +155,7 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     })
 }
 
-/// The driver package sets of a system.
+/// Returns the driver package sets that the profile has for the release in `name`, such as `ubuntu-24.04`.
 fn system(host: &Host, console: &mut Console<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let os = os_named(name)?;
     let version = os.version_id.as_deref().unwrap_or_default();
@@ -204,7 +204,7 @@ fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<Strin
     ))
 }
 
-/// The first line: the verdict, the driver version, and the reason if it is not compatible.
+/// Returns the first line of the output: the verdict and the driver. If they are not compatible, also the first reason.
 fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
     let asked = question.driver.as_ref().map(|driver| match driver {
         DriverOrBranch::Version(version) => described(matrix, version),
@@ -215,8 +215,19 @@ fn result(matrix: &Matrix, question: &Question, answer: &Answer) -> String {
     });
     let recommended = answer.driver.recommended.as_ref();
     let reason = answer.why.first().map_or("", String::as_str);
+    // A driver with the same problem does not help.
+    let helps = |best: &&DriverVersion| {
+        let instead = Question {
+            driver: Some(DriverOrBranch::Version((*best).clone())),
+            ..question.clone()
+        };
+        question::answer(matrix, &instead).is_ok_and(|other| {
+            other.verdict == Compatibility::Compatible || other.why.first() != answer.why.first()
+        })
+    };
     let instead = recommended
         .filter(|_| asked.is_some())
+        .filter(helps)
         .map_or_else(String::new, |best| format!("; use driver {best}"));
     match (answer.verdict, asked, recommended) {
         (Compatibility::Compatible, Some(driver), _) => format!("compatible: {driver}"),

@@ -110,7 +110,10 @@ pub(super) async fn tell(
         let updated = condition::updated(&node, kind, &said, host.clock.now());
         let updated = updated.map_err(|why| {
             let why = format!("the API server returned an invalid node object for `{name}`: {why}");
-            failed(&why, "run `kubectl get node` to see the node object")
+            failed(
+                &why,
+                "run `kubectl get node -o yaml` to see the node object",
+            )
         })?;
         let Some(node) = updated else {
             return Ok(());

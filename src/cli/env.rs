@@ -24,9 +24,9 @@ pub struct Env {
     pub vars: BTreeMap<String, String>,
     /// The secrets known so far. All outputs hide them.
     pub secrets: Secrets,
-    /// Path of the running binary, for the resume unit.
+    /// Path of the running binary, for the units that run it.
     pub exe: Utf8PathBuf,
-    /// This command, as shown to another process that waits for the run lock.
+    /// The subcommand, which `status` shows while it runs.
     pub command: String,
     /// Creates an HTTP client for a configured proxy and its exceptions.
     pub proxied: Proxied,
@@ -40,13 +40,13 @@ pub struct Console<'w> {
     pub err: Sink<'w>,
     pub out_terminal: bool,
     pub err_terminal: bool,
-    /// Whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>).
+    /// Whether terminals get colors, see [`Env::wants_colour`].
     pub colour: bool,
     /// Line width of `out` in columns, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
     pub out_width: usize,
     /// Line width of `err` in columns.
     pub err_width: usize,
-    /// Opens a second handle for messages, for the thread that reports a run in progress.
+    /// Opens another handle of standard error, for the event thread, which prints the progress of a run.
     pub talk: StderrFactory,
     /// The progress bars on the terminal, shared with the log that writes to the same terminal.
     pub drawn: Drawn,
@@ -87,7 +87,7 @@ impl Env {
         self.vars.iter().map(pair).collect()
     }
 
-    /// Returns whether terminals get colors.
+    /// Returns whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>), and `TERM` is not `dumb`.
     #[must_use]
     pub fn wants_colour(vars: &BTreeMap<String, String>) -> bool {
         vars.get("NO_COLOR").is_none_or(String::is_empty)
@@ -125,8 +125,8 @@ impl Console<'_> {
         }
     }
 
-    /// Prints the report of a run to standard output, in this format if any, and its causes and hints to standard error. The
-    /// run is finished, so write errors do not change its exit code.
+    /// Prints the report of a run to standard output if a format is given, and the causes and hints to standard error. The run
+    /// is finished, so write errors do not change its exit code.
     pub(super) fn tell(
         &mut self,
         report: &RunReport,

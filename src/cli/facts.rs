@@ -11,7 +11,7 @@ use crate::{
     exit::Exit,
     facts::SecureBoot,
     host::{Host, Nvml},
-    model::gpu::ArchitectureEvidence,
+    model::{gpu::ArchitectureEvidence, text::counted},
     report::document::{self, FactsDocument, GpuDocument},
     state::State,
 };
@@ -93,11 +93,8 @@ fn human(facts: &FactsDocument<'_>) -> String {
         row("gpu", none.into());
     }
     if !facts.virtual_functions.is_empty() {
-        let count = facts.virtual_functions.len();
-        row(
-            "gpu",
-            format!("{count} virtual functions for virtual machines"),
-        );
+        let count = counted(facts.virtual_functions.len(), "virtual function");
+        row("gpu", format!("{count} for virtual machines"));
     }
     for gpu in facts.foreign_gpus {
         let name = gpu.name.as_deref().unwrap_or("unknown name");
@@ -122,7 +119,7 @@ fn human(facts: &FactsDocument<'_>) -> String {
         }
     }
     match &facts.nvml {
-        Some(Nvml::Ready(view)) => row("nvml", format!("{} GPUs", view.devices.len())),
+        Some(Nvml::Ready(view)) => row("nvml", counted(view.devices.len(), "GPU")),
         Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded | Nvml::NotQueried { .. }) | None => {
         }
         Some(Nvml::VersionMismatch) => row("nvml", "driver/library version mismatch".into()),
@@ -137,7 +134,7 @@ fn human(facts: &FactsDocument<'_>) -> String {
         row(
             "kubelet",
             format!(
-                "{} (`{}`, by {})",
+                "{} (`{}`, according to {})",
                 kubelet.name, kubelet.socket, kubelet.known_by
             ),
         );

@@ -18,7 +18,8 @@ pub(super) async fn run(
     let request = requested(host, console, args)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
-    // Before the signal handlers are installed, so that Ctrl-C interrupts the wait for a reader of the event pipe.
+    // Opening the event pipe waits for a reader. Open it before the signal handlers are installed, so that Ctrl-C ends the
+    // wait.
     let viewers = viewers::open(host, env, console, args.events.as_deref(), args.detail)?;
     let (session, reporter) = target.session(env, viewers, viewers::cancel()?)?;
     let ended = session.install().await;

@@ -20,7 +20,7 @@ const MOST_INPUT: u64 = 64 << 20;
 const NO_TEXT: Option<&str> =
     Some("specify the file with the output of `lspci -nnk`, or `-` for standard input");
 
-/// A directory without any of them is neither a mounted image nor a recording.
+/// A directory that contains none of these is neither a mounted image nor a recording.
 const OF_SYSTEMS: [&str; 4] = ["/etc", "/usr", "/proc", "/sys"];
 
 /// Returns this machine, or the directory tree of `--root`.
@@ -158,12 +158,12 @@ pub(super) fn facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
     gather(host.reader(), Some(matrix), scope)
 }
 
-/// The scope of the inspection: with `--root`, no command is executed.
+/// Returns the scope of the inspection. With `--root`, no command is executed.
 pub(super) fn scope(root: Option<&Utf8Path>) -> Scope {
     Scope {
         executes: root.is_none(),
     }
 }
 
-/// The scope of a machine that is described by a text.
+/// The scope of a machine that is known only from options or from the output of `lspci`.
 pub(super) const TEXT_ONLY: Scope = Scope { executes: false };

@@ -1,8 +1,8 @@
-//! `modules`: shares kernel modules that are compiled once with other machines.
+//! `modules`: shares compiled kernel modules with other machines.
 //!
-//! `export` packs the modules that DKMS has compiled on this machine. `install` does the same if
-//! `driver.prebuilt.publish` is set. DKMS calls `fetch` before it compiles (`steps/prebuilt.rs`). `fetch` takes
-//! the modules from the first source with matching modules. If no source has them, it fails and DKMS compiles, so a
+//! `export` packs the modules that DKMS has compiled on this machine. `install` also publishes the modules of the
+//! running kernel if `driver.prebuilt.publish` is set. DKMS calls `fetch` before it compiles (`steps/prebuilt.rs`). `fetch`
+//! takes the modules from the first source with matching modules. If no source has them, it fails and DKMS compiles, so a
 //! broken source costs only compile time.
 
 use std::{
@@ -601,7 +601,7 @@ mod tests {
         let plain = "http://modules.example/gpu";
         (fakes.http).serve(&format!("{plain}/{name}"), content.clone());
         assert!(why(&[], plain).await.contains("`http://`"));
-        // A directory that is writable by non-root users requires signatures.
+        // An archive that belongs to a non-root user requires a signature.
         fakes.files.put(&format!("/srv/{name}"), content.clone());
         fakes.http.serve(&format!("file:///srv/{name}"), content);
         assert_eq!(why(&[], "/srv").await, "");
@@ -717,7 +717,7 @@ mod tests {
         let good = key.sign(&content, &name, host.clock.now());
         assert_eq!(put(Some(&good)).await, Ok(()));
         assert_eq!(why(&[ITS_PUBLIC]).await, "");
-        // The archive is checked regardless of its tag.
+        // A tag that points to the archive of another driver version is rejected.
         let manifest = registry.tags.lock().expect("a lock")[&tag].clone();
         let mut other = requirements(&host, &[ITS_PUBLIC]).await;
         other.purpose.driver = "535.261.04".parse().expect("a version");
@@ -793,7 +793,7 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &spec).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
-        // Archives that were signed before `not-before` are published again.
+        // An archive that was signed before `not-before` is published again.
         let now = host.clock.now();
         let time = |seconds: i64| jiff::Timestamp::from_second(now.as_second() + seconds).ok();
         for (not_before, again) in [(time(0), false), (time(1), true)] {
@@ -803,7 +803,7 @@ mod tests {
                 not_before,
             });
             let published = publish(&driver, &spec).await;
-            // The clock of this machine is also before `not-before`.
+            // The clock of this machine is also before `not-before`, so publishing fails with an error.
             let is_tried = published.is_err_and(|why| why.contains("not-before"));
             assert_eq!(is_tried, again, "{not_before:?}");
         }
@@ -827,8 +827,8 @@ mod tests {
         assert_eq!(publish(&driver, &directory).await, Ok(None));
     }
 
-    /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with
-    /// a different key on each machine.
+    /// Two machines with the same image publish their modules at the same time. The archives differ, because DKMS signs the
+    /// modules with a different key on each machine.
     #[tokio::test]
     async fn concurrent_publishing_leaves_a_matching_pair() {
         let (host, fakes) = machine();

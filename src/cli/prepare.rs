@@ -220,7 +220,8 @@ pub(super) async fn target(
     })
 }
 
-/// Returns an error in an application container, because no operating system runs there. Image builds may run in one.
+/// Returns an error in an application container, because no operating system runs there. The caller omits this check for an
+/// image, because an image may be built in such a container.
 fn on_a_system(inspection: &Inspection) -> Result<(), Failure> {
     let Some(manager) = inspection.facts.application_container() else {
         return Ok(());
@@ -242,7 +243,7 @@ fn on_a_system(inspection: &Inspection) -> Result<(), Failure> {
 }
 
 impl Inspection {
-    /// Returns the configuration query of the request. Its files are on the machine `named`.
+    /// Returns the configuration query of the request. `named` is the machine with the files of `--profile` and `--config`.
     pub(super) fn question(&self, env: &Env, named: &Host) -> Question {
         let request = &self.request;
         Question {
@@ -269,7 +270,7 @@ impl Inspection {
         }
     }
 
-    /// Resolves the desired state. Later requests use the configured proxy.
+    /// Resolves the desired state. Later HTTP requests use the configured proxy.
     ///
     /// # Errors
     /// If the configuration is invalid, or the machine does not support it.
@@ -343,7 +344,8 @@ pub(super) fn events(
     })
 }
 
-/// Creates the tools of the engine without a desired state, for `uninstall`.
+/// Creates the tools of the engine without a desired state. `uninstall` uses them directly; [`Target::session`] adds the
+/// desired state.
 pub(super) fn tools(
     host: &Host,
     env: &Env,
@@ -378,8 +380,8 @@ pub(super) fn options(env: &Env, facts: &Facts, request: Request) -> Options {
     }
 }
 
-/// Returns the package policy for `uninstall`. It is in the journal, because the profile and the operating system may have
-/// changed since.
+/// Returns the package policy for `uninstall`. It is read from the journal, because the profile and the operating system may
+/// have changed since the last `install`.
 ///
 /// # Errors
 /// If the journal cannot be read. Or if it has no policy (older versions did not write it), no profile supports the

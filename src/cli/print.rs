@@ -48,7 +48,7 @@ pub(super) fn show(
     written(write(out).and_then(|()| out.flush()))
 }
 
-/// Writes a report whose format determines the exit code.
+/// Writes a report in a format that determines the exit code, such as the Nagios format.
 pub(super) fn shown(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<Exit>,

@@ -1,5 +1,5 @@
-//! `probe`: tests the layers from the bottom up and stops at the first failure. It reads no configuration, does not require
-//! root, and also works in a container. Up to NVML, it uses the rules of `validation.devices` (`agree` in `steps/devices.rs`).
+//! `probe`: tests the layers from the bottom up and stops at the first failure. It reads no settings, does not require root,
+//! and also works in a container. Up to NVML, it uses the rules of `validation.devices` (`agree` in `steps/devices.rs`).
 
 use std::sync::Arc;
 
@@ -69,11 +69,11 @@ pub(super) async fn document(here: &Host, env: &Env) -> Result<ProbeDocument, Fa
     let matrix = machine::matrix(here, env)?;
     let scope = machine::scope(None);
     let files = &*here.files;
-    // An application container, not a machine.
+    // systemd does not run in an application container.
     let in_container = !files
         .exists(Utf8Path::new(systemctl::BOOTED))
         .map_err(unreadable)?;
-    // In a container, only the device nodes count, so the metadata service is not queried.
+    // In a container, the GPUs are not compared with the instance type, so the metadata service is not queried.
     let facts = Arc::new(match in_container {
         true => machine::facts(here, &matrix, scope),
         false => machine::all_facts(here, &matrix, scope).await,
@@ -151,7 +151,8 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     below(layers, passed, fault);
 }
 
-/// Tests the layers that are visible in a container. Its PCI bus is not the bus of its GPUs, and the module is the host's.
+/// Tests the layers that are visible in a container. The PCI bus in a container may show GPUs that the container does not have,
+/// and the kernel module belongs to the host.
 fn container(layers: &mut LayerResults, seen: &DevicesState) {
     let why = "not checked in a container";
     for layer in [
@@ -179,7 +180,7 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
     below(layers, passed, fault);
 }
 
-/// Marks all layers below the first failed one as passed.
+/// Marks the layer of the fault as failed and the layers below it as passed. Without a fault, all these layers have passed.
 fn below(
     layers: &mut LayerResults,
     passed: impl IntoIterator<Item = (ProbeLayer, String)>,
@@ -199,7 +200,7 @@ fn disagreement(differ: Disagreement) -> LayerFault {
     LayerFault::new(differ.layer, differ.why, differ.hint)
 }
 
-/// Compares the GPUs with the number in the provider's instance type, using the rule of `validation.devices`.
+/// Compares the number of GPUs with the number in the provider's instance type, using the rule of `validation.devices`.
 fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
     let layer = ProbeLayer::InstanceType;
     match ExpectedGpus::of(facts, matrix) {

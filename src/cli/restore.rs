@@ -1,6 +1,6 @@
-//! Restores the runtime configured by `install` before its daemon starts. A systemd drop-in of the daemon unit runs this on nodes
-//! whose provider regenerates the configuration file ([`Rewritten`](crate::runtimes::Rewritten)), so that no GPU pod starts before
-//! the runtime is configured. Errors are written to the unit's log, and the daemon still starts.
+//! Restores the nvidia runtime in the configuration of a daemon before the daemon starts. A systemd drop-in of the daemon unit
+//! runs this command on nodes whose provider regenerates the configuration file ([`Rewritten`](crate::runtimes::Rewritten)), so
+//! that no GPU pod starts before the runtime is configured. Errors are written to the unit's log, and the daemon still starts.
 
 use super::{Failure, env::Env};
 use crate::{
@@ -37,8 +37,9 @@ pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Returns the settings of the last applied change of a daemon whose file is regenerated. An unfinished change is ignored: it may
-/// belong to an `install` that is restarting the daemon, and if it fails, the previous configuration must stay.
+/// Returns the settings of the newest applied change to a daemon whose file is regenerated. Ignores an unfinished change,
+/// because it may belong to an `install` that is restarting the daemon. If that change fails, the previous configuration must
+/// stay.
 fn wanted(host: &Host) -> Result<Option<(RuntimeSettings, &'static Rewritten)>, Failure> {
     let applied = engine::applied(host)?;
     Ok(applied.into_iter().find_map(|change| match change {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::{host::fake, journal};
 
-    /// Returns the journal of a run that sets the containerd runtime several times.
+    /// Returns a journal with these records.
     fn journal_of(records: &[Value]) -> String {
         let lines = records.iter().enumerate().map(|(seq, record)| {
             let line = json!({

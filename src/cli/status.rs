@@ -3,7 +3,7 @@
 use super::{Failure, args, env::Console, print};
 use crate::{engine, exit::Exit, host::Host, report};
 
-/// A random ID for each boot.
+/// The file with the boot ID, a random ID for each boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Returns the boot ID. `None` if the kernel does not provide one.

@@ -1,5 +1,5 @@
-//! `plan --os`: checks settings for a machine that does not exist yet, and rejects what `install` would reject there. Values that
-//! only the machine can report are listed as unknown.
+//! `plan --os`: checks settings for a machine that does not exist yet, and rejects what `install` would reject there. Values
+//! that only the machine can report are listed as unknown.
 
 use std::fmt::Write as _;
 
@@ -43,14 +43,15 @@ use crate::{
 /// The default architecture.
 const USUAL_ARCH: &str = "x86_64";
 
-/// The error for each file of the machine.
+/// The reason why the files of a simulated machine are unknown, for error messages.
 const NO_MACHINE: &str = "no machine was inspected";
 
 /// The width of the names in the output.
 const COLUMN: usize = 16;
 
-/// Measured durations of `install` without validation: system, whether modules come from another node, and the shortest and the
-/// longest run in seconds. Only a real driver counts. Source: docs/tested.md, "Benchmarks", driver 535 on two slow CPUs.
+/// Measured durations of `install` without validation: system, release, whether modules come from another node, and the
+/// shortest and the longest run in seconds. Includes only runs with real driver packages. Source: docs/tested.md, "Benchmarks",
+/// driver 535 on two slow CPUs.
 const MEASURED: [(&str, &str, bool, [u32; 2]); 2] = [
     ("debian", "12", false, [121, 295]),
     ("debian", "12", true, [36, 70]),
@@ -102,7 +103,8 @@ pub(super) fn run(
     Ok(Exit::Ok)
 }
 
-/// Rejects settings that the steps of `install` reject on every machine without the packages.
+/// Rejects versions that lack security fixes. The steps of `install` also reject them, unless the machine already has this
+/// version.
 fn rejected(desired: &Desired) -> Result<(), Failure> {
     let driver = desired
         .driver
@@ -127,7 +129,7 @@ fn rejected(desired: &Desired) -> Result<(), Failure> {
     Failure::unless_none(failures.collect())
 }
 
-/// A driver version that is newer than the matrix may not exist.
+/// Reports a driver version that is newer than the matrix as unknown, because it may not exist.
 fn newer_than(matrix: &Matrix, desired: &Desired) -> Option<Unknown> {
     let driver = desired.driver.as_ref()?;
     let version = driver.version.as_ref()?;
@@ -253,7 +255,7 @@ fn facts(
     facts
 }
 
-/// An NVSwitch on the PCI bus.
+/// Returns an NVSwitch on the PCI bus, with a PCI ID from the matrix.
 fn nvswitch(matrix: &Matrix) -> Option<PciFact> {
     let mut rows = matrix.nvswitches.iter().filter(|row| row.is_switch);
     let pci_id = rows.find_map(|row| row.pci_id)?;
@@ -292,7 +294,8 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
     }
 }
 
-/// Returns the common result for all machines that a name matches.
+/// Returns the result that is the same for all machines. It is an error if the results differ, because the GPU name is
+/// ambiguous.
 fn alike(
     tried: Vec<(TrialMachine, Result<Resolution, ResolveError>)>,
     asked: &args::TrialArgs,
@@ -444,7 +447,7 @@ struct PackageGroup<'r> {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Duration {
-    /// The shortest and the longest measured run. `null` if the system was not measured.
+    /// The shortest and the longest measured run. `null` if there is no benchmark for these settings.
     about_seconds: Option<[u32; 2]>,
     /// The basis of the estimate, or the reason that there is none.
     basis: String,
@@ -653,11 +656,12 @@ impl<'r> TrialDriver<'r> {
     }
 }
 
-/// The packages other than the driver packages, which are part of the install methods.
+/// Returns the packages other than driver packages and kernel headers, which [`TrialDriver`] contains.
 fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
             Purpose::Headers | Purpose::Driver => return None,
+            Purpose::ContainerModules => "container-modules",
             Purpose::Runtime(spec) => spec.kind.name(),
             Purpose::Toolkit => "toolkit",
             Purpose::Cluster => "cluster",
@@ -679,7 +683,7 @@ fn shown(spec: &PackageSpec) -> String {
     }
 }
 
-/// The values that only the machine can report.
+/// Returns the values that only the machine can report.
 fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
     let mut all = Vec::new();
     let mut add = |fact: &str, why: &str| {

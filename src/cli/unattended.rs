@@ -7,7 +7,13 @@ use super::{
     env::{Console, Env},
     prepare, status,
 };
-use crate::{config::sources, engine, exit::Exit, host::Host, journal::Request};
+use crate::{
+    config::{network, sources},
+    engine,
+    exit::Exit,
+    host::Host,
+    journal::Request,
+};
 
 /// The maximum wait for an unattended run, as in `status --wait`.
 const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
@@ -38,6 +44,14 @@ pub(super) async fn run(
             "secret-not-kept",
             "failed to start the systemd unit: the secret in `--set` would be visible to all users in the unit properties",
             Some("write it to a file in `/etc/gpu-bootstrap/config.d` with mode 0600"),
+        ));
+    }
+    let vars: Vec<(String, String)> = env.vars.clone().into_iter().collect();
+    for found in network::from_environment(&vars) {
+        console.note(&format!(
+            "`{}` of the environment is not used, because the systemd unit does not inherit it; set `{}` in a file in \
+             `/etc/gpu-bootstrap/config.d`",
+            found.variable, found.key
         ));
     }
     let command = command(env, args, &request);

@@ -1,5 +1,5 @@
-//! `uninstall`: reverts all changes. It reads the journal and only the proxy from the configuration, so an invalid configuration,
-//! profile or matrix cannot stop it.
+//! `uninstall`: reverts all changes. It reads the journal, and only the proxy from the configuration, so that an invalid
+//! configuration, profile or matrix cannot stop it.
 
 use super::{
     Failure, args,

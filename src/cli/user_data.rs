@@ -30,7 +30,7 @@ const TOKEN: &str = "@TOKEN@";
 /// The comment in a template that has unfilled placeholders.
 const SET_EACH: &str = "Set each `@VALUE@`. ";
 
-/// The token setting of templates that contain the token.
+/// The value of `cluster.token` in templates that write the token file.
 const TOKEN_PLACE: &str = "\"file:/etc/gpu-bootstrap/join-token\"";
 
 /// The lines that write the token file. They are removed if the token comes from another source.
@@ -129,8 +129,8 @@ const fn form(form: UserDataForm) -> Form {
     }
 }
 
-/// Whether the template is piped to kubectl, which would apply unfilled placeholders. Other templates are files, in which the
-/// user's tools can replace the remaining ones.
+/// Whether the template is piped to kubectl, which would apply unfilled placeholders. In all other templates, the user's tools
+/// can replace the remaining placeholders later.
 const fn is_applied(form: UserDataForm) -> bool {
     matches!(
         form,
@@ -138,7 +138,7 @@ const fn is_applied(form: UserDataForm) -> bool {
     )
 }
 
-/// Removes the NodeConfig from a template, because EKS adds one if the node group has an AMI type.
+/// Removes the NodeConfig part from a template, because EKS adds one if the node group has an AMI type.
 fn without_node_config(text: &str) -> String {
     const PART: &str = "--gpu-bootstrap\nContent-Type: ";
     let is_other = |part: &&str| !part.starts_with("application/node.eks.aws");
@@ -258,7 +258,7 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
     }
 }
 
-/// Returns the reason that an ARN is not a name, and the name. Karpenter passes a role to AWS as a name
+/// Returns the error and the hint for an ARN where a name is required. Karpenter passes a role to AWS as a name
 /// (aws/karpenter-provider-aws issues 3051 and 8312).
 fn instead_of_arn(name: &str, value: &str) -> (&'static str, String) {
     let last = value.rsplit(['/', ':']).next().unwrap_or_default();
@@ -484,7 +484,8 @@ impl Block {
     }
 }
 
-/// Adds a setting or replaces its value. A new setting is added to its existing table.
+/// Adds a setting or replaces its value. A new setting is added to its table. If the table is missing, the setting is added
+/// with its full key at the start.
 fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
     let mut one = SettingSources::default();
     one.set(assignment).map_err(ResolveError::from)?;
@@ -553,7 +554,7 @@ fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolut
     Ok(found)
 }
 
-/// Replaces each unfilled placeholder in the settings with an example.
+/// Replaces each unfilled placeholder in the settings with the example that it contains, so that the settings can be checked.
 fn filled(settings: &str, marks: &[String]) -> String {
     let digest = format!("sha256:{}", "0".repeat(64));
     let settings = settings.replace("@sha256:DIGEST@", &digest);

@@ -1,7 +1,7 @@
 //! `check --validate`: repeats the validation before the audit, on the host and with each runtime.
 //!
-//! It holds the run lock, and writes only the validation records and the probe files in the state directory. They are not
-//! journaled. Therefore no image is pulled, because `uninstall` could not remove it.
+//! It holds the run lock, and writes only the validation records and the probe files in the state directory. Its changes are
+//! not in the journal, so it does not pull an image, which `uninstall` could not remove.
 
 use camino::Utf8Path;
 
@@ -60,7 +60,7 @@ pub(super) async fn validate(
         });
         return Ok(found);
     };
-    // The GPUs fail on the host, so earlier container validations are no longer valid.
+    // The GPUs fail on the host, so all earlier validations are no longer valid.
     forget(host).map_err(|error| {
         Failure::caused(
             Exit::Internal,

@@ -68,7 +68,7 @@ pub(super) fn open(
         } else {
             Box::new(event_file(place, READER_DEADLINE)?)
         };
-        // JSON escapes only ASCII control characters.
+        // `Hiding` also replaces control characters, because JSON escapes only the ASCII ones.
         let sink = Hiding::new(sink, &env.secrets);
         list.push(Box::new(JsonLines::new(sink)));
     }
@@ -103,14 +103,15 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
             opened => break opened.map_err(|error| failed(error, None))?,
         }
     };
-    // From now on writes may block. A slow reader delays only the event thread, and no other thread waits for it.
+    // Clear `O_NONBLOCK`, so that a write waits for a slow reader. This delays only the event thread. The run does not wait for
+    // it, except for a limited time at its end.
     fcntl(&opened, FcntlArg::F_SETFL(OFlag::O_APPEND))
         .map_err(|error| failed(error.into(), None))?;
     Ok(opened)
 }
 
-/// Opens the event file. Symlinks that another user may have created are not followed, because root would then append events
-/// to any file. Other symlinks, such as `/dev/stderr`, are followed.
+/// Opens the event file. Symlinks that another user may have created are not followed, because this user could otherwise make
+/// root append events to any file. Other symlinks, such as `/dev/stderr`, are followed.
 fn open_events(place: &Path) -> std::io::Result<File> {
     let absolute = std::path::absolute(place)?;
     let directory = absolute.parent().unwrap_or(Path::new("/"));
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_reader_may_open_it_later() {
+    fn a_reader_may_open_the_pipe_later() {
         let (_keep, path) = pipe();
         let place = path.clone();
         let reader = std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! Alternatives in a profile for a machine: other branches of a source whose package lists decide on the branch, and
-//! a source with the other kind of modules.
+//! Alternatives in a profile for a machine: other branches of the selected source, if its package lists determine the
+//! available branches, and a source with the other module method (precompiled or DKMS).
 
 use crate::{
     compat::pick::{Constraints, Pick, pick},
@@ -7,8 +7,9 @@ use crate::{
 };
 
 impl DriverInputs<'_> {
-    /// Returns the other branches that the matrix accepts, in matrix order, if only the package lists determine the
-    /// available branches for a kernel. Everything else that depends on the branch must be the same.
+    /// Returns the other branches of the source that the matrix accepts, the preferred one first. Empty if a branch is
+    /// configured, or if the available branches do not depend on the package lists. A branch is omitted if it requires
+    /// a different fabric service or different options.
     pub(super) fn other_branches(
         &self,
         rows: &[&DriverRow],
@@ -43,7 +44,7 @@ impl DriverInputs<'_> {
         found
     }
 
-    /// Returns another source with the module method that this one lacks: precompiled or DKMS.
+    /// Returns another source with the module method (precompiled or DKMS) that the fitting entries lack.
     pub(super) fn alternative(&self, fitting: &[&DriverRow]) -> Option<OtherSource> {
         let build = fitting.first()?.build;
         if fitting.iter().any(|row| row.build != build) {

@@ -1,4 +1,4 @@
-//! The named options of settings.
+//! The types of settings whose value is one of a few words.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The cluster that the machine joins. Validates the settings as a whole.
+//! Resolves `[cluster]`, the cluster that the machine joins, and validates its settings together.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -63,7 +63,8 @@ static KUBERNETES: LazyLock<CommunityPackages> = LazyLock::new(|| {
     built_in("kubernetes").expect("kubernetes.toml")
 });
 
-/// Returns the repository for this Kubernetes version, as a profile entry.
+/// Returns the package repository of the configured Kubernetes version, as a profile entry. `None` if the join method installs
+/// no Kubernetes packages.
 pub(super) fn repository(
     config: &ClusterConfig,
     manager: Manager,
@@ -88,7 +89,7 @@ pub(super) fn repository(
     })
 }
 
-/// The version of the packages, if the join method uses them.
+/// Returns the version of the Kubernetes packages, if the join method installs them.
 fn version_of_packages(config: &ClusterConfig) -> Option<&KubernetesVersion> {
     let row = config.join.and_then(JoinKind::row);
     (config.version.as_ref()).filter(|_| row.is_some_and(|row| row.has_packages))
@@ -113,11 +114,12 @@ pub(super) struct ClusterInputs<'a> {
     pub layers: &'a SettingSources,
     /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
-    /// Whether the machine has a GPU for containers.
+    /// Whether the machine has a GPU that is not reserved for virtual machines.
     pub has_gpu: bool,
-    /// The default boot kernel, or the kernel series of the release if it is unknown.
+    /// The default boot kernel. If it is unknown, the kernel series of the release.
     pub kernel: Option<String>,
-    /// The machine boots with cgroup v1.
+    /// Whether the release boots with cgroup v1. Only set for a simulated machine, because the join step reads the cgroup
+    /// version of a real one.
     pub cgroup_v1: bool,
     /// The errors found so far.
     pub wrong: RefCell<Vec<ResolveError>>,
@@ -139,7 +141,7 @@ impl ClusterInputs<'_> {
         Err(ResolveError::all(wrong))
     }
 
-    /// Returns the cluster settings. `None` if there are errors.
+    /// Returns the cluster settings. Records all errors in `wrong`. `None` if an error prevents a result.
     fn spec(&self, row: &MethodRow) -> Option<ClusterSpec> {
         let config = self.config;
         let given = Given {
@@ -237,7 +239,7 @@ impl ClusterInputs<'_> {
             );
         }
         let labels = config.labels.as_deref().unwrap_or_default();
-        // The pool determines the taints of a node that the provider joins.
+        // If the provider joins the node, its node pool determines the taints.
         if let (Some((why, hint)), Some(_)) = (rule.no_taints, &config.taints) {
             self.wrong::<()>("cluster.taints", why, hint);
         }

@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl DriverInputs<'_> {
-    /// Rejects a version that was never released, because every driver would fit it.
+    /// Rejects a version that was never released, because every driver would seem compatible with it.
     pub(super) fn released_cuda(&self) -> Result<(), ConfigError> {
         let released: BTreeSet<CudaVersion> = (self.matrix.toolkits.iter())
             .map(|row| row.version.minor_version())

@@ -47,8 +47,8 @@ pub struct Desired {
     pub deny_modules: Vec<String>,
     /// Kernel headers and build tools for the running and the next kernel.
     pub headers: Vec<PackageSpec>,
-    /// Packages with modules of these kernels that container runtimes and pod networks need, if the kernel package
-    /// does not include them.
+    /// Packages with kernel modules that container runtimes and pod networks need, for the running and the next kernel, if the
+    /// kernel packages do not include them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_modules: Vec<PackageSpec>,
     /// The kernels that may run, with the module methods. `None` without a driver.
@@ -66,7 +66,7 @@ pub struct Desired {
     pub toolkit: Option<ToolkitSpec>,
     /// Container Device Interface.
     pub cdi: Option<Cdi>,
-    /// The container probe.
+    /// The validation of the GPUs, in containers or on the host.
     pub validation: Validation,
     /// Packages that are held at their version.
     pub hold: Hold,
@@ -99,8 +99,10 @@ pub struct ConditionSpec {
 /// The purpose of a group of packages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose<'d> {
-    /// Kernel headers, build tools, and further kernel modules.
+    /// Kernel headers and build tools.
     Headers,
+    /// Kernel modules that container runtimes need.
+    ContainerModules,
     /// The driver.
     Driver,
     /// A container runtime.
@@ -114,8 +116,8 @@ pub enum Purpose<'d> {
 }
 
 impl Desired {
-    /// Returns all required packages by purpose. Code that needs the whole set uses this function, so a new part of the
-    /// desired state does not compile until it is listed below.
+    /// Returns all required packages by purpose. Code that needs the whole set uses this function. It lists each field of the
+    /// desired state, so that a new field does not compile until it is listed here.
     #[must_use]
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageSpec])> {
         let Self {
@@ -144,7 +146,7 @@ impl Desired {
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageSpec])> = vec![
             (Purpose::Headers, headers),
-            (Purpose::Headers, container_modules),
+            (Purpose::ContainerModules, container_modules),
         ];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
@@ -179,23 +181,24 @@ pub struct PackagePolicy {
     /// Installed packages outside the plan that may be upgraded if a dependency requires it (shell patterns). All
     /// others stay at their version.
     pub may_upgrade: Vec<String>,
-    /// Packages that no transaction may install, even as dependencies.
+    /// Rules for the packages that a transaction may install, including dependencies.
     pub guard: Guard,
 }
 
-/// Packages that no transaction may install, even as dependencies. Only the simulation shows these.
+/// Rules for the packages that a transaction may install, including dependencies. They are checked after the package manager
+/// has simulated the transaction.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guard {
     /// The only permitted driver branch. The package version decides, because a package with another branch in its name
     /// may be transitional.
     pub driver: Option<Branch>,
-    /// Shell patterns for names of module packages with a kernel version. The module must match the version of the
-    /// libraries.
+    /// Shell patterns for names of module packages that contain a kernel release and are requested without a driver version. A
+    /// transaction is rejected if such a module does not match the version of the libraries.
     pub modules: Vec<String>,
-    /// Shell patterns for names of kernel packages. A new kernel must be permitted by policy.
+    /// Shell patterns for names of kernel packages. A new kernel is only installed if a step requests it, not as a dependency.
     pub kernels: Vec<String>,
-    /// Packages that require a driver of exactly their version.
+    /// Packages that require a driver of exactly their version, such as the fabric manager.
     pub exact: Vec<String>,
 }
 
@@ -203,7 +206,6 @@ pub struct Guard {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DriverSpec {
-    /// Series.
     pub branch: Branch,
     /// The exact version, if requested or selected. Otherwise the newest of the branch.
     pub version: Option<DriverVersion>,
@@ -211,7 +213,7 @@ pub struct DriverSpec {
     pub flavor: Flavor,
     /// The flavor is a guess, because the matrix does not contain the GPU.
     pub assumed: bool,
-    /// The package source by profile name: `distribution` or `nvidia`.
+    /// The name of the package source in the profile: `distribution` or `nvidia`.
     pub source: String,
     /// Another source, with the module method that this one lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -240,7 +242,8 @@ pub struct DriverSpec {
     pub reasons: Vec<String>,
     /// Warnings.
     pub warnings: Vec<String>,
-    /// The fabric service that the GPUs require, because their switches were detected.
+    /// The fabric service that the GPUs require. `Fabric::None` if no switches were detected and the boards are not part of a
+    /// rack.
     pub fabric: Fabric,
     /// The signing key for modules that are compiled on the machine.
     pub signing: Option<SigningKey>,
@@ -362,7 +365,7 @@ impl FabricService {
     }
 }
 
-/// Persistence.
+/// The persistence daemon of the driver.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Persistence {
@@ -405,7 +408,7 @@ pub struct Cdi {
     pub path: Utf8PathBuf,
 }
 
-/// The container probe.
+/// The validation of the GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Validation {

@@ -33,7 +33,7 @@ pub(super) struct DriverChoice<'p> {
     pub spec: DriverSpec,
     /// The entry of the profile with its packages.
     pub row: &'p DriverRow,
-    /// The module methods, that of the entry first. Never empty.
+    /// The module methods; the method of `row` is first. Never empty.
     pub methods: Vec<ModuleMethod>,
     pub pin: Option<Pin>,
 }
@@ -86,7 +86,7 @@ impl<'a> DriverInputs<'a> {
             fabric,
         );
         let mut methods: Vec<ModuleMethod> = (fitting.iter())
-            // Only entries without a further repository, because the added repositories must serve every method.
+            // Only entries that need no other repository than `row`, because only the repositories of `row` are added.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
             .map(|row| self.method(row, companions, &pick))
             .collect();
@@ -128,7 +128,7 @@ impl<'a> DriverInputs<'a> {
                 "multi-node NVLink requires IMEX, which `{}` does not provide",
                 row.source
             )),
-            // No fabric is needed, or this one certainly is, which the `driver.fabric` step reports.
+            // No warning: either no fabric is needed, or it certainly is, and the `driver.fabric` step reports its state.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(
@@ -448,7 +448,7 @@ impl<'a> DriverInputs<'a> {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
-            // An image is not built on its instances.
+            // The instance that builds an image may differ from the instances that boot it.
             instance: facts.instance.filter(|_| !self.image),
             // Without a machine, only an instance type shows that there are no switches.
             nvswitch: shown(Fabric::Fm)
@@ -582,7 +582,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns a hint to use another kernel. Considers only installed kernels, because package lists are read later.
+    /// Returns a hint to use another kernel. Only installed kernels are checked, because the package lists have not been read
+    /// yet.
     fn other_kernel(&self, spec: &Constraints) -> String {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();

@@ -62,7 +62,7 @@ pub enum ConfigError {
         /// The correction, if known.
         hint: Option<String>,
     },
-    /// A profile with a reference to a missing part.
+    /// An inconsistent profile, for example with a reference to a missing part.
     #[error("use profile {file}: {why}")]
     Profile {
         file: String,
@@ -136,7 +136,7 @@ impl Report for ConfigError {
             {
                 Exit::NotPermitted
             }
-            // Several errors include one in the settings, which must be fixed first.
+            // `Several` contains an error in the settings, which must be fixed first.
             _ => Exit::Config,
         }
     }
@@ -249,7 +249,7 @@ pub enum ResolveError {
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The machine does not support it.
+    /// The machine does not support the configuration.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
@@ -283,7 +283,7 @@ impl ResolveError {
         ConfigError::Several(parts.collect()).into()
     }
 
-    /// Returns whether the machine is the reason instead of the configuration. An audit continues in that case.
+    /// Returns whether the error is due to the machine instead of the configuration. `check` continues after such an error.
     #[must_use]
     pub const fn is_of_the_machine(&self) -> bool {
         match self {

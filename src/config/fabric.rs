@@ -1,8 +1,8 @@
-//! Selects the companion software of the driver for GPUs that are connected by switches.
+//! Selects the companion software of the driver for GPUs that are connected by switches, such as the fabric manager.
 //!
-//! It requires a driver of exactly its version, so its packages are part of the driver packages, and a transaction
-//! installs them at the driver version (`Guard::exact`). They are only installed if switches are detected, because
-//! their scripts start the service, which fails without switches.
+//! This software requires a driver of exactly the same version, so its packages are part of the driver packages, and the same
+//! transaction installs both at one version (`Guard::exact`). They are only installed if switches are detected,
+//! because their scripts start the service, which fails without switches.
 
 use crate::{
     compat::matrix::Fabric,
@@ -14,7 +14,7 @@ use crate::{
     model::version::Branch,
 };
 
-/// Returns the entry of a profile for this machine, for any branch if none is specified.
+/// Returns the entry of this source for the machine and the branch. Without a branch, returns an entry for any branch.
 pub(super) fn row<'p>(
     profile: &'p Profile,
     placeholders: &Placeholders,
@@ -26,7 +26,7 @@ pub(super) fn row<'p>(
         .find(|row| row.source == source && branch.is_none_or(|one| row.branches.contains(&one)))
 }
 
-/// Returns the entries of all sources that provide the required software.
+/// Returns the entries for the machine, of all sources that provide the required software.
 pub(super) fn rows<'p>(
     profile: &'p Profile,
     placeholders: &Placeholders,

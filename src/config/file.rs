@@ -298,7 +298,7 @@ settings! {
         // An estimate: driver, DKMS with a compiler, headers, Docker and a container image.
         /// Free space on `/` that a full installation requires. If `/usr`, `/var` or the apt download directory are
         /// separate filesystems, this is the total of all of them, with at least an eighth on each. The size of
-        /// packages that an interrupted run has already installed is subtracted.
+        /// required packages that are already installed or downloaded is subtracted.
         pub min_free_root: Size = Size::megabytes(6000),
         // The size of an additional initramfs.
         /// Required free space on `/boot`.
@@ -395,7 +395,7 @@ settings! {
 }
 
 settings! {
-    /// Outputs of `check` results for other programs. A timer runs it every minute.
+    /// Outputs of `check` results for other programs. If a key is set, a timer runs `check` every minute.
     CheckConfig {
         /// The directory of the node_exporter textfile collector, such as
         /// `"/var/lib/node_exporter/textfile_collector"`: a timer writes the `check` metrics to `gpu_bootstrap.prom`

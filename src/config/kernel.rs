@@ -12,12 +12,13 @@ use crate::{
     },
 };
 
-/// Separates a version and a kernel in a requirement for the build for exactly this kernel, whose version is only
-/// visible in the files of the package: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
+/// Separates the driver version and the kernel in the version requirement of a module package that is built for one kernel:
+/// `610.* for 5.14.0-687.12.1.el9_8.x86_64`. The kernel is only visible in the file paths of such a package.
 const FOR: &str = " for ";
 
-/// Start of the placeholder for the kernel series, which is empty for the given series, because the first Amazon kernel is
-/// `kernel`, the others have their series in the name (`kernel6.12`).
+/// Start of the placeholder `{series-unless:6.1}`, which is replaced by the kernel series, or by nothing if the kernel has the
+/// series in the placeholder. The first Amazon kernel package is `kernel`; the others have their series in the name
+/// (`kernel6.12`).
 const SERIES_UNLESS: &str = "{series-unless:";
 
 /// How to install a kernel. The texts are `NAME` or `NAME=VERSION`, with the placeholders `{kernel}`,
@@ -96,10 +97,10 @@ pub struct ModuleMethod {
     pub dkms: Option<String>,
     /// File name of the module.
     pub module: String,
-    /// The branch of its packages, if it is only known from the package lists.
+    /// The branch of the packages, if the package lists decide which branch has a module for the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
-    /// Packages that must have the version of the build that [`built_for`] finds.
+    /// Names of packages that must have the same version as the module that is built for the kernel, see [`built_for`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub companions: Vec<String>,
 }
@@ -146,7 +147,7 @@ impl KernelSpec {
             .is_some_and(|first| branches.any(|one| one != first))
     }
 
-    /// Returns shell patterns for names of module packages with a kernel version instead of a driver version.
+    /// Returns shell patterns for names of module packages that contain the kernel and have no required version.
     #[must_use]
     pub fn module_patterns(&self) -> Vec<String> {
         (self.methods.iter().flat_map(|method| &method.packages))
@@ -169,7 +170,7 @@ impl KernelSpec {
 }
 
 impl ModuleMethod {
-    /// Returns the packages of this method for each kernel.
+    /// Returns the packages of this method that differ between kernels.
     pub fn by_kernel(&self) -> impl Iterator<Item = &PackageSpec> {
         (self.packages.iter().chain(&self.headers)).filter(|spec| names_kernel(spec))
     }
@@ -187,7 +188,7 @@ impl ModuleMethod {
         }
     }
 
-    /// Returns the packages with one build for each kernel.
+    /// Returns the packages whose version requirement contains the kernel, see [`built_for`].
     pub fn built(&self) -> impl Iterator<Item = &PackageSpec> {
         (self.packages.iter()).filter(|spec| built_for(spec).is_some())
     }
@@ -212,12 +213,12 @@ pub(super) fn template(text: &str) -> PackageSpec {
     }
 }
 
-/// Returns the version of the build for a kernel, with the kernel placeholder.
+/// Returns the requirement for the build of this version for one kernel, with a placeholder for the kernel.
 pub(super) fn for_its_kernel(version: &str) -> String {
     format!("{version}{FOR}{{kernel}}")
 }
 
-/// Returns the version pattern and the kernel of a requirement for the build for one kernel. `None` for any other
+/// Parses a requirement for the build for one kernel, and returns the version pattern and the kernel. `None` for any other
 /// requirement.
 #[must_use]
 pub fn built_for(spec: &PackageSpec) -> Option<(&str, &str)> {
@@ -293,7 +294,7 @@ pub fn for_kernel(spec: &PackageSpec, kernel: &KernelVersion, arch: &str) -> Pac
     }
 }
 
-/// Returns the package without a known kernel, with a wildcard for the kernel.
+/// Returns the package for an unknown kernel. Placeholders for the kernel stay in its name and version.
 #[must_use]
 pub fn for_any_kernel(spec: &PackageSpec) -> PackageSpec {
     PackageSpec {

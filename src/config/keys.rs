@@ -37,13 +37,13 @@ pub enum Secrecy {
     Open,
     /// The credentials in a URL.
     Login,
-    /// The value is the location of a secret. An invalid location may be the secret itself, by mistake.
+    /// The value is the location of a secret. An invalid location may be a secret that was entered by mistake.
     Location,
     /// The whole value.
     Whole,
 }
 
-/// Placeholder for a chosen name in a dotted key.
+/// Placeholder in a dotted key for a name that the administrator chooses.
 pub const ANY: &str = "NAME";
 
 /// The tree of all keys, from the configuration schema.
@@ -97,8 +97,8 @@ fn collect(node: &KeyNode, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the secret part of a key's value, from its type or otherwise from its name. An unknown key may be a secret
-/// of a different version.
+/// Returns the secret part of a key's value, based on the type of the key or otherwise on its name. A key that is unknown
+/// here may be a secret in another version of gpu-bootstrap.
 #[must_use]
 pub fn secrecy(path: &[String]) -> Secrecy {
     let mut node = Some(&*TREE);
@@ -122,7 +122,7 @@ pub fn secrecy(path: &[String]) -> Secrecy {
     }
 }
 
-/// Returns the secret in the value of a key, if any. Any URL may contain credentials.
+/// Returns the value of a key if it is a secret or contains one. A URL with credentials is a secret for every key.
 #[must_use]
 pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {
@@ -154,7 +154,7 @@ pub fn suggestion(
     if let Some(sibling) = nearest(name, siblings.keys().map(String::as_str)) {
         return Some(join(prefix, sibling));
     }
-    // Another spelling of a longer name, such as `DiscoveryTokenCACertHashes` of kubeadm for `ca-cert-hashes`.
+    // The name may contain a key in another spelling: kubeadm's `DiscoveryTokenCACertHashes` contains `ca-cert-hashes`.
     let plain = |text: &str| text.replace(['-', '_'], "").to_ascii_lowercase();
     let (words, shortest) = (plain(name), 8);
     let within = (siblings.keys())
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_suggested_nearby_and_elsewhere() {
+    fn keys_of_same_and_other_tables_are_suggested() {
         let KeyNode::Table(top) = &*TREE else {
             panic!("the root is a table");
         };

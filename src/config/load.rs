@@ -33,7 +33,7 @@ pub struct SettingsRequest {
     pub profile: Option<String>,
     /// `--config`, in order.
     pub config: Vec<Utf8PathBuf>,
-    /// The whole environment; variables without our prefix are ignored.
+    /// The whole environment. Variables with our prefix, the proxy variables and `CREDENTIALS_DIRECTORY` are used.
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
@@ -46,8 +46,8 @@ pub struct SettingsRequest {
     pub our_runtimes: Vec<RuntimeKind>,
     /// The secrets of the run. Those of the configuration are added.
     pub secrets: Secrets,
-    /// Whether root runs the command. The settings then control what root does, so files writable by non-root users are
-    /// rejected.
+    /// Whether root runs the command on this machine. The settings then control what root does, so files writable by non-root
+    /// users are rejected.
     pub by_root: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Question {
     pub ask: SettingsRequest,
     /// The files of the inspected machine.
     pub files: Arc<dyn Files>,
-    /// The files of the machine that runs the command.
+    /// The machine with the files of `--profile` and `--config`, usually the machine that runs the command.
     pub named: Arc<dyn Files>,
     /// The facts.
     pub facts: Arc<Facts>,
@@ -76,7 +76,7 @@ impl Question {
         load(files, named, &self.ask, &self.facts, &self.matrix)
     }
 
-    /// Resolves the desired state with the driver in these settings, which override all others.
+    /// Resolves the desired state with these settings, which replace all other settings that select a driver.
     ///
     /// # Errors
     /// If the machine no longer supports the driver.
@@ -92,8 +92,8 @@ const NODE_CONDITION: &str = "nvidia.com/GPUReady";
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
-/// `files` are the files of the inspected machine; `named` are the files of the machine that runs the command, for
-/// paths on its command line. They differ with `--root`.
+/// `files` is the inspected machine. `named` is the machine with the files of `--profile` and `--config`, usually the machine
+/// that runs the command. They differ with `--root`.
 ///
 /// # Errors
 /// If the configuration is invalid (exit 3), or the machine does not support the desired state (exit 5).
@@ -147,7 +147,7 @@ pub fn load(
     if let Some(cluster) = &mut resolution.desired.cluster {
         resolve_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
-        // The journal stores the command for `uninstall`.
+        // The journal stores the command for `uninstall`, so it must not contain a secret.
         if let JoinMethod::Command { leave_command, .. } = &cluster.method
             && leave_command.iter().any(|word| ask.secrets.are_in(word))
         {
@@ -498,7 +498,7 @@ mod tests {
             files.put(&path, "K10abc::server:x\n");
             assert_eq!(resolved(env), (format!("file:{path}"), true));
         }
-        // As after a reboot, in a different unit.
+        // After a reboot, another unit continues the run, without this credential directory.
         let (source, _) = resolved(&[]);
         assert_eq!(source, "file:/run/credentials/@system/join-token");
     }

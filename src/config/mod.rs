@@ -1,6 +1,6 @@
 //! Turns configuration sources into one validated [`desired::Desired`]. All validation is here.
 //!
-//! [`layers`] reads the settings with their locations, [`profile`] describes an operating system, [`resolve`]
+//! [`sources`] reads the settings with their locations, [`profile`] describes an operating system, [`resolve`]
 //! combines both with the facts and the matrix, and [`load`] reads all files and resolves.
 
 mod alternatives;

@@ -1,14 +1,15 @@
-//! Converts the proxy variables of the environment to settings, for keys and packages, and for runs after a reboot,
-//! which have a different environment.
+//! Converts the proxy variables of the environment to settings. They apply to downloads of signing keys and packages,
+//! also after a reboot, when the environment is different.
 
 use super::values::Proxy;
 
-/// The keys that are set.
+/// The proxy setting.
 pub const PROXY: &str = "packages.proxy";
 /// The no-proxy counterpart of [`PROXY`].
 pub const NO_PROXY: &str = "packages.no-proxy";
 
-/// In order of precedence: keys and most repositories use HTTPS. Programs read both cases.
+/// In order of precedence: HTTPS first, because signing keys and most repositories use it. Lower and upper case are both
+/// common.
 const PROXIES: [&str; 6] = [
     "https_proxy",
     "HTTPS_PROXY",
@@ -19,7 +20,7 @@ const PROXIES: [&str; 6] = [
 ];
 const NO_PROXIES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
-/// A setting of the environment.
+/// A setting from an environment variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FromEnvironment {
     pub variable: &'static str,
@@ -27,7 +28,7 @@ pub struct FromEnvironment {
     pub value: String,
 }
 
-/// Returns the settings in the environment. A proxy type that neither the package manager nor gpu-bootstrap supports
+/// Returns the settings from the environment. A proxy type that neither the package manager nor gpu-bootstrap supports
 /// (SOCKS) is ignored.
 #[must_use]
 pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
@@ -65,7 +66,7 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// curl and wget also accept `proxy:3128`.
+/// Adds `http://` to a proxy without a scheme, such as `proxy:3128`, which curl and wget also accept.
 fn with_scheme(address: &str) -> String {
     if address.contains("://") {
         address.to_owned()
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn no_proxy_is_a_setting() {
+    fn no_proxy_variable_becomes_a_setting() {
         assert_eq!(
             settings(&[("NO_PROXY", "localhost, .internal,10.0.0.0/8")]),
             [(NO_PROXY, "localhost, .internal,10.0.0.0/8".to_owned())]

@@ -28,7 +28,7 @@ pub use crate::config::rows::{
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
 
-/// The directory for files that replace the built-in profile of the same name.
+/// The directory of the administrator's profiles. A file replaces the built-in profile with the same name.
 pub const DIRECTORY: &str = "/etc/gpu-bootstrap/profiles";
 
 /// A profile file.
@@ -97,7 +97,7 @@ pub struct PackageDefaults {
     pub lock_timeout: TimeLimit,
     /// Units that start a package manager automatically.
     pub pause_units: Vec<String>,
-    /// Shell patterns for names of kernel packages. Only the administrator may install them.
+    /// Shell patterns for names of kernel packages. No transaction installs a new kernel as a dependency.
     #[serde(default)]
     pub kernels: Vec<String>,
 }
@@ -235,7 +235,7 @@ impl Profile {
     /// Parses a profile.
     ///
     /// # Errors
-    /// If it is invalid, or one part references a missing one.
+    /// If it is invalid, for example because one part references a missing one.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let profile: Self =
             toml::from_str(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
@@ -379,7 +379,8 @@ impl Profile {
             .find(|row| row.name == name && row.releases.contains(&release.version_id))
     }
 
-    /// Returns an error about the first part that references a missing one.
+    /// Checks the schema version, the references between the parts, and rules that the types do not express. Returns the first
+    /// error.
     fn validate(&self) -> Result<(), String> {
         if self.schema != SCHEMA {
             return Err(format!(

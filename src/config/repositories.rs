@@ -99,8 +99,8 @@ impl RepositoryInputs<'_> {
         Ok(found)
     }
 
-    /// Rejects a name that is probably a misspelled repository of the profile. Settings for several distributions may
-    /// contain repositories that this one does not have.
+    /// Rejects a name that is probably a misspelled repository of the profile. Other unknown names are accepted here, because
+    /// settings for several distributions may disable a repository that this distribution does not have.
     fn likely(&self, name: &str, known: &BTreeSet<&str>) -> Result<(), ConfigError> {
         let prefix = format!("repositories.{name}.");
         let set = self.layers.provenance();
@@ -116,7 +116,7 @@ impl RepositoryInputs<'_> {
         }
     }
 
-    /// Source files are world-readable, so a URL must not contain credentials.
+    /// Rejects credentials in a URL, because repository files are world-readable.
     fn no_password(&self, name: &str, config: &RepositoryConfig) -> Result<(), ConfigError> {
         for (key, url) in [("url", &config.url), ("key-url", &config.key_url)] {
             if let Some(url) = url
@@ -137,7 +137,8 @@ impl RepositoryInputs<'_> {
         Ok(())
     }
 
-    /// Returns a repository of the profile. `None` if the machine already has it.
+    /// Returns a repository of the profile. `None` if the machine already has it, or if it is a part of the distribution
+    /// archive and the package sources of the machine are unknown.
     fn known(
         &self,
         row: &RepositoryRow,
@@ -209,7 +210,7 @@ impl RepositoryInputs<'_> {
                 ),
             )
             .into()),
-            // A distribution archive at a different URL: the machine's keyrings are used.
+            // A distribution archive at a configured URL, without a key: use the keyrings of the machine.
             _ if repository.fingerprints.is_empty() && row.url == DISTRIBUTION => {
                 repository.key_url = None;
                 Ok(Some(repository))
@@ -322,8 +323,8 @@ impl RepositoryInputs<'_> {
     }
 }
 
-/// Returns the packages for the priority of a repository: those that need it, or all required packages if the
-/// configuration adds it for no specific packages.
+/// Returns the packages to which the priority of a repository applies: those that need the repository, or all required
+/// packages if none of them needs it.
 fn preferred(name: &str, needed: &[Needed<'_>]) -> Vec<String> {
     let for_it = |one: &&Needed<'_>| one.repositories.iter().any(|other| other == name);
     let any = needed.iter().any(|one| for_it(&one));

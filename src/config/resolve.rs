@@ -96,13 +96,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let config = inputs.layers.merged()?;
     let (release, placeholders) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
-    // All setting errors are reported at once, even on a machine without a GPU.
+    // Collect the errors of runtimes, cluster, GPUs, driver and validation to report all of them at once. Setting errors are
+    // therefore also reported on a machine without a GPU.
     let wrong = &mut Vec::new();
     let (kinds, reason) = match &config.runtime.r#use {
         Some(kinds) => (kinds.clone(), None),
         None => {
             let join = config.cluster.join.unwrap_or_default();
-            // A runtime that is not in the profile is ignored.
+            // Ignore an installed runtime without packages for this release in the profile.
             let is_served = |kind: &RuntimeKind| {
                 let mut rows = profile.runtime.iter();
                 rows.any(|row| row.kind == *kind && row.releases.contains(&release.version_id))
@@ -121,7 +122,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         has_gpu: matches!(gpus, Ok(Some(_))),
         kernel: (placeholders.kernels.last().map(ToString::to_string))
             .or_else(|| release.kernel_series.clone()),
-        // On a machine, the step reads the cgroup version.
+        // Without `plan --os`, the step that joins the cluster reads the cgroup version of the machine.
         cgroup_v1: inputs.flags.trial && release.cgroup_v1,
         wrong: RefCell::default(),
     }
@@ -214,7 +215,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| placeholders.for_kernels(&driver.methods[0].headers))
         .unwrap_or_default();
-    // Podman does not need these modules, and kernels on EKS and provider nodes include them.
+    // Runtimes with a daemon and clusters need these kernel modules. Podman does not, and kernels on EKS and provider nodes
+    // include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
         || (cluster.as_ref())
             .is_some_and(|cluster| !cluster.method.implementation().has_kernel_of_provider());
@@ -277,7 +279,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cluster,
         reports: reports(&config),
     };
-    // If the branch is not known before the package lists are read, the package requirements have exact versions instead.
+    // If the package lists decide the branch, it is not known yet, so transactions are not restricted to it. The required
+    // packages get exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
         .filter(|_| !desired.kernel.as_ref().is_some_and(KernelSpec::is_open))
         .map(|driver| driver.branch);
@@ -290,7 +293,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
-    // The reserved GPUs of an image build machine are not those of its instances.
+    // The reserved GPUs of a machine that builds an image are irrelevant for the instances of the image.
     if !inputs.flags.image && !inputs.reserved.is_empty() {
         warnings.push(format!(
             "not available to containers because they are reserved for virtual machines (bound to \
@@ -411,7 +414,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
              reboot. For a node without GPUs, set `gpu = \"optional\"`",
         ));
     }
-    // With a configured branch and flavor, an image can be built without the matrix.
+    // With a configured branch and flavor, the driver of an image can be selected without knowing its GPUs.
     if flags.image && config.driver.branch.is_some() && config.driver.flavor.is_some() {
         return Ok(Some(Vec::new()));
     }
@@ -589,8 +592,8 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
     hold
 }
 
-/// Adds all required packages that match no pattern of the profile to the holds. Kernel packages depend on the
-/// setting `hold`.
+/// Adds all required packages that match no hold pattern to the holds. Kernel headers and modules are not added, because the
+/// setting `hold` specifies whether kernel packages are held.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;
@@ -599,7 +602,12 @@ fn hold_what_is_wanted(desired: &mut Desired) {
         (desired.hold.patterns.iter()).any(|pattern| pattern::matches(pattern, name))
     };
     let forgotten: Vec<String> = (desired.package_groups().into_iter())
-        .filter(|(purpose, _)| !matches!(purpose, Purpose::Headers | Purpose::Holds))
+        .filter(|(purpose, _)| {
+            !matches!(
+                purpose,
+                Purpose::Headers | Purpose::ContainerModules | Purpose::Holds
+            )
+        })
         .flat_map(|(_, packages)| packages)
         .map(|spec| spec.name.clone())
         .filter(|name| !is_held(name))

@@ -26,13 +26,13 @@ pub struct PackageRow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
-    /// The driver version if requested, otherwise the driver branch.
+    /// The requested driver version, or any version of the driver branch if none is requested.
     #[default]
     Version,
-    /// The driver's branch.
+    /// Any version of the driver branch, even if a driver version is requested.
     Branch,
-    /// Like `version`, and of that version the build with files for the kernel. The package name does not contain the
-    /// kernel.
+    /// Like `version`, but one version has a build for each kernel, under the same package name. The build for the
+    /// selected kernel is used.
     Kernel,
     /// Independent of the driver.
     Any,
@@ -54,7 +54,7 @@ pub struct DriverRow {
     pub architectures: Vec<String>,
     /// Branches, preferred first.
     pub branches: Vec<Branch>,
-    /// The available version when this was recorded, for an entry with one branch.
+    /// The version that was available when this entry was written. Only for an entry with one branch.
     pub newest: Option<DriverVersion>,
     /// Kernel module flavor.
     pub flavor: Flavor,
@@ -65,7 +65,7 @@ pub struct DriverRow {
     pub kernel_flavors: Vec<String>,
     /// The DKMS name of the module.
     pub dkms: Option<String>,
-    /// File name of the module.
+    /// File name of the module without `.ko`.
     pub module: String,
     /// dnf: module stream.
     pub stream: Option<String>,
@@ -93,7 +93,7 @@ impl DriverRow {
             return Some("`at = \"kernel\"` requires `build = \"precompiled\"`");
         }
         (self.build.is_compiled() != self.dkms.is_some())
-            .then_some("`dkms` requires `build = \"dkms\"`")
+            .then_some("`dkms` and `build = \"dkms\"` require each other")
     }
 
     /// Returns whether there is one build for each kernel, so that the branches for a kernel are only known from the

@@ -1,8 +1,8 @@
 //! Configuration sources: each setting with its location. A later source overrides an earlier one.
 //!
 //! In this order: the proxy variables of the environment, `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by
-//! name, the files of `--config`, the environment, `--set`. All of them override the profile defaults. A list
-//! replaces the whole list of an earlier source.
+//! name, the files of `--config`, the variables with our prefix, `--set`, other flags that set a key. All of them override
+//! the profile defaults. A list replaces the whole list of an earlier source.
 
 mod hints;
 
@@ -32,7 +32,7 @@ pub const FILE: &str = "/etc/gpu-bootstrap/config.toml";
 /// The directory for drop-ins.
 pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
 
-/// Our environment variables that are not settings: the log filter.
+/// Environment variables with our prefix that are not settings: the log filter.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
 /// Returns the settings in an environment: the variable, the parts of the key, and the value.
@@ -111,7 +111,7 @@ fn typed(text: &str) -> Option<Value> {
         .and_then(|mut table| table.remove("value"))
 }
 
-/// Returns the parts of the key of an assignment, in any notation.
+/// Returns the parts of the key of an assignment. The key may start with dashes, and its parts may be quoted.
 #[must_use]
 pub fn path_of(key: &str) -> Vec<String> {
     let key = key.trim().trim_start_matches('-');
@@ -150,11 +150,11 @@ impl std::fmt::Display for Provenance {
 }
 
 impl SettingSources {
-    /// Reads all sources of this machine; `named` contains the files of `--config`.
+    /// Reads all sources of this machine. `named` reads the files of `--config`, which are in `config`.
     ///
     /// # Errors
-    /// If a file is unreadable or invalid, a file of `--config` does not exist, or a variable or a `--set` is
-    /// invalid.
+    /// If a file is unreadable or invalid, a file of `--config` does not exist, a symlink is dangling, or a variable or a
+    /// `--set` is invalid.
     pub fn read(
         files: &dyn ReadFiles,
         named: &dyn ReadFiles,
@@ -170,11 +170,11 @@ impl SettingSources {
             files
                 .list(drop_ins)?
                 .into_iter()
-                // Hidden files belong to editors.
+                // Skip hidden files, such as the temporary files of editors.
                 .filter(|name| name.ends_with(".toml") && !name.starts_with('.'))
                 .map(|name| drop_ins.join(name)),
         );
-        // A dangling symlink is an error: without its settings, this machine would be set up differently.
+        // Reject a dangling symlink, because its settings would be missing without an error.
         whole(files, drop_ins)?;
         // Report all errors at once.
         let mut wrong: Vec<ConfigError> = Vec::new();
@@ -239,7 +239,7 @@ impl SettingSources {
         ConfigError::unless_none(wrong.into_iter().map(|(_, error)| error).collect())
     }
 
-    /// Adds the environment as the last source.
+    /// Adds the environment variables with our prefix as the last source.
     ///
     /// # Errors
     /// If a variable with our prefix has an unknown key or an invalid value.
@@ -414,7 +414,7 @@ impl SettingSources {
             Err(why) => Err(ConfigError::Value {
                 hint: hints::for_value(&setting.path, &setting.value, &why),
                 value: shown_in_error(&setting),
-                // The parser message would repeat a number, which may be a secret.
+                // If the value is not text, the parser message contains it, and it may be a secret.
                 why: match keys::secrecy(&setting.path) {
                     keys::Secrecy::Open => why,
                     _ if setting.value.is_str() => why,
@@ -514,7 +514,7 @@ fn child<'n>(
             place: Box::new(place.clone()),
             key: before.join("."),
             value: format!("named `{name}`"),
-            why: "names consist of lower-case letters, digits and dashes".into(),
+            why: "names start with a lower-case letter and contain only lower-case letters, digits and dashes".into(),
             hint: None,
         }),
         KeyNode::Leaf(_) => Err(unknown(Some(before.join(".")))),

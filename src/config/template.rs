@@ -69,8 +69,8 @@ impl Placeholders {
             .replace("{cuda-arch}", &self.cuda_arch)
     }
 
-    /// Replaces the placeholders in the name of a driver package, except kernel placeholders. `None` if a placeholder
-    /// has no value.
+    /// Replaces the placeholders in the name of a driver package, except those that differ between kernels, such as
+    /// `{kernel}`. `None` if `{kernel-flavor}` has no value.
     pub(super) fn driver_template(&self, name: &str, branch: Branch) -> Option<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
         match (name.contains("{kernel-flavor}"), &self.kernel_flavor) {
@@ -79,7 +79,8 @@ impl Placeholders {
         }
     }
 
-    /// Returns packages of a kernel with kernel placeholders, without `{compiler}` if the compiler is unknown.
+    /// Returns the packages of a kernel. Placeholders that differ between kernels are kept. A package with `{compiler}` is
+    /// omitted if the compiler is unknown.
     pub(super) fn kernel_templates(&self, names: &[String]) -> Vec<PackageSpec> {
         let filled = names.iter().filter_map(|name| {
             let name = self.fill(name);
@@ -187,7 +188,7 @@ mod tests {
             ]
         );
         assert_eq!(headers(kernel(new, new, &[new]), false).len(), 1);
-        // The running kernel was removed, or belongs to the host.
+        // The running kernel was removed, or it is the kernel of a container host.
         assert_eq!(
             headers(kernel("6.12.1-host", new, &[new]), false),
             ["linux-headers-6.1.0-44-amd64"]
@@ -247,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Without the minor number, the EPEL URL is for CentOS Stream.
+    /// The EPEL URL without a minor number is for CentOS Stream.
     #[test]
     fn epel_url_contains_the_minor_release() {
         let profile = Profile::built_in("almalinux").unwrap();

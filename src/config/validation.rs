@@ -50,7 +50,7 @@ pub(super) fn validation(
     })
 }
 
-/// Returns whether a text cannot be an image name: a URL, or an option of a client.
+/// Returns `true` for a URL, an option of a client, or a text with whitespace.
 fn is_no_name(text: &str) -> bool {
     text.starts_with('-') || text.contains("://") || text.contains(char::is_whitespace)
 }

@@ -45,7 +45,7 @@ impl ValueError {
     }
 }
 
-/// Validated text with its representations in files and messages.
+/// Defines a type for validated text, which is written unchanged to files and messages.
 macro_rules! checked_text {
     ($(#[$doc:meta])* $name:ident, $test:expr, $what:literal, $pattern:literal) => {
         $(#[$doc])*
@@ -89,15 +89,15 @@ checked_text!(
     |text| (text.strip_prefix("http://"))
         .or_else(|| text.strip_prefix("https://"))
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && plain(text)),
-    "a URL that starts with `http://` or `https://` and has no spaces",
+    "a URL that starts with `http://` or `https://` and has no spaces, quotes or backslashes",
     "^https?://[^/\\s][^\\s]*$"
 );
 
 checked_text!(
-    /// A word for a line of a configuration file: no spaces or control characters.
+    /// A word for a line of a configuration file: no spaces, control characters, quotes, backslashes or backticks.
     Word,
     |text| !text.is_empty() && plain(text),
-    "a word without spaces and control characters",
+    "a word without spaces, control characters, quotes, backslashes and backticks",
     "^\\S+$"
 );
 
@@ -133,8 +133,8 @@ checked_text!(
 );
 
 checked_text!(
-    /// A directory, a URL or a registry repository with archives of kernel modules. It is stored in a world-readable
-    /// file that the shell of DKMS reads, so it has no credentials, no query and no shell metacharacters.
+    /// A directory, a URL or a registry repository with archives of kernel modules. It is stored in a world-readable file
+    /// that DKMS reads as a shell script, so it has no credentials, no query and no shell metacharacters.
     ModuleSource,
     |text| {
         let is_address = text.parse::<Url>().is_ok() || Address::parse(text).is_some();
@@ -179,10 +179,10 @@ const OF_KUBELETS: [&str; 5] = [
     "NetworkUnavailable",
 ];
 
-/// Returns whether text is an absolute path without `..`.
+/// Returns whether text is an absolute path without `..`, and safe in a configuration file and in a shell script of DKMS.
 fn from_root(text: &str) -> bool {
     let climbs = text.split('/').any(|part| part == "..");
-    // DKMS expands these paths like a shell.
+    // DKMS expands `$` in these paths like a shell.
     text.starts_with('/') && text.len() > 1 && !climbs && plain(text) && !text.contains('$')
 }
 
@@ -362,7 +362,7 @@ as_text!(
     "^(([0-9A-Fa-f] *){40}|sha256:[0-9A-Fa-f]{64})$"
 );
 
-/// An absolute path without `..`.
+/// An absolute path without `..`, `$`, quotes or spaces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AbsolutePath(Utf8PathBuf);
 
@@ -389,7 +389,7 @@ impl FromStr for AbsolutePath {
         } else {
             Err(ValueError::new(
                 text,
-                "a path that starts with `/` and has no `..`, `$` or spaces",
+                "a path that starts with `/` and has no `..`, `$`, quotes, backslashes or spaces",
             ))
         }
     }
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_are_whole() {
+    fn short_key_ids_are_rejected() {
         let spaced = "9DC8 5822 9FC7 DD38 854A  E2D8 8D81 803C 0EBF CD88";
         let print: Fingerprint = spaced.to_ascii_lowercase().parse().unwrap();
         assert_eq!(print.as_str(), "9DC858229FC7DD38854AE2D88D81803C0EBFCD88");

@@ -139,10 +139,11 @@ impl Applying<'_> {
         self.fail(at, end);
     }
 
-    /// Ends a step that cannot continue before a reboot.
+    /// Ends a step that needs a reboot before it can continue: with the request for the reboot, or as failed after too many
+    /// reboots.
     pub(super) fn reboot(&mut self, at: usize, why: String) {
         if self.session.inner.image() {
-            // The first boot of the image replaces that reboot. Other steps continue.
+            // The first boot of an instance of the image replaces this reboot. Other steps continue.
             self.end(at, End::new(Outcome::AwaitingBoot, why));
         } else if self.reboots.since >= MOST_REBOOTS {
             let mut end = End::new(
@@ -178,8 +179,8 @@ impl Applying<'_> {
         }
     }
 
-    /// Retries a step after a pause. `limit` is the maximum duration of all attempts. Returns
-    /// whether there is enough time left.
+    /// Retries a step after a pause. `limit` is the maximum duration of all attempts together. Returns
+    /// `false` if there is not enough time left or a stop was requested.
     pub(super) fn again(&mut self, at: usize, message: &str, limit: Option<Duration>) -> bool {
         let tools = &self.session.tools;
         let job = &mut self.jobs[at];
@@ -211,8 +212,8 @@ impl Applying<'_> {
     }
 }
 
-/// Whether the only missing change is new package lists, because another step has had a package
-/// failure in the meantime.
+/// Whether only a refresh of the package lists is missing, with or without a reboot. This happens if a
+/// failed package change of another step has marked the lists as outdated.
 fn lacks_lists_alone(changes: &[Change]) -> bool {
     changes.contains(&Change::RefreshRepositories)
         && (changes.iter())

@@ -1,5 +1,6 @@
 //! The scheduler: one loop that starts work and handles finished work. One task makes all
-//! decisions, and each assessment and each change runs in a separate task.
+//! decisions. Each assessment, each batch of package work and each sequence of changes of a step runs
+//! in a separate task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,12 +33,13 @@ pub(super) struct Applying<'s> {
     pub(super) reboots: Reboots,
     pub(super) jobs: Vec<Job>,
     tasks: JoinSet<Done>,
-    /// The steps that each task works for.
+    /// The steps and the locks of each running task.
     workers: HashMap<TaskId, Worker>,
     /// Incremented whenever a change starts or finishes. An assessment with a lower number is
     /// outdated, and so is the state that it was based on.
     snapshot: u64,
-    /// The package lists were refreshed after the last repository was added.
+    /// The package lists were refreshed after the last repository was added, and no package change has
+    /// failed since with a transient error, which outdated lists may cause.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
     pub(super) retry_policy: RetryPolicy,
@@ -96,7 +98,7 @@ impl<'s> Applying<'s> {
         reboots: Reboots,
         jobs: Vec<Job>,
     ) -> Self {
-        // Retry everything that could not be read before.
+        // Read everything again, including everything that could not be read before.
         session.inner.invalidate();
         session.inner.state().note_lists(false);
         Self {
@@ -158,7 +160,7 @@ impl<'s> Applying<'s> {
         self.give_up_the_rest();
     }
 
-    /// Starts and finishes work. Returns whether a step changed its state.
+    /// Starts and finishes work. Returns whether the state of a step changed.
     fn advance(&mut self) -> bool {
         let mut moved = false;
         for at in self.session.inner.graph.order.clone() {
@@ -233,7 +235,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Assesses a step again, to decide or to verify its applied changes.
+    /// Starts an assessment of a step, to decide its changes or to verify the applied ones.
     fn assess(&mut self, at: usize) {
         let job = &mut self.jobs[at];
         let now = self.session.tools.events.elapsed();
@@ -249,7 +251,8 @@ impl<'s> Applying<'s> {
         });
     }
 
-    /// Applies the changes of a step up to the next batch or reboot, while holding its locks.
+    /// Applies the changes of a step up to the next batch or reboot, while holding its locks. Returns
+    /// `false` if another task holds one of the locks.
     fn apply_changes(&mut self, at: usize) -> bool {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
@@ -295,7 +298,8 @@ impl<'s> Applying<'s> {
         true
     }
 
-    /// Starts a batch of package work (see the module `batch`) if every step that can join it is waiting.
+    /// Starts a batch of package work (see the module `batch`) if every step that can join it is waiting. Returns whether the
+    /// state of a step changed.
     fn advance_packages(&mut self) -> bool {
         let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
             return false;
@@ -307,7 +311,7 @@ impl<'s> Applying<'s> {
             return true;
         }
         let mut locks = BTreeSet::from([Lock::Packages]);
-        // A refresh of the lists only needs the package manager, not the other locks of the steps.
+        // A refresh of the lists only needs the package lock, not the other locks of the steps.
         if shared.change != Change::RefreshRepositories {
             for at in &shared.steps {
                 locks.extend(self.jobs[*at].locks.iter().copied());
@@ -490,8 +494,8 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Marks every step without an outcome as not-run. Called when no work is running and none can
-    /// start.
+    /// Marks every step without an outcome as not-run, or as failed if no stop explains it. Called when
+    /// no work is running and none can start.
     fn give_up_the_rest(&mut self) {
         let because = match &self.stop {
             Some(Stop::Step(why)) => why.clone(),

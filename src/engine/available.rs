@@ -11,18 +11,19 @@ use crate::{
 
 /// The available packages of a validated driver.
 pub(super) enum Available {
-    /// The same version: these packages in exactly these versions.
+    /// The validated version is available: these packages in exactly these versions.
     Exact(Vec<PackageSpec>),
-    /// The newest version of its branch, and the packages that are no longer available.
+    /// The newest available version of its branch, and the packages that are no longer available in the
+    /// validated version.
     Newest(DriverVersion, Vec<String>),
-    /// No version of its branch, only the packages that are no longer available.
+    /// No version of its branch is available. Contains the packages that are no longer available.
     Gone(Vec<String>),
 }
 
-/// Returns the packages that can be installed, according to the existing package lists.
+/// Returns the driver packages that can be installed, according to the existing package lists.
 ///
 /// # Errors
-/// The reason this is unknown.
+/// If there are no package lists, or if reading them fails.
 pub(super) async fn offered(
     host: &Host,
     manager: Manager,
@@ -36,7 +37,7 @@ pub(super) async fn offered(
     let names: Vec<&str> = (validated.driver.iter())
         .map(|one| one.name.as_str())
         .collect();
-    // The module stream of the failed driver may be enabled.
+    // Query all module streams, because the stream of the failed driver may be enabled.
     let query = backend.offers_of_all_streams(&names);
     let asked = host.reader().query(&query).await;
     let output = asked.and_then(|output| output.success(query.cmd()));
@@ -50,8 +51,8 @@ pub(super) async fn offered(
     let (there, mut gone): (Vec<&PackageSpec>, Vec<&PackageSpec>) =
         validated.driver.iter().partition(is_there);
     let before = version(&validated.driver);
-    // Packages with another version, such as a module with the version of its kernel, are
-    // irrelevant.
+    // Ignore missing packages that do not have the driver version, such as a module with the version
+    // of its kernel.
     gone.retain(|spec| {
         let version = spec.version.as_deref().map(DriverVersion::from_package);
         version.and_then(Result::ok) == before

@@ -3,10 +3,12 @@
 //!
 //! A step whose next change refreshes repositories or installs packages waits for the batch of this
 //! kind. The batch starts when no other step with the package lock can still join it. All waiting
-//! steps then share one refresh or one transaction. The packages of a long step are installed in an earlier
-//! transaction, so that the long step runs in parallel with the next one. Packages from which a
-//! module is compiled are also installed first, together with the packages of the compiler, because
-//! the steps of both hold the modules lock.
+//! steps then share one refresh or one transaction. Packages that a long step depends on are
+//! installed in an earlier transaction, so that the long step runs in parallel with the next
+//! transaction. Packages from which a module is compiled are also installed first, so that the
+//! module is compiled in parallel with the next transaction. They are installed together with the
+//! packages of all steps that need the modules lock, such as kernel headers, because the build holds
+//! this lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -108,7 +110,8 @@ pub(super) fn only_compiles(job: &Job) -> bool {
     job.decided && !left.is_empty() && left.iter().all(compiles)
 }
 
-/// Merges the steps without conflicts into one transaction. The other steps get the next one.
+/// Merges the packages of these steps into one transaction. A step that conflicts with an earlier one waits
+/// for the next transaction.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> PackageWork {
     let mut steps = Vec::new();
     let mut specs: BTreeMap<&str, &PackageSpec> = BTreeMap::new();

@@ -23,7 +23,7 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// Creates a token that is not cancelled.
+    /// Creates an instance without a stop request.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -35,8 +35,8 @@ impl Cancel {
         self.token.cancel();
     }
 
-    /// Requests a stop because the terminal was closed. The machine keeps running, so work that
-    /// needs no terminal continues.
+    /// Requests a stop because the terminal was closed. The machine keeps running, so the resume unit
+    /// can continue the run.
     pub fn hang_up(&self) {
         if self.exit().is_none() {
             self.hung_up.store(true, Ordering::SeqCst);
@@ -71,7 +71,7 @@ impl Cancel {
 
     /// Stops at the first SIGINT, SIGTERM or SIGHUP. Further signals have no effect, because a
     /// running package manager must not be interrupted. SIGHUP stays ignored if the parent ignored
-    /// it, as `nohup` does. The task lives as long as the runtime.
+    /// it, as `nohup` does. The spawned task runs until the async runtime ends.
     ///
     /// # Errors
     /// If the operating system rejects the handlers.
@@ -141,7 +141,7 @@ mod tests {
             (cancel.exit(), cancel.hung_up()),
             (Some(Exit::Terminated), true)
         );
-        // A shutdown also ends the sessions of logged-in users.
+        // At a shutdown, SIGTERM is followed by SIGHUP because the terminals are closed.
         let cancel = Cancel::new();
         cancel.cancel(Exit::Terminated);
         cancel.hang_up();

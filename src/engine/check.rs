@@ -37,10 +37,10 @@ pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 impl Session {
     /// Returns the findings of steps and of checks: faults first, then risks, then differences, each in the order of layers.
     ///
-    /// If gpu-bootstrap did not prepare the machine and there are no settings, differences are not evaluated. The exit status is
-    /// good only if nothing fails and everything could be examined. An `unknown` finding of a check is a valid result, but an
-    /// error is not, and neither is a complete audit in which nothing passes and something is unknown. Findings that need
-    /// a command are skipped with `--root`.
+    /// If gpu-bootstrap did not prepare the machine and there are no settings, differences are not evaluated. The exit status
+    /// is `Ok` only if `Options::fail_on` selects no finding and everything could be examined. An `unknown` finding of a check
+    /// is a valid result, but an error is not, and neither is a complete audit in which nothing passes and something is
+    /// unknown. Findings that need a command are skipped with `--root`.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
         let mut blind = jobs
@@ -70,13 +70,14 @@ impl Session {
         let refresh = self.refresh().await;
         let of_steps = (jobs.iter())
             .filter_map(|job| Some(self.with_tool(job, of_step(job, refresh.as_deref())?)));
-        // A validation that failed just now takes precedence over the record of an earlier one.
+        // A validation that ran just now replaces the finding of the step, which is about an earlier validation.
         findings.extend(of_steps.filter(|finding| {
             validated
                 .iter()
                 .all(|validation_run| validation_run.id != finding.id)
         }));
-        // The finding is about the GPUs, not about a missing record.
+        // A validation that failed just now is a fault. The registry has these findings as differences, because a missing
+        // record also fails.
         findings.extend(
             validated
                 .into_iter()
@@ -106,8 +107,8 @@ impl Session {
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
         let fails = (findings.iter()).any(|one| options.fail_on.iter().any(|on| on.selects(one)))
             || options.fail_on_unknown && any(Verdict::Unknown);
-        // Only for a complete audit, because `--only` returns exactly the requested findings. If nothing passes, the machine was
-        // not examined.
+        // A complete audit in which nothing passes did not examine the machine. With `--only` or `--skip`, this may be the
+        // expected result.
         let whole = options.only.is_empty() && options.skip.is_empty();
         blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
         let has_gpus = !self.inner.state().facts().gpus.is_empty();
@@ -147,7 +148,7 @@ impl Session {
             _ => None,
         });
         let files = &self.inner.host.files;
-        // A file that cannot be examined exists: only a missing one is no fault.
+        // Treat a file that cannot be examined as existing, because only a missing file is not a fault.
         let is_there = |path: &Utf8PathBuf| files.exists(path).unwrap_or(true);
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
             Some((command, _)) => Finding {
@@ -261,8 +262,8 @@ fn resolved(desired: &Desired, back: Option<&RollbackStarted>) -> Finding {
     }
 }
 
-/// The finding of a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless gpu-bootstrap
-/// prepared it before. If the bus cannot be read, the result is unknown.
+/// The finding about a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless
+/// gpu-bootstrap prepared it before. If the PCI bus cannot be read, the result is unknown.
 fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding {
     let unread = facts.unknown.iter().find(|unknown| unknown.fact == "gpus");
     let (status, why) = match (facts.gpus.len(), unread) {
@@ -309,8 +310,8 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
-        // Only the administrator can fix a blocked step, so another finding is not its cause. A validation only shows the
-        // effects of other findings.
+        // Only the administrator can fix a blocked step. With itself as the cause, `checks::causes` does not search for another
+        // one. Validations and `*-nvidia` steps are exceptions, because other findings can be their cause.
         Assessment::Blocked { .. }
             if !stands_for("validation", job.id.as_str())
                 && !job.id.as_str().ends_with("-nvidia") =>
@@ -345,7 +346,7 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
                 refresh.map(|command| format!("run `{command}`, then check again")),
             )
         }
-        // No problem is known: `validation.devices` examines the GPUs now.
+        // Only a warning: the validation succeeded before the last boot, and `validation.devices` examines the GPUs now.
         Assessment::Needs { why, changes }
             if changes.iter().all(Change::only_repeats_validation) =>
         {
@@ -399,8 +400,8 @@ fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
     })
 }
 
-/// The position of a finding: faults and findings that do not fail, then risks, then differences that block `install`, then those
-/// that `install` removes.
+/// The position of a finding: faults and findings that do not fail, then risks, then differences that `install` cannot remove,
+/// such as blocked steps, then those that `install` removes.
 fn rank(finding: &Finding) -> u8 {
     match (finding.status, finding.kind()) {
         (Verdict::Fail, Some(Kind::Risk)) => 1,
@@ -412,7 +413,8 @@ fn rank(finding: &Finding) -> u8 {
     }
 }
 
-/// Marks differences on a machine without settings as not evaluated, and the steps that depend on them.
+/// Marks differences, and steps that depend on them, as not evaluated. Called if there are no settings and gpu-bootstrap did
+/// not prepare the machine.
 fn set_differences_aside(findings: &mut [Finding], jobs: &[Job]) {
     let is_later = |finding: &Finding| {
         let job = jobs.iter().find(|job| job.id == finding.id);
@@ -433,7 +435,7 @@ fn set_differences_aside(findings: &mut [Finding], jobs: &[Job]) {
     }
 }
 
-/// Replaces the command `install` by the remedy of the step that blocks it, because `install` would be rejected.
+/// Replaces the command `install` by the remedy of whatever blocks it: a step, or the missing desired state.
 fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option<&Examination>) {
     let unresolvable = audit.and_then(|audit| audit.unresolvable.as_ref());
     let of_jobs = jobs.iter().find_map(|job| match job.answer.as_ref() {
@@ -451,7 +453,7 @@ fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option
             continue;
         }
         finding.command = None;
-        // The remedy of a difference lists its changes.
+        // Keep the remedy of a difference, because it lists the changes.
         if !finding.is(Kind::Difference) {
             finding.remedy = Some(match hint {
                 Some(hint) => format!("{hint}; then run `{INSTALL}`, which is blocked: {why}"),

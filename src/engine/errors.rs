@@ -9,7 +9,7 @@ use crate::{
     journal::{Awaited, JournalError},
 };
 
-/// The maximum number of reboots without a complete run. Another reboot will not help.
+/// The maximum number of reboots without a successful run. Another reboot will not help.
 pub(super) const MOST_REBOOTS: u32 = 3;
 
 /// The maximum number of reboots if drivers failed validation in between. After that, no run
@@ -26,15 +26,17 @@ pub enum EngineError {
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
-    /// The end of the run could not be recorded. Its changes are recorded and stay applied.
-    #[error("record the end of the run")]
+    /// After the start of the run, a journal record or a related file could not be written or removed.
+    /// The changes up to then are recorded and stay applied.
+    #[error("update the record and the files of the run")]
     Unfinished(#[source] JournalError),
     /// The pending reboot has not happened yet.
     #[error("start the run: a reboot is pending since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
         /// The pending reboot.
         awaited: Awaited,
-        /// The number of requested reboots since the last complete run.
+        /// The number of requested reboots since the last successful run, or since a driver failed
+        /// validation.
         reboots: u32,
     },
     /// Any other error.
@@ -76,7 +78,7 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Exit::Internal,
             Self::Journal(error) => error.exit(),
-            // Only a run that changed nothing may report "nothing was changed".
+            // `Blocked` means that nothing was changed, but this run may have applied changes.
             Self::Unfinished(error) => match error.exit() {
                 Exit::Blocked => Exit::StepFailed,
                 other => other,

@@ -22,7 +22,7 @@ use crate::{
 /// The maximum number of queued output lines. After that, the oldest line is dropped.
 const WAITING_OUTPUT: usize = 512;
 
-/// How long the end of a run waits for slow subscribers.
+/// How long [`Reporter::finish`] waits for slow subscribers.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// The sending side of the event stream. Clones share the queue.

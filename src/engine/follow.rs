@@ -25,7 +25,7 @@ impl Session {
         report: &RunReport,
         say: &mut (dyn FnMut(Message<'_>) + Send),
     ) -> Result<Exit, ChangeError> {
-        // A rollback is a separate run with its own ID and driver.
+        // After a rollback, use its session, because it is a separate run with a different ID and driver.
         let session = self.inner.rollback.get().map_or(self, |session| &**session);
         let is_due = report.reboot.as_ref().is_some_and(|one| one.automatic);
         let manager = session
@@ -53,7 +53,7 @@ impl Session {
             }
         }
         match rebooted {
-            // The reason was already printed.
+            // `reboot` has already printed the reason.
             Err(stopped) if stopped.reason == REBOOT_STOPPED => Ok(stopped.exit),
             rebooted => rebooted.map(|()| report.exit),
         }

@@ -1,4 +1,4 @@
-//! Handles boot loops, if a driver module or the firmware of a GPU crashes the kernel.
+//! Handles boot loops: a driver module or the firmware of a GPU crashes the kernel at each boot.
 //!
 //! During an unattended run, neither udev nor `modules-load.d` loads the driver modules. The run
 //! loads them itself, after it has recorded its start and the boot ID. After several boots without
@@ -30,14 +30,16 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// The maximum number of consecutive boots without progress.
+/// The maximum number of consecutive boots without progress, not counting boots that were interrupted
+/// during package work.
 pub(super) const MOST_BOOTS: usize = 3;
 
-/// The same limit including boots that were interrupted during package work. A power loss during
-/// package work does not lose progress, because the next boot repeats it.
+/// The maximum number of consecutive boots without progress, counting also boots that were interrupted
+/// during package work. It is higher because the next boot continues this work, so such a boot is not a
+/// sign of a boot loop.
 const MOST_BOOTS_WITH_PACKAGES: usize = 8;
 
-/// The step ID of these changes in the journal.
+/// The step ID in the journal of the changes that deny the modules.
 const GUARD: StepId = StepId::new("boot-guard");
 
 /// The remedy after a run gave up.
@@ -57,7 +59,7 @@ pub(super) fn gave_up(receipt: &Receipt) -> Option<&str> {
     (receipt.gave_up.as_deref()).filter(|_| receipt.unfinished.is_empty())
 }
 
-/// Returns the number of earlier boots without progress if it exceeds the limit.
+/// Returns the number of earlier boots without progress if it has reached a limit.
 pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize> {
     let before =
         || (receipt.unfinished.iter()).filter(|boot| Some(boot.boot_id.as_str()) != boot_id);
@@ -88,7 +90,7 @@ pub(super) fn release(
 }
 
 /// Cleans up if `asked` (the request to resume) shows that no run can continue with this journal.
-/// Removes the resume unit and the file that prevents the driver from being loaded, as a run does
+/// Removes the resume unit and the files that prevent the driver from being loaded, as a run does
 /// when it finishes. Returns the notes for the user.
 ///
 /// # Errors
@@ -136,8 +138,8 @@ fn is_denial(applied: &AppliedChange) -> bool {
     applied.steps == [GUARD]
 }
 
-/// Allows the modules again, for a run that an administrator started after an earlier run gave up.
-/// Returns a note for each change that could not be reverted.
+/// Allows the modules again after an earlier run gave up. Called for a run that an administrator
+/// started, and during a rollback. Returns a note for each change that could not be reverted.
 pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
     let mut notes = Vec::new();
     for applied in ledger.journal.receipt().applied {
@@ -179,7 +181,7 @@ impl Session {
         let autoload = |one: &AppliedChange| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
         for applied in ledger.journal.receipt().applied {
             if autoload(&applied) {
-                // The modules are not loaded, so there is nothing to unload.
+                // Undoing this file is sufficient: the modules are not loaded, so none must be unloaded.
                 if let Some(left) = revert(ledger, applied).await? {
                     let note = format!("the modules are still loaded at each boot: {left}");
                     self.tools.note(notes, note);

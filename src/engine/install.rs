@@ -92,7 +92,7 @@ impl Session {
         }
         let reboots = Reboots {
             since: before.reboots,
-            // Reboots of earlier runs do not count towards the limit of a rollback.
+            // The reboots for failed drivers do not count towards the limit of a rollback.
             in_all: match before.rollback_started {
                 Some(_) => 0,
                 None => before.reboots_in_all,
@@ -188,7 +188,9 @@ impl Session {
         if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none()
         {
             // The next boot must not try the failed driver again.
-            notes.extend(resume::dismiss(&ledger).await?);
+            if let Some(note) = resume::dismiss(&ledger).await? {
+                self.tools.note(&mut notes, note);
+            }
         }
         notes.extend(self.tools.events.take_notes());
         let mut report = self.report(exit, &jobs, notes, reboot);
@@ -203,8 +205,7 @@ impl Session {
         {
             finish(&ledger.journal, exit, report.summary())?;
         }
-        // An earlier run that was interrupted before it compiled a module may have left units
-        // paused.
+        // A run that builds a module keeps timers paused until its end.
         self.tools.resume_paused().await;
         self.tools.finished(&report);
         drop(lock);
@@ -231,8 +232,8 @@ impl Session {
         }
     }
 
-    /// Handles a recorded reboot that has not happened. It is requested again if the reboot is
-    /// automatic.
+    /// Handles a recorded reboot that has not happened. If the reboot is automatic and this run also uses
+    /// `--reboot`, it is requested again. Otherwise this run is rejected.
     fn reboot_first(&self, journal: &Journal) -> Result<Option<RunReport>, EngineError> {
         let receipt = journal.receipt();
         let now = &self.tools.options.boot_id;
@@ -379,9 +380,9 @@ impl Session {
         Ok(Exit::Ok)
     }
 
-    /// After a failed run, the unit stays for the next boot, except if the run changed nothing or
-    /// was stopped with Ctrl-C. SIGTERM does not count as a stop by the user, because it is also
-    /// sent at shutdown.
+    /// After a run that did not succeed, the unit stays for the next boot, except if the run changed
+    /// nothing or was stopped with Ctrl-C. SIGTERM does not count as a stop by the user, because it is
+    /// also sent at shutdown.
     async fn disarm(
         &self,
         ledger: &Ledger,
@@ -476,8 +477,8 @@ fn done(job: &Job) -> Vec<ChangeReport> {
         .collect()
 }
 
-/// Whether a run changed anything since its `first` record. A failed package transaction may have
-/// installed some of its packages. Any other failed change did nothing.
+/// Whether a run changed anything since its `first` record. A failed package transaction counts, because
+/// it may have installed some of its packages. Other failed changes do not count.
 fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
     let brought = |applied: &AppliedChange| {
         applied.intent >= first && matches!(applied.undo, Undo::Packages { .. })
@@ -490,7 +491,7 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
     let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
     if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
         return match end.exit {
-            // Only a run that changed nothing may report "nothing was changed".
+            // `Blocked` means that nothing was changed.
             Some(Exit::Blocked) if changed => Exit::StepFailed,
             Some(exit) => exit,
             None => Exit::StepFailed,

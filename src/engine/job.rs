@@ -23,11 +23,11 @@ pub(super) type Assessed = Result<Assessment, StepError>;
 pub(super) struct Job {
     pub(super) id: StepId,
     pub(super) locks: Vec<Lock>,
-    /// Its packages are installed before other packages.
+    /// Its changes take long. The packages that they need are installed before other packages.
     pub(super) long: bool,
     /// The last assessment.
     pub(super) answer: Option<Assessed>,
-    /// The number of changes started or finished when that assessment was made.
+    /// The number of the scheduler's snapshot when the last assessment was started.
     pub(super) answered_at: u64,
     /// The changes to apply, in order.
     pub(super) changes: Vec<Change>,
@@ -41,13 +41,13 @@ pub(super) struct Job {
     pub(super) busy: bool,
     /// Its changes are decided.
     pub(super) decided: bool,
-    /// Start of the current apply phase.
+    /// The time at which the scheduler began to process the step. `None` before and after.
     pub(super) since: Option<Duration>,
-    /// Time spent in earlier phases.
+    /// The time spent on the step, without the time since `since`.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
-    /// A file that its changes rewrite was modified after it was read. The step is assessed again
-    /// once.
+    /// A file that its changes rewrite was modified after it was read, so the step was assessed again.
+    /// This happens at most once.
     pub(super) is_outdated: bool,
     /// Its obsolete changes.
     pub(super) obsolete: Vec<AppliedChange>,
@@ -143,7 +143,7 @@ impl Job {
         }
     }
 
-    /// Whether the step is not finished and has pending changes, if known.
+    /// Whether the step is not finished and is known to have pending changes.
     pub(super) fn will_change(&self) -> bool {
         let expects = match &self.answer {
             Some(Ok(Assessment::Needs { changes, .. })) => !changes.is_empty(),
@@ -186,9 +186,9 @@ impl Job {
         self.answer = None;
     }
 
-    /// Whether the node was already admitted and only its admission is missing now. This is not a
-    /// failure: the API server or the kubelet may be unavailable for a moment, and the admission
-    /// waits for both.
+    /// Whether only the admission of the node is missing, although this run has applied it once. This
+    /// is not a failure: the API server or the kubelet may be unavailable for a moment, and the
+    /// admission waits for both.
     pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
         let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
         matches!(missing, [change] if is_admission(change))

@@ -1,4 +1,5 @@
-//! The write-ahead log. The engine changes a machine only through this module.
+//! The write-ahead log. The engine applies and undoes a [`Change`] only through this module, except for
+//! a refresh of the package lists before the first change, which leaves nothing to undo.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,7 +24,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Applies a change: captures the undo, syncs the intent, applies the change, syncs the end.
+    /// Applies a change: captures the undo, records the intent, applies the change, records the result.
     pub(super) async fn perform(
         &self,
         steps: &[StepId],
@@ -100,8 +101,8 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes applied changes, several at once if their undos were merged into `undo`. Records
-    /// nothing if a stop was requested while the undo was still waiting.
+    /// Undoes applied changes, several at once if their undos were merged into `undo`. If a stop
+    /// was requested while the undo waited, e.g. for a lock, records nothing and returns `None`.
     pub(super) async fn revert(
         &self,
         applied: &[AppliedChange],
@@ -114,7 +115,8 @@ impl Ledger {
         Ok(reverted)
     }
 
-    /// Undoes a part of a change without a journal record.
+    /// Undoes changes, or a part of one, without a journal record. `None` if a stop was requested
+    /// while the undo waited, e.g. for a lock.
     pub(super) async fn undo(&self, applied: &[AppliedChange], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(applied);
         let sink = EventSink {
@@ -136,7 +138,7 @@ impl Ledger {
     }
 
     /// Undoes the obsolete part of a change without a journal record. The error is the remaining
-    /// part, or `None` if a signal arrived while the undo was waiting.
+    /// part, or `None` if a stop was requested while the undo waited.
     pub(super) async fn reduce(
         &self,
         applied: &AppliedChange,

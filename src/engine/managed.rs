@@ -13,9 +13,9 @@ use crate::{
     steps::package_step,
 };
 
-/// Returns the packages that applied changes have installed (newest first), the holds that they
-/// have set, and the daemons whose configuration change did not finish. The effects of an
-/// interrupted change are known only after it is reconciled.
+/// Returns the packages that applied changes have installed, the holds that they have set, and the
+/// daemons whose last configuration change did not finish. `applied` is sorted newest first. The
+/// effects of an interrupted change are known only after it is reconciled.
 pub(super) fn ours(applied: &[AppliedChange]) -> Ours {
     let mut ours = Ours::default();
     let mut configured = BTreeSet::new();
@@ -38,8 +38,8 @@ pub(super) fn ours(applied: &[AppliedChange]) -> Ours {
     ours
 }
 
-/// Returns the daemons whose containers may stop if their packages are removed, with the step that
-/// installs them.
+/// Returns each daemon with the step that installs its packages. Removing these packages may stop
+/// containers.
 pub(super) fn daemons() -> impl Iterator<Item = (StepId, Daemon)> {
     (Daemon::ALL.into_iter()).map(|daemon| (package_step(daemon.kind()), daemon))
 }
@@ -84,8 +84,8 @@ impl Session {
         self.inner.know(ours(applied));
     }
 
-    /// Tells the steps which daemons have not reloaded their configuration yet. The other
-    /// information does not change after the start of the run.
+    /// Tells the steps the daemons whose last configuration change did not finish. The packages and
+    /// holds that the steps see stay those from the start of the run.
     pub(super) fn know_unread(&self, applied: &[AppliedChange]) {
         let unread = ours(applied).unread;
         let before = self.inner.state().ours().clone();

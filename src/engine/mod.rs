@@ -108,7 +108,7 @@ pub struct Tools {
     pub options: Options,
 }
 
-/// The request and its origin.
+/// The options of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The gpu-bootstrap version.
@@ -121,12 +121,12 @@ pub struct Options {
     pub policy: Option<Policy>,
     pub instance_id: Option<String>,
     pub boot_id: Option<String>,
-    /// How long `install` retries transient failures. After that, no new work starts. `None`: no
-    /// retries and no time limit.
+    /// Time from the start of an `install` run during which transient failures are retried. After that,
+    /// no new work starts. `None`: no retries and no time limit.
     pub deadline: Option<Duration>,
     /// The run was started by the resume unit.
     pub resumed: bool,
-    /// `check`: only these findings, by ID or by a prefix before a dot.
+    /// `check`: only these findings, each selected by its ID or by a prefix that ends before a dot.
     pub only: Vec<String>,
     /// `check`: exclude these findings.
     pub skip: Vec<String>,
@@ -153,14 +153,14 @@ pub struct Audit {
     pub prepared: bool,
     /// Differences from the settings are evaluated, because gpu-bootstrap prepared the machine or settings are given.
     pub compares: bool,
-    /// The results of `check --validate`. A finding replaces the finding of the step with the same ID.
+    /// The results of `check --validate`. Each replaces the finding of the step with the same ID.
     pub validated: Vec<Finding>,
 }
 
 /// The result of `plan`.
 pub struct Planned {
     pub report: RunReport,
-    /// The desired driver, as resolved by the package lists.
+    /// The desired driver, resolved with the package lists.
     pub driver: Option<DriverSpec>,
     /// The reasons for the desired state.
     pub reasons: Vec<String>,
@@ -177,7 +177,7 @@ pub struct Unresolvable {
     pub hint: Option<String>,
     /// This machine does not need preparation, even if it has GPUs.
     pub needless: bool,
-    /// The required information was not recorded.
+    /// The operating system is unknown.
     pub unknown: bool,
 }
 
@@ -207,7 +207,7 @@ struct Inner {
     /// `None` only for `check` without a desired state.
     desired: Option<Arc<Desired>>,
     graph: Graph,
-    /// Not set in tests that do not need it.
+    /// Set by [`Session::audit`] and [`Session::asking`]. Not set in tests that do not need it.
     matrix: OnceLock<Arc<Matrix>>,
     /// The inputs of the desired state, for a rollback that resolves it again with the previous driver. Not set if this session
     /// cannot roll back.
@@ -237,7 +237,7 @@ impl Inner {
                 desired,
                 matrix: self.matrix.get().map(|matrix| &**matrix),
             };
-            // The step with the same query reports the error.
+            // Ignore an error, because the step with the same query reports it.
             match steps::resolve(&cx).await {
                 Ok(Some(resolved)) => Arc::new(resolved),
                 Ok(None) | Err(_) => Arc::clone(desired),
@@ -284,7 +284,7 @@ impl Inner {
         *state = Arc::new(state.next());
     }
 
-    /// Updates the steps' information about changes made by gpu-bootstrap.
+    /// Updates the information for the steps about changes made by gpu-bootstrap.
     fn know(&self, ours: Ours) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = Arc::new(state.next().knowing(ours));
@@ -316,8 +316,8 @@ impl Session {
         ))
     }
 
-    /// Allows this session to resolve the desired state again with another driver. Its steps use the matrix
-    /// in `question` for information that is only available during the run.
+    /// Allows this session to resolve the desired state again with another driver, for a rollback. The steps of the session use
+    /// the matrix in `question` for information that is only available during the run.
     #[must_use]
     pub fn asking(self, question: Question, reasons: Vec<String>) -> Self {
         self.inner.reasons.get_or_init(|| reasons);
@@ -363,7 +363,7 @@ impl Session {
             Ok(desired) => (Some(desired), None),
             Err(why) => (None, Some(why)),
         };
-        // If only a step is selected, report the reason it is not assessed.
+        // If only steps are selected, also report the reason there is no desired state, because the steps are not assessed.
         let skipped = tools.options.skips(check::RESOLVABLE.as_str());
         let asked = wanted(check::RESOLVABLE.as_str()) || keep.contains(&true);
         if skipped || !asked {
@@ -437,13 +437,13 @@ impl Session {
     }
 
     /// Assesses all steps and reports the changes that `install` would make, and the driver as
-    /// resolved by the package lists. Read-only.
+    /// resolved with the package lists. Read-only.
     ///
     /// # Errors
-    /// If the journal cannot be read, or if the driver of a rollback is no longer available.
+    /// If the driver of a rollback in progress is no longer possible on this machine.
     pub async fn plan(&self) -> Result<Planned, EngineError> {
         let back = match self.driver_before().await {
-            // The plan contains a note about the unreadable journal.
+            // Not an error: the plan contains a note about the unreadable journal.
             Err(EngineError::Journal(_)) => None,
             back => back?,
         };
@@ -475,7 +475,7 @@ impl Session {
                 }
             }
             self.conclude(mode, &mut jobs);
-            // The only other difference between `check` and `plan`.
+            // Evaluate the assessments as findings (`check`) or as pending changes (`plan`).
             let mut report = match mode {
                 Mode::Check => self.findings(jobs).await,
                 _ => self.planned(jobs).await,
@@ -566,7 +566,7 @@ impl Tools {
         notes.push(message);
     }
 
-    /// Starts the timers that an interrupted run left paused.
+    /// Starts the timers that this run or an interrupted one has paused.
     async fn resume_paused(&self) {
         let sink = events::EventSink {
             events: &self.events,

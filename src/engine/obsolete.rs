@@ -72,8 +72,9 @@ fn is_transaction(applied: &AppliedChange) -> bool {
     )
 }
 
-/// Whether it is undone after files and units. Packages are removed only after the packages of all
-/// steps are installed, because it is not known earlier which packages are needed.
+/// Whether the change is undone after files and units: a package transaction or a repository.
+/// Packages are removed only after the packages of all steps are installed, because it is not known
+/// earlier which packages are needed.
 fn is_late(applied: &AppliedChange) -> bool {
     is_transaction(applied) || matches!(applied.change, Change::AddRepository { .. })
 }
@@ -174,9 +175,9 @@ impl Session {
         step.is_none_or(|step| step.wants(change, desired))
     }
 
-    /// Returns the step that prevents a shared transaction from being reduced now. The transaction
-    /// is still configured for it, but without a GPU the desired state does not contain its
-    /// packages.
+    /// Returns the step that prevents a shared transaction from being reduced now. The transaction is
+    /// still configured for this step, but on a machine without a GPU the desired state does not
+    /// contain the packages of the step.
     fn waits_for_hardware(&self, applied: &AppliedChange, jobs: &[Job]) -> Option<StepId> {
         let desired = self.inner.desired.as_ref()?;
         if desired.driver.is_some() || !is_transaction(applied) {
@@ -192,9 +193,9 @@ impl Session {
         applied.steps.iter().find(|id| needs_it(id)).cloned()
     }
 
-    /// Keeps the obsolete changes of a container runtime while containers are running. Only
-    /// explicit consent stops containers, and removing a setting is not consent. Returns the kept
-    /// changes with the reason.
+    /// Keeps the obsolete changes of a container runtime while containers are running. Only explicit
+    /// consent (`runtime.restart = "always"`) stops containers, and removing a setting is not consent.
+    /// Returns the kept changes with the reason.
     pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
         let desired = self.inner.desired.as_ref();
         if desired.is_some_and(|desired| desired.runtime_restart == Restart::Always) {
@@ -257,8 +258,9 @@ impl Session {
     }
 
     /// Undoes obsolete changes before anything is applied. Files and units are undone first, newest
-    /// first, because they need their packages. Then repositories and packages, if the packages of
-    /// all other steps are installed. Otherwise [`Session::undo_the_rest`] removes them at the end.
+    /// first, because their undo may need the packages. Then packages and repositories are undone if
+    /// the packages of all other steps are installed. Otherwise only the repositories are undone now,
+    /// and [`Session::undo_the_rest`] undoes the package transactions at the end.
     pub(super) async fn undo_obsolete(
         &self,
         ledger: &Ledger,
@@ -310,7 +312,7 @@ impl Session {
     }
 
     /// Undoes transactions before repositories, because packages that a transaction removed are
-    /// installed again.
+    /// installed again and may be in these repositories.
     async fn undo_late(
         &self,
         ledger: &Ledger,
@@ -383,7 +385,7 @@ impl Session {
             .flat_map(|(_, packages)| packages)
             .map(|spec| spec.name.clone())
             .collect();
-        // A bootable kernel stays.
+        // Keep the packages of the bootable kernels.
         let kernels = state.bootable_kernels().0;
         wanted.extend(
             (desired.and_then(|desired| desired.kernel.as_ref()))
@@ -465,7 +467,7 @@ fn found(jobs: &[Job], is_one: impl Fn(&AppliedChange) -> bool) -> Vec<AppliedCh
     all
 }
 
-/// Records in the steps of a change that it was undone.
+/// Moves a change from the obsolete to the undone changes of its steps.
 fn is_undone(jobs: &mut [Job], applied: &AppliedChange) {
     for job in jobs {
         if job.obsolete.contains(applied) {
@@ -504,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_transaction_is_obsolete_with_first_unconfigured_step() {
+    fn shared_transaction_is_obsolete_if_one_step_is_unconfigured() {
         let all = [
             applied(7, &["resume"], unit()),
             applied(6, &[], packages()),

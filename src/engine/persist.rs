@@ -1,6 +1,7 @@
 //! Keeps the files that the run after a reboot needs: the gpu-bootstrap binary and the files of its
 //! command line. Files in a location that is emptied at boot, and a binary that is writable by
-//! non-root users, are copied to the state directory.
+//! non-root users, are copied to the state directory. On Enterprise Linux, the binary is copied to
+//! [`LIBEXEC`] instead.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -20,13 +21,13 @@ fn directory() -> Utf8PathBuf {
 }
 
 /// A directory from which systemd may execute our binary on Enterprise Linux. The SELinux policy
-/// rejects binaries in `/var/lib` (`init_t` may not execute `var_lib_t`). Here the label is
-/// `usr_t`, and the binary runs as `unconfined_service_t` (`corecmd_bin_domtrans` in
+/// rejects binaries in `/var/lib` (`init_t` may not execute `var_lib_t`). In this directory the label
+/// is `usr_t`, and the binary runs as `unconfined_service_t` (`corecmd_bin_domtrans` in
 /// selinux-policy, branches c9s and c10s). Debian and Ubuntu have neither this directory nor this
 /// policy.
 const LIBEXEC: &str = "/usr/local/libexec";
 
-/// The copy of the binary in that directory. The unusual name avoids a conflict with files of the
+/// The copy of the binary in [`LIBEXEC`]. The unusual name avoids a conflict with files of the
 /// administrator.
 const IN_LIBEXEC: &str = "/usr/local/libexec/gpu-bootstrap-resume";
 
@@ -61,7 +62,7 @@ pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, 
         }
     }
     let copy = program_copy(files)?;
-    // Do not read it by path, because the file may have been replaced since this process was
+    // Do not read the binary by path, because the file may have been replaced since this process was
     // started.
     let ourselves = Utf8Path::new(OURSELVES);
     let content = files.read(ourselves)?.ok_or_else(|| FilesError::Io {
@@ -119,7 +120,7 @@ pub(super) fn request(
 pub(super) fn copy(files: &dyn Files, copies: &[Copy]) -> Result<(), FilesError> {
     for Copy { from, to } in copies {
         let Some(content) = files.read(from)? else {
-            // It existed a moment ago. The run after the reboot will report the missing copy.
+            // The file was removed after this run had read it. The run after the reboot will report the missing copy.
             continue;
         };
         files.create_directory(&directory(), 0o700)?;
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(files.text(copy.as_str()), "the program");
     }
 
-    /// SELinux does not allow systemd to execute files in `/var/lib`.
+    /// On Enterprise Linux, SELinux does not allow systemd to execute files in `/var/lib`.
     #[test]
     fn copy_is_executable_by_systemd_on_enterprise_linux() {
         let files = FakeFiles::new();

@@ -21,8 +21,8 @@ use crate::{
 /// The change kind of a planned reboot.
 const REBOOT: &str = "reboot";
 
-/// The items that the plan already lists. If several steps need the same packages or a refresh of
-/// the package lists, `install` does this once, so only the first of these steps lists it.
+/// The items that the plan already lists. If several steps need the same package or a refresh of the
+/// package lists, `install` does this once, so only the first of these steps lists it.
 #[derive(Debug, Default)]
 struct Listed {
     /// Packages, each with the step that lists it.

@@ -51,7 +51,7 @@ fn not_rebooted(reason: &'static str, why: &str) -> ChangeError {
     )
 }
 
-/// The error if another run has started since this run found that a reboot is required.
+/// The error if the run lock or the journal cannot be used, such as when another run has started in the meantime.
 fn overtaken(error: EngineError) -> ChangeError {
     ChangeError {
         hint: error.hint(),
@@ -72,8 +72,9 @@ pub(super) async fn reboot(
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), ChangeError> {
     let host = &tools.host;
-    // cloud-init waits for this run, so this run must not wait for cloud-init. The unit acquires
-    // the run lock, so it must be free.
+    // If cloud-init has started this run, cloud-init waits for it, so this run must not wait for
+    // cloud-init. The resume unit waits instead. The unit needs the run lock, so this run must not
+    // hold the lock yet.
     match cloud_init::started_us(&*host.files) {
         Ok(false) => {}
         Ok(true) => match resume::hand_over(host).await {
@@ -110,8 +111,8 @@ pub(super) async fn reboot(
     ended
 }
 
-/// If the user stops the reboot with Ctrl-C, the user has to continue the run, so the next boot
-/// does not continue it.
+/// Records that a stop was requested before the reboot. After Ctrl-C, the next boot does not continue
+/// the run, because the user has taken over.
 async fn stopped(
     tools: &Tools,
     journal: Journal,
@@ -134,7 +135,7 @@ async fn stopped(
     } else {
         say("stopped by a signal: the machine is not rebooted; the next boot continues the run");
     }
-    // The run had finished with a pending reboot.
+    // The journal already contains the end of this run with a pending reboot: replace the exit code.
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
@@ -235,14 +236,15 @@ fn at_work(host: &Host, locks: &[&str]) -> Result<Option<String>, FilesError> {
     Ok(holder.map(|holder| holder.to_string()))
 }
 
-/// Whether systemd has started the shutdown. It also sends SIGTERM to this process.
+/// Whether systemd has started the shutdown. A stop request also counts, because systemd sends SIGTERM to this process
+/// during the shutdown.
 async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
     let began = host.clock.monotonic();
     while host.clock.monotonic().saturating_sub(began) < BEGINS {
         if cancel.exit().is_some() {
             return true;
         }
-        // systemd may not respond during the shutdown, so the wait has a time limit.
+        // Ignore a failed query, because systemd may not respond during the shutdown.
         if let Ok(output) = host.reader().query(&systemctl::is_system_running()).await
             && output.stdout.trim() == "stopping"
         {

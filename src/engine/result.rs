@@ -52,8 +52,8 @@ pub struct RunReport {
     pub notes: Vec<String>,
     /// A pending reboot.
     pub reboot: Option<Reboot>,
-    /// The changes that could not be undone, with the reason: all changes after `uninstall`,
-    /// obsolete changes after `install`.
+    /// The changes that could not be undone, with the reason. `uninstall` undoes all changes,
+    /// `install` undoes only obsolete ones.
     pub left: Vec<String>,
     /// The duration.
     pub seconds: f64,

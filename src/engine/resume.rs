@@ -25,7 +25,7 @@ use crate::{
 /// The unit name.
 pub const UNIT: &str = "gpu-bootstrap-resume.service";
 
-/// The step ID of these changes in the journal.
+/// The step ID in the journal of the changes that make the next boot resume the run.
 const RESUME: StepId = StepId::new("resume");
 
 /// The maximum run time after the deadline, because a started change is finished.
@@ -86,9 +86,9 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     )
 }
 
-/// needrestart restarts services if another package manager, such as unattended-upgrades or a snap,
-/// has replaced their libraries. This must not happen in the middle of a run. The directory
-/// contains settings in Perl.
+/// The directory of needrestart settings, in Perl. needrestart restarts services if a package manager,
+/// such as unattended-upgrades or a snap, has replaced their libraries. It must not restart our units
+/// in the middle of a run.
 const NEEDRESTART: &str = "/etc/needrestart/conf.d";
 
 /// cloud-init runs the programs in this directory at each boot.
@@ -124,8 +124,8 @@ fn word(path: &Utf8Path) -> String {
     format!("'{}'", path.as_str().replace('\'', "'\\''"))
 }
 
-/// Returns the changes that make the next boot resume the run. `modules` are the modules of the
-/// driver.
+/// Returns the changes that make the next boot resume the run. `modules` are the driver modules, which
+/// only the run may load then.
 fn changes(
     exe: &Utf8Path,
     deadline: Duration,
@@ -161,8 +161,8 @@ pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Whether the effect of the change is in place. The administrator may have disabled or removed the
-/// unit in the meantime.
+/// Whether the effect of a recorded change is still in place. The administrator may have disabled or
+/// removed the unit in the meantime.
 fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
     match change {
         Change::WriteFile { path, content, .. } => {
@@ -196,8 +196,8 @@ pub(super) async fn ensure(
     for change in changes(&exe, deadline, modules, surroundings) {
         let told = |why: String| told(&change.summary(), why);
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
-        // A change that failed or was interrupted is applied again. Without a record, the unit
-        // would never be removed.
+        // Skip a change only if its effect is in place and the journal records it as complete. Without
+        // a record, the unit would never be removed.
         if made && (applied.iter()).any(|applied| applied.whole && applied.change == change) {
             continue;
         }
@@ -238,9 +238,9 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
     Ok(note)
 }
 
-/// The undo order of a change, lowest first: the unit itself, the related files, everything else. A
-/// boot in between must not continue a run that is finished or being undone. The timer that queries
-/// the GPUs every minute is removed before the driver modules are unloaded.
+/// The undo order of a change, lowest first: the unit itself, the related files and the `check` timer,
+/// everything else. A boot in between must not continue a run that is finished or being undone. The
+/// timer queries the GPUs every minute, so it is removed before the driver modules are unloaded.
 pub(super) fn turn(applied: &AppliedChange) -> u8 {
     match &applied.change {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
@@ -315,8 +315,8 @@ mod tests {
     use super::*;
     use crate::host::fake::FakeFiles;
 
-    /// Otherwise needrestart could restart our run during a run of another package manager, and
-    /// cloud-init would not receive the result of a run that finishes at a later boot.
+    /// Without these files, needrestart could restart our run after an upgrade by another package
+    /// manager, and cloud-init would not receive the result of a run that finishes at a later boot.
     #[test]
     fn needrestart_and_cloud_init_files_are_written_if_installed() {
         let files = FakeFiles::new();

@@ -1,10 +1,9 @@
 //! Retries transient failures (a mirror that returns 503, a slow network, a clock that is not
 //! synchronized yet) with increasing pauses until the deadline of the run.
 //!
-//! The run does this instead of systemd, because an exit code does not distinguish a slow network
-//! from an unsuitable machine, but an error does (`Report::is_retryable`,
-//! `Assessment::BlockedNow`). The deadline uses the monotonic clock, because the wall clock may be
-//! wrong.
+//! The run itself retries, not systemd, because an exit code does not distinguish a slow network from
+//! an unsuitable machine, but an error does (`Report::is_retryable`, `Assessment::BlockedNow`). The
+//! deadline uses the monotonic clock, because the wall clock may be wrong.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -19,8 +18,8 @@ pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 /// The maximum length of the first pause. Each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The first pause is at most this fraction of the limit. A daemon that may take half a minute to
-/// start is usually ready after a second.
+/// The first pause is at most the time limit of all attempts divided by this number. A daemon that
+/// may take half a minute to start is usually ready after a second.
 const FIRST_PART: u32 = 30;
 
 /// The maximum pause.
@@ -43,7 +42,7 @@ pub(super) struct Retries {
 
 impl RetryPolicy {
     pub(super) fn new(options: &Options) -> Self {
-        // Nodes of one pool start at the same time from the same image.
+        // The jitter differs between nodes, because the nodes of a pool start at the same time.
         let mut hasher = DefaultHasher::new();
         (&options.boot_id, &options.instance_id).hash(&mut hasher);
         Self {
@@ -57,8 +56,8 @@ impl RetryPolicy {
         self.deadline.filter(|deadline| elapsed >= *deadline)
     }
 
-    /// Returns the pause before the next attempt, or `None` if that attempt would start after the
-    /// deadline or the limit.
+    /// Returns the pause before the next attempt, or `None` if the run has no deadline, or if the attempt
+    /// would start after the deadline or the limit.
     pub(super) fn pause(
         &self,
         retries: &mut Retries,
@@ -129,7 +128,7 @@ mod tests {
             assert!(pause <= SECOND * whole && pause > SECOND * whole * 3 / 4);
         }
         let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
-        assert!(first.unwrap() > SECOND * 7, "a fabric forms within minutes");
+        assert!(first.unwrap() > SECOND * 7, "limit: 300 s");
     }
 
     #[test]

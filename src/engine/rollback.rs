@@ -1,11 +1,12 @@
-//! Rolls back to the last validated driver if a new driver fails validation. A settings layer on
-//! top of all others selects its exact package versions, or the newest version of its branch if
-//! they are no longer available. Apart from that, it is a normal run.
+//! Rolls back to the last validated driver if a new driver fails validation. Recorded settings override
+//! all others and select the source, flavor and branch of that driver. Its packages are pinned to the
+//! validated versions. If these are no longer available, the newest version of the branch is used.
+//! Apart from that, a rollback is a normal run.
 //!
-//! The journal records `rollback-started`. Until `rollback-finished` is recorded, every `install` uses that
-//! driver, so the rollback survives power loss and reboots like any other run. It exits with 6,
-//! because the requested driver is not installed. Each failed driver restarts the reboot count, and
-//! the total is limited.
+//! The journal records `rollback-started`. Until `rollback-finished` is recorded, every `install` uses
+//! the validated driver, so the rollback survives power loss and reboots like any other run. A
+//! successful rollback exits with 6, because the requested driver is not installed. Each failed driver
+//! restarts the reboot count, and the total is limited.
 
 use super::{
     EngineError, Options, Session, Tools,
@@ -36,9 +37,9 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// The steps that validate a driver. They count only after the driver was replaced. Failures of
-/// containers and other software on top of the driver may have other causes, which another driver
-/// does not fix.
+/// The steps that validate a driver. If one of them fails after the driver was replaced, the driver is
+/// rolled back. Failures of containers and other software on top of the driver may have other causes,
+/// which another driver does not fix.
 const VALIDATIONS: [StepId; 3] = [
     steps::DRIVER_PACKAGES,
     steps::DRIVER_MODULE,
@@ -51,7 +52,8 @@ pub struct Rollback {
     pub back: RollbackStarted,
     /// The settings that select the driver. They override all others.
     pub settings: Vec<String>,
-    /// The driver packages in the validated versions, if available.
+    /// The driver packages in the validated versions. Empty if another version of the branch is used
+    /// instead.
     pub exact: Vec<PackageSpec>,
     /// The reason the run uses a version other than the validated one, if it does.
     pub note: Option<String>,
@@ -123,9 +125,9 @@ fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<
         .flat_map(|kernel| &kernel.methods)
         .collect();
     let compiled = |is: bool| methods.iter().any(|method| method.is_compiled() == is);
-    // If both methods are possible, the setting is not fixed.
+    // If both methods are possible, `driver.build` is omitted.
     let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
-    // If the package lists decide the branch, the setting has no fixed branch.
+    // If the package lists decided the branch, use the branch of these packages.
     let is_open = methods.iter().any(|method| method.branch.is_some());
     let branch = version(exact).filter(|_| is_open);
     let branch = branch.map_or(driver.branch, |version| version.branch());
@@ -165,8 +167,8 @@ fn is_replaced(receipt: &Receipt, validated: &Validated) -> bool {
         })
 }
 
-/// Describes the failed validation. A failed transaction is not a failed validation, because the
-/// next run completes it, unless a module cannot be built.
+/// Describes the failed validation. A failed package transaction does not count, because the next run
+/// completes it, except if a module could not be built.
 fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
     jobs.filter(|job| VALIDATIONS.contains(&job.id))
         .find_map(|job| {
@@ -191,8 +193,8 @@ fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> 
         })
 }
 
-/// Whether a package could not be found. Packages of several steps share one transaction, so it may
-/// not be a driver package.
+/// Whether a package could not be found. This may not be a driver package, because the packages of
+/// several steps share one transaction.
 fn lacks_a_package(jobs: &[Job]) -> bool {
     (jobs.iter().filter(|job| VALIDATIONS.contains(&job.id)))
         .filter_map(|job| job.ended.as_ref())
@@ -263,7 +265,8 @@ impl Session {
         Ok(Some(session.asking(question.clone(), reasons)))
     }
 
-    /// Records a driver that passed validation, if it changed since the last record.
+    /// Records a driver that passed validation, if its settings or any applied changes are newer than the
+    /// last record.
     pub(super) async fn remember(
         &self,
         ledger: &Ledger,
@@ -344,8 +347,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the failed validation. A missing GPU does not count if the instance type should have
-    /// it, because no driver can bring it back.
+    /// Describes the failed validation. If the machine has fewer GPUs than its instance type specifies, a
+    /// failure of the device validation does not count, because another driver does not fix it.
     fn failed_validation(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
         let expected_gpus = (self.inner.matrix.get())
@@ -357,8 +360,9 @@ impl Session {
         )
     }
 
-    /// Starts a rollback if this run has replaced the driver and a validation step failed. The next
-    /// run performs it.
+    /// Records the start of a rollback if the driver was replaced since its last validation and a
+    /// validation step failed. Another run performs the rollback, normally in the same command
+    /// ([`Session::install`]).
     pub(super) async fn turn_back(
         &self,
         ledger: &Ledger,
@@ -375,8 +379,8 @@ impl Session {
         }
     }
 
-    /// Starts a rollback if the driver was replaced and a validated driver exists. Returns whether
-    /// it does.
+    /// Records the start of a rollback if the driver was replaced, a validated driver is available and
+    /// the settings allow a rollback. Returns whether it was recorded.
     pub(super) async fn turn_back_because(
         &self,
         ledger: &Ledger,
@@ -423,7 +427,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Ends a rollback that the settings abort. Returns whether they do.
+    /// Ends the rollback in progress if the settings abort it. Returns whether it was ended.
     pub(super) fn give_up_rollback(
         &self,
         ledger: &Ledger,
@@ -497,13 +501,13 @@ impl Session {
     /// node without a working GPU is worse.
     fn lacks_fixes(&self, version: &str) -> Option<String> {
         let matrix = self.inner.matrix.get()?;
-        // The version is "before" if it was unknown.
+        // `version_in_words` returns "before" for an unknown version.
         let version: DriverVersion = version.parse().ok()?;
         security::of_driver(matrix, &version).map(|lacking| lacking.why)
     }
 
     /// Whether neither the validated driver nor another version of its branch is available, so that
-    /// waiting does not help.
+    /// another run cannot continue the rollback.
     async fn is_gone(&self, ledger: &Ledger) -> bool {
         let (Some(validated), Some(desired)) =
             (ledger.journal.receipt().validated, &self.inner.desired)

@@ -14,7 +14,7 @@ use crate::{
     step::Assessment,
 };
 
-/// Whether a change would replace packages of the validated driver.
+/// Whether a change would remove packages of the validated driver or install other versions of them.
 fn replaces(change: &Change, manager: Manager, validated: &Validated) -> bool {
     let Change::InstallPackages {
         packages, removing, ..
@@ -32,17 +32,17 @@ fn replaces(change: &Change, manager: Manager, validated: &Validated) -> bool {
     (validated.driver.iter()).any(|one| removing.contains(&one.name) || is_moved(one))
 }
 
-/// Whether a change would replace packages of any driver.
+/// Whether a change would remove packages of any driver.
 fn replaces_a_driver(change: &Change) -> bool {
     matches!(change, Change::InstallPackages { removing, .. }
         if removing.iter().any(|name| carries_driver(name) || is_driver_part(name)))
 }
 
 impl Session {
-    /// Describes the rollback: `install` continues it, or the driver that it would restore if the
-    /// new driver fails validation.
+    /// Describes the rollback that `install` continues, or the rollback that follows if the new driver
+    /// fails validation. `None` if there is no rollback to describe.
     pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
-        // The unreadable journal is already noted in the search for obsolete changes.
+        // The search for obsolete changes already reports an unreadable journal.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
         match &receipt.rollback_started {

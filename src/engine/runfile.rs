@@ -1,5 +1,5 @@
-//! Publishes the progress of a run for other processes: a small file that is rewritten at each
-//! step.
+//! Publishes the progress of a run for other processes: a small file that is rewritten when the run
+//! makes progress.
 
 use std::{io, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
 /// The schema version of [`Progress`].
 pub const SCHEMA: u32 = 1;
 
-/// The minimum interval between updates for the progress of a change.
+/// The minimum interval between updates for the progress and the output of a change.
 const EVERY_MS: u64 = 1000;
 
 /// A run in progress.
@@ -42,7 +42,7 @@ pub struct Progress {
     pub steps: Vec<StepProgress>,
     /// Descriptions of the changes that are being applied.
     pub changes: Vec<String>,
-    /// Their progress, if known.
+    /// The latest detail about these changes: progress, a line of output, or the reason for a retry.
     pub detail: Option<String>,
 }
 
@@ -115,7 +115,7 @@ impl Subscriber for RunFile {
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
         match &envelope.event {
             Event::RunStarted { mode, steps, .. } => {
-                // Another run may follow.
+                // A process may have a second run, whose time starts at 0 again.
                 self.written_ms = 0;
                 self.progress = Some(Progress {
                     schema: SCHEMA,
@@ -165,7 +165,7 @@ impl Subscriber for RunFile {
     }
 }
 
-/// Applies an event. Returns whether the file must be rewritten.
+/// Updates the progress with an event. Returns whether the file must be rewritten.
 fn take_in(progress: &mut Progress, event: &Event) -> bool {
     let mut active = |steps: &[StepId], now: bool| {
         for step in &mut progress.steps {
@@ -178,6 +178,8 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
         Event::RunStarted { .. } => {}
         Event::ChangeStarted { steps, summary } => {
             active(steps, true);
+            // A retried change is listed once.
+            progress.changes.retain(|change| change != summary);
             progress.changes.push(summary.clone());
             progress.detail = None;
         }
@@ -212,6 +214,10 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
                 if mine.id == *step {
                     mine.outcome = Some(*outcome);
                 }
+            }
+            // A change that failed has no event of its own.
+            if !progress.steps.iter().any(|step| step.active) {
+                progress.changes.clear();
             }
         }
         Event::StepStarted { .. }
@@ -259,15 +265,14 @@ fn ticks(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Progress, SCHEMA, take_in, ticks};
+    use super::{Progress, SCHEMA, StepProgress, take_in, ticks};
     use crate::{
-        event::Event,
+        event::{Event, Outcome},
         steps::{CLUSTER_JOIN, CLUSTER_NODE},
     };
 
-    #[test]
-    fn join_command_output_is_not_world_readable() {
-        let mut progress = Progress {
+    fn progress() -> Progress {
+        Progress {
             schema: SCHEMA,
             run: "1".to_owned(),
             mode: "install".to_owned(),
@@ -276,10 +281,43 @@ mod tests {
             command: "install".to_owned(),
             since: jiff::Timestamp::UNIX_EPOCH,
             at: jiff::Timestamp::UNIX_EPOCH,
-            steps: Vec::new(),
+            steps: vec![StepProgress {
+                id: CLUSTER_NODE,
+                title: String::new(),
+                outcome: None,
+                active: false,
+            }],
             changes: Vec::new(),
             detail: None,
+        }
+    }
+
+    #[test]
+    fn failed_change_is_listed_once_and_not_after_its_step() {
+        let mut progress = progress();
+        let started = Event::ChangeStarted {
+            steps: vec![CLUSTER_NODE],
+            summary: "admit the node".to_owned(),
         };
+        for _attempt in 0..2 {
+            take_in(&mut progress, &started);
+            assert_eq!(progress.changes, ["admit the node"]);
+        }
+        let failed = Event::StepFinished {
+            step: CLUSTER_NODE,
+            outcome: Outcome::Failed,
+            why: String::new(),
+            seconds: 1.0,
+            causes: Vec::new(),
+            hint: None,
+        };
+        take_in(&mut progress, &failed);
+        assert!(progress.changes.is_empty(), "{progress:?}");
+    }
+
+    #[test]
+    fn join_command_output_is_not_world_readable() {
+        let mut progress = progress();
         let mut said = |step| {
             let output = Event::Output {
                 steps: vec![step],

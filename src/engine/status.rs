@@ -21,10 +21,12 @@ pub struct StatusSummary {
     pub current: Option<Current>,
     /// The last run in the journal, including the current one.
     pub last: Option<Run>,
+    /// The reboot that the last run requires.
     pub awaited_reboot: Option<Awaited>,
-    /// The machine has not rebooted since.
+    /// The awaited reboot has not happened yet.
     pub reboot_due: bool,
-    /// Reboots since the last complete run.
+    /// The number of requested reboots since the last successful run, or since a driver failed
+    /// validation.
     pub reboots: u32,
     /// Consecutive boots without progress that ended before the run finished.
     pub unfinished_boots: usize,
@@ -43,7 +45,7 @@ pub struct StatusSummary {
     pub interrupted: bool,
 }
 
-/// A run in progress.
+/// A run in progress, or a run that was interrupted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Current {
@@ -92,15 +94,15 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
     })
 }
 
-/// Returns the pending reboot of a journal. After Ctrl-C the run is not continued, because the
-/// resume unit was removed.
+/// Returns the pending reboot of a journal. It is automatic only if the resume unit is installed. Ctrl-C
+/// removes the unit.
 pub(super) fn awaited(receipt: &Receipt) -> Option<Awaited> {
     let mut awaited = receipt.awaited.clone()?;
     awaited.automatic &= receipt.applied.iter().any(resume::is_of_unit);
     Some(awaited)
 }
 
-/// Returns the package policy of the last `install`, or `None` if there is no run or an older
+/// Returns the package policy of the last `install`, or `None` if there is no such run or an older
 /// version wrote the journal.
 ///
 /// # Errors

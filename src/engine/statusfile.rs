@@ -15,7 +15,7 @@ use crate::{
 /// The schema version of [`RunStatus`].
 pub const SCHEMA: u32 = 1;
 
-/// The state of the run.
+/// The content of the status file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunStatus {
@@ -29,19 +29,18 @@ pub struct RunStatus {
     pub since: jiff::Timestamp,
     /// Time of the last update.
     pub at: jiff::Timestamp,
-    /// The duration until then.
+    /// Duration of the run until `at`.
     pub seconds: f64,
-    /// Uptime of the machine at that time in seconds, without suspend. Not affected by clock
+    /// Uptime of the machine at the last update in seconds, excluding suspend. Not affected by clock
     /// changes.
     #[serde(default)]
     pub uptime: Option<f64>,
     /// The number of finished steps.
     pub steps_ended: usize,
-    /// The number of steps.
     pub steps: usize,
     /// The step that finished last.
     pub last_step: Option<StepId>,
-    /// The first failed step, with the reason.
+    /// The first failed or blocked step, with the reason.
     pub fault: Option<RunFault>,
     /// The reason a reboot is required.
     pub reboot: Option<String>,
@@ -49,7 +48,6 @@ pub struct RunStatus {
     pub exit: Option<u8>,
 }
 
-/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunState {
@@ -57,13 +55,13 @@ pub enum RunState {
     Running,
     /// Finished successfully.
     Done,
-    /// Continues after a reboot.
+    /// Finished without a failed step, but a reboot is required to continue.
     RebootAwaited,
-    /// Finished with an error.
+    /// Finished with an error, or stopped.
     Failed,
 }
 
-/// A failed step.
+/// A failed or blocked step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunFault {
@@ -73,7 +71,6 @@ pub struct RunFault {
     pub hint: Option<String>,
 }
 
-/// The path of the file.
 #[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("status.json")
@@ -88,7 +85,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<RunStatus>, FilesErro
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// Writes the file. It is a subscriber only of runs that hold the run lock.
+/// Subscriber that writes the status file. Only runs that hold the run lock use it.
 pub struct StatusFile {
     files: Arc<dyn Files>,
     clock: Arc<dyn Clock>,
@@ -96,7 +93,6 @@ pub struct StatusFile {
 }
 
 impl StatusFile {
-    /// Creates the file writer for this process.
     #[must_use]
     pub fn new(files: Arc<dyn Files>, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -151,7 +147,7 @@ fn started(envelope: &Envelope, mode: &str, steps: &[StepTitle]) -> RunStatus {
     }
 }
 
-/// Applies an event. Returns whether the file must be rewritten.
+/// Updates the status with an event. Returns whether the file must be rewritten.
 fn take_in(status: &mut RunStatus, event: &Event) -> bool {
     match event {
         Event::RunStarted { .. } => {}
@@ -166,7 +162,7 @@ fn take_in(status: &mut RunStatus, event: &Event) -> bool {
             status.steps_ended += 1;
             status.last_step = Some(step.clone());
             if matches!(outcome, Outcome::Failed | Outcome::Blocked) && status.fault.is_none() {
-                // The file is readable by all users. Further lines are output of commands.
+                // Omit further lines: all users can read the file, and command output may contain secrets.
                 let whys = std::iter::once(why).chain(causes);
                 let first = |why: &String| why.lines().next().unwrap_or_default().to_owned();
                 status.fault = Some(RunFault {

@@ -59,8 +59,8 @@ impl Session {
         if answered < jobs.len() {
             for job in jobs.iter_mut().filter(|job| job.answer.is_none()) {
                 job.answer = Some(Err(StepError::Unexpected {
-                    what: "its own assessment".to_owned(),
-                    why: "panicked (this is a bug)".to_owned(),
+                    what: "the state of the step".to_owned(),
+                    why: "the assessment panicked, which is a bug".to_owned(),
                 }));
             }
         }
@@ -68,8 +68,8 @@ impl Session {
     }
 
     /// Blocks each step that has a change that would certainly be rejected, before anything is
-    /// changed. The changes of all steps are dry-run in parallel. A plan does not download
-    /// anything, so it does not check the keys of new repositories.
+    /// changed. The changes of all steps are dry-run in parallel. A plan does not dry-run new
+    /// repositories, because their keys would have to be downloaded.
     pub(super) async fn dry_run(&self, mode: Mode, jobs: &mut [Job]) {
         let refusals = join_all(jobs.iter().map(|job| self.refusal(mode, job))).await;
         for (job, refusal) in jobs.iter_mut().zip(refusals) {
@@ -163,7 +163,7 @@ impl Session {
                 return jobs;
             };
             if !self.pause(&job.id, why.to_owned(), pause).await {
-                // No step is blocked: the run ends like any other stopped run.
+                // Do not report the steps as blocked: the run ends like any other stopped run.
                 jobs.iter_mut().for_each(|job| job.ended = None);
                 return jobs;
             }
@@ -214,7 +214,7 @@ impl Session {
         Ok(())
     }
 
-    /// Evaluates the assessments if nothing is applied.
+    /// Sets the outcome that each step has if nothing is applied.
     pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
         for at in self.inner.graph.order.clone() {
             let upstream = &self.inner.graph.up[at];
@@ -237,7 +237,7 @@ impl Session {
                 })
                 .map(|up| up.id.clone());
             let end = match (jobs[at].answer.as_ref(), dead) {
-                // `check` reports every assessment. A plan stops at a blocking step.
+                // `check` reports every assessment. `plan` and `install` skip the steps after a blocked or failed one.
                 (_, Some(why)) if mode != Mode::Check => End::new(Outcome::NotRun, why),
                 (Some(answer), _) => match (answer, pending) {
                     (Err(error), Some(upstream)) => End::new(
@@ -280,8 +280,9 @@ impl Session {
     }
 }
 
-/// Returns the step that blocks the run, its reason, and the wait limit, if everything that blocks
-/// the run is transient. `None` if the run is not blocked, or blocked permanently.
+/// Returns the step that blocks the run, its reason, and the wait limit, if everything that blocks the
+/// run is transient. If several steps block it, returns the one with the shortest limit. `None` if the
+/// run is not blocked, or blocked permanently.
 fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     let blocks = |job: &&Job| {
         (job.ended.as_ref())
@@ -327,7 +328,7 @@ pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
 /// Returns the remedy for a step that is blocked by outdated package lists.
 pub(super) fn hint_by_old_lists(mode: Mode, hint: &str) -> String {
     let first = match mode {
-        // It is assessed again as soon as no other step blocks the run.
+        // The step is assessed again as soon as only outdated lists block the run.
         Mode::Install | Mode::Uninstall => {
             "the package lists may be outdated; new ones are downloaded when no other step blocks \
              the run"

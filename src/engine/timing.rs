@@ -1,5 +1,5 @@
-//! Computes the timing of an installation from the journal: its changes, its reboots, and the
-//! remaining time.
+//! Computes the timing of an installation from the journal: its changes, its reboots, and the time
+//! between them.
 //!
 //! An installation is one `install` with the runs that continued it after a requested reboot or
 //! after an interruption. Times are wall-clock times. The clock may be set during boot, so negative
@@ -26,7 +26,7 @@ pub struct Timing {
     pub started: Timestamp,
     /// Seconds until the end of its last run, or until the last record.
     pub seconds: f64,
-    /// It built an image. Instances of the image become ready at their first boot.
+    /// Whether the installation built an image. Instances of the image become ready at their first boot.
     pub image: bool,
     /// Exit status of its last run, or `None` if it has not finished.
     pub exit: Option<u8>,
@@ -175,7 +175,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             | Record::Failed { intent, .. }
             | Record::Interrupted { intent, .. } => {
                 if let Some(span) = open.remove(intent).and_then(|index| spans.get_mut(index)) {
-                    // It is unknown how long an interrupted change continued.
+                    // It is unknown how long an interrupted change continued, so its duration is zero.
                     let end = match &line.record {
                         Record::Interrupted { .. } => span.begins,
                         _ => at,
@@ -290,8 +290,8 @@ mod tests {
             .collect()
     }
 
-    /// Two parallel changes, a reboot, a third change, and then a run without changes, which is not
-    /// relevant for users.
+    /// Two parallel changes, a reboot and a third change, and then a separate run without changes,
+    /// which is not reported.
     fn two_boots() -> Vec<JournalLine> {
         let applied = |intent| Record::Applied {
             intent,
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_installation_that_ended_well_has_a_time_to_ready() {
+    fn only_a_successful_installation_has_a_time_to_ready() {
         let lines = two_boots();
         let found = timing(&lines).expect("an installation");
         assert_eq!(found.to_ready(), Some(100.0));

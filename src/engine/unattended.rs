@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// At shutdown, systemd sends SIGTERM only to the main process, and waits as long as a package
-/// manager may need to finish. The unit is restarted after a crash, but not after an exit status
-/// that means that transient failures were already retried. The output goes to the journal and the
-/// console.
+/// manager may need to finish. The unit is restarted after a crash, but not after an exit status of a
+/// permanent failure, because the run has already retried transient ones. The output goes to the
+/// journal and the console.
 const PROPERTIES: [&str; 11] = [
     AFTER_MODULES,
     "KillMode=mixed",
@@ -31,8 +31,8 @@ const PROPERTIES: [&str; 11] = [
     "StandardError=journal+console",
 ];
 
-/// Starts the unit with this command (program first). Returns whether it was started. A run in
-/// progress, including one that continues after a reboot, is not started again.
+/// Starts the unit with this command (program first). Returns `false` without starting it if a run
+/// is in progress, including a run that continues after a reboot.
 ///
 /// # Errors
 /// If running units cannot be detected, or if the unit was not started.
@@ -47,7 +47,7 @@ pub async fn start(host: &Host, command: &[String]) -> Result<bool, ChangeError>
     }
     match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
         OneshotState::Busy => return Ok(false),
-        // A failed unit keeps its name.
+        // systemd cannot reuse the name of a failed unit.
         OneshotState::Failed { .. } => {
             act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?
         }
@@ -82,7 +82,7 @@ mod tests {
     const FAILED: &str = "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
                           InactiveEnterTimestampMonotonic=1\n";
 
-    /// Either of the two units may be active during a shutdown.
+    /// Either of the two units may be active during a shutdown, so both have the same properties.
     #[test]
     fn unit_is_stopped_and_restarted_like_the_resume_unit() {
         let resumes = resume::unit(

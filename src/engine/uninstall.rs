@@ -1,5 +1,5 @@
 //! `uninstall`: reads the journal backwards and undoes only our changes. A change that cannot be
-//! undone is reported and stays in the journal.
+//! undone is reported, and the journal continues to list it as applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,19 +26,19 @@ use crate::{
 pub(super) struct Group {
     pub(super) applied: Vec<AppliedChange>,
     undo: Undo,
-    /// A later group undoes the rest of the same change.
+    /// A later group undoes the rest of the same changes.
     in_part: bool,
 }
 
-/// The result of a group.
+/// The result of undoing a group, with a description.
 pub(super) enum UndoOutcome {
     Gone(String),
     Stays(String),
     NotTried,
 }
 
-/// Undoes every applied change, newest first, with the exceptions described in [`group`]. `titles`
-/// are the titles of the steps.
+/// Undoes every applied change, newest first, with the exceptions described in [`resume::turn`],
+/// [`follow_files`], [`follow_packages`] and [`group`]. `titles` are the titles of the steps.
 ///
 /// # Errors
 /// If the run cannot start or cannot be recorded. Failed undos are in the report.
@@ -242,10 +242,10 @@ pub(super) async fn undo_groups(
     Ok(())
 }
 
-/// Moves the undo of a change that makes a program read files again (a restart, an initramfs) after
-/// the oldest files of the same step. If the step has no such files, it is undone last, because the
-/// program has read files that other steps installed. Steps run concurrently, so changes of other
-/// steps may be in between.
+/// Moves each change that makes a program read its files again (a restart, a new initramfs) after
+/// the oldest file change of the same step, so that the program reads the restored files. If the step
+/// has no older file change, the change is undone last, because the program has read files that other
+/// steps installed. Steps run concurrently, so changes of other steps may be in between.
 fn follow_files(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
     // Start with the oldest, so that moves do not change the indices of the remaining ones.
     for at in (0..applied.len()).rev() {
@@ -265,10 +265,10 @@ fn follow_files(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
     applied
 }
 
-/// A transaction that replaced packages of an earlier one is undone together with it: the packages
-/// of the earlier one are removed in any version, without restoring the old version first. The
-/// transactions in between are included, because the transaction may need their packages. Other
-/// changes in between are undone before.
+/// Moves a package transaction that replaced packages of an earlier transaction next to it, so that
+/// [`group`] merges their undos: packages that the earlier transaction installed are removed in any
+/// version, without restoring the old version first. The transactions in between are included,
+/// because the later transaction may need their packages. Other changes in between are undone first.
 fn follow_packages(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
     fn effects(applied: &AppliedChange) -> Option<&Effects> {
         match &applied.undo {
@@ -302,8 +302,8 @@ fn follow_packages(mut applied: Vec<AppliedChange>) -> Vec<AppliedChange> {
 }
 
 /// Merges adjacent changes that can be undone together. Modules are unloaded and kernel parameters
-/// restored last, because daemons need them until their packages are removed. Files that list
-/// modules to load at boot keep their position.
+/// restored last, because daemons need them until the packages of the daemons are removed. Files that
+/// list modules to load at boot keep their position.
 pub(super) fn group(applied: Vec<AppliedChange>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     for next in follow_packages(follow_files(applied)) {
@@ -428,8 +428,8 @@ fn wipe(files: &dyn Files) -> Result<Vec<String>, FilesError> {
     Ok(aside)
 }
 
-/// Whether this is the name of a journal with a suffix, as suggested by the hint for a damaged
-/// journal.
+/// Whether this is the name of a journal with a suffix, for example `.damaged`, as suggested by the
+/// hint for a damaged journal.
 fn moved_aside(name: &str) -> bool {
     path()
         .file_name()

@@ -1,5 +1,5 @@
-//! Files of an unattended run in addition to its unit: they prevent the driver modules from being
-//! loaded.
+//! Files of an unattended run: paths of its units, and modprobe files that prevent the driver modules
+//! from being loaded.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,15 +12,15 @@ use crate::{
     tools::packages::{HEADER, WRITTEN_DIRECTORIES},
 };
 
-/// The first line of every file that gpu-bootstrap writes for itself.
+/// The start of every human-readable file that gpu-bootstrap writes.
 const OURS: &str = "# Written by gpu-bootstrap;";
 
-/// Used during an unattended run: udev and `modules-load.d` respect `blacklist`, but loading by
-/// name still works.
+/// Contains `blacklist` lines during an unattended run: udev and `modules-load.d` respect them, but
+/// the run can still load the modules by name.
 const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
 
-/// Used after a run gave up. modprobe uses the first `install` line of a module, so the name must
-/// sort before the files of the driver packages.
+/// Contains `install MODULE /bin/false` lines after a run gave up. modprobe uses the first `install`
+/// line of a module, so this file name must sort before the files of the driver packages.
 const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
 
 /// Returns the path of a unit file.
@@ -33,9 +33,9 @@ pub(super) fn link(unit: &str) -> Utf8PathBuf {
     path("multi-user.target.wants").join(unit)
 }
 
-/// Removes the files that prevent the driver from being loaded, and the unit that would remove
-/// them. Files that are recorded in the journal stay, because their run will remove them. Returns
-/// the removed files.
+/// Removes the files that prevent the driver from being loaded, and the unit whose run would remove
+/// them. Files that are recorded in the journal stay, because the recorded run will remove them.
+/// Returns the removed files.
 pub(super) fn release(
     files: &dyn Files,
     unit: &str,
@@ -67,12 +67,13 @@ pub(super) fn release(
     Ok(removed)
 }
 
-/// Units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a unit unpacks the module at the
-/// first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles modules
-/// for a new kernel in a separate unit (`dkms.service`), and two parallel DKMS runs corrupt each other's results.
+/// Orders our units after the units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a
+/// unit unpacks the module at the first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami,
+/// `nvidia-kmod-load.service`). DKMS compiles modules for a new kernel in a separate unit (`dkms.service`), and two parallel
+/// DKMS runs corrupt each other's results.
 pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
 
-/// Directories with files that are recognized as ours by their name.
+/// Directories in which [`named_ours`] searches, in addition to those of runtimes and package managers.
 const DIRECTORIES: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
@@ -83,7 +84,7 @@ const DIRECTORIES: [&str; 7] = [
     "/etc/systemd/system/nvidia-persistenced.service.d",
 ];
 
-/// Finds our files by name in directories where such files have an effect.
+/// Finds our files by name and first line, in directories where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
     let drop_ins = runtimes::written_directories();
@@ -107,11 +108,12 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
     Ok(found)
 }
 
-/// Modules that load the driver module. Debian packages load `nvidia-drm` at each boot, before the
+/// Modules that depend on the driver module and therefore load it. Debian packages load `nvidia-drm` at each boot, before the
 /// run starts.
 const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
 
-/// Returns the change that allows only the run to load the modules.
+/// Returns the change that prevents automatic loading of the modules and of their dependents. The run
+/// can still load them by name.
 pub(super) fn not_by_itself(modules: &[String]) -> Change {
     let mut all = modules.to_vec();
     let more = DEPENDENT.map(str::to_owned);

@@ -1,6 +1,6 @@
-//! `status --wait`: waits for the end of the current run and reports its result. cloud-init uses it
-//! to report the state of the machine, so it must not wait for anything that waits for the end of
-//! cloud-init.
+//! `status --wait`: waits for the end of the current run and reports its result. cloud-init runs this
+//! command to report the state of the machine, so the command must not wait for anything that waits
+//! for the end of cloud-init.
 
 use std::time::Duration;
 
@@ -72,12 +72,12 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
         let problem = ChangeError::new("status-unreadable", "read the status of the run");
         problem.exiting(Exit::Internal).caused_by(error)
     };
-    // Read the units first, because the results of a finished unit are then complete.
+    // Read the units first: if a unit has finished, its run has already written its complete results.
     let ended = once(host, OF_USER_DATA).await.map_err(unreadable)?;
     let units = [ended, once(host, UNIT).await.map_err(unreadable)?];
     let run = statusfile::read(&*host.files).map_err(unreadable)?;
     let status = status(host, boot_id)?;
-    // The file is not sufficient evidence, because it is not removed after the join.
+    // The file that lets `nodeadm` join is not sufficient evidence, because it is not removed after the join.
     let joins_after_cloud_init = joins(&status)
         && (joins_after_cloud_init(&*host.files)).map_err(unreadable)?
         && cloud_init::is_running(&*host.files).map_err(unreadable)?;
@@ -96,8 +96,8 @@ fn joins(status: &StatusSummary) -> bool {
     active.any(|step| step.id == steps::CLUSTER_JOIN)
 }
 
-/// Returns the state of a unit. If systemd does not respond, it is restarting, for example while
-/// its package is being installed. If it is not installed, no unit is active.
+/// Returns the state of a unit. If systemd does not respond, the unit counts as busy, because systemd
+/// may be restarting, for example during an upgrade of its package. Without systemd, no unit is active.
 pub(super) async fn once(host: &Host, unit: &str) -> Result<OneshotState, FilesError> {
     if !host.files.exists(systemctl::BOOTED.into())? {
         return Ok(OneshotState::Idle);
@@ -109,7 +109,7 @@ pub(super) async fn once(host: &Host, unit: &str) -> Result<OneshotState, FilesE
     })
 }
 
-/// Returns the result of the last run, or `None` if it has to be waited for.
+/// Returns the result of the last run, or `None` if a run must be waited for.
 fn verdict(seen: &Seen) -> Option<Exit> {
     let Seen { status, run, .. } = seen;
     let state = run.as_ref().map(|run| run.state);
@@ -300,10 +300,10 @@ mod tests {
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
-    /// The unit may fail before a second run starts, or the administrator may fix a problem after
-    /// the unit failed.
+    /// A unit may fail after an earlier run has finished, before its own run starts. Conversely, the
+    /// administrator may fix the problem and repeat the run after the unit failed.
     #[test]
-    fn last_result_counts() {
+    fn later_result_of_unit_and_run_counts() {
         let mut seen = nothing();
         seen.run = run(RunState::Done, Some(0));
         seen.units[0] = failed(Some(3), 101);
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(verdict(&seen), Some(Exit::Blocked));
     }
 
-    /// The run waits for the end of cloud-init, which waits for `status --wait`.
+    /// The reboot waits for the end of cloud-init, which waits for `status --wait`.
     #[test]
     fn reboot_is_not_waited_for() {
         let mut seen = awaiting(true, true);
@@ -331,7 +331,7 @@ mod tests {
         seen.units[1] = OneshotState::Idle;
         seen.run = run(RunState::Done, Some(0));
         assert_eq!(verdict(&seen), Some(Exit::Ok));
-        // The unit was removed.
+        // The resume unit was removed, so no run followed the reboot.
         assert_eq!(verdict(&awaiting(true, false)), Some(Exit::RebootRequired));
     }
 
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
     }
 
-    /// The file is not removed after the join, so the active step decides.
+    /// The file that lets `nodeadm` join is not removed after the join, so the active step decides.
     #[test]
     fn later_run_is_waited_for_until_join() {
         let mut status = nothing().status;
@@ -408,7 +408,7 @@ mod tests {
             "wait for the run: not finished after 60 s"
         );
 
-        // An application container.
+        // Without systemd, as in an application container, no unit is active.
         let (host, _) = fake::host();
         let ended = wait(&host, Some("boot-1"), minute).await;
         assert_eq!(ended.unwrap(), Exit::Ok);

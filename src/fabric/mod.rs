@@ -1,8 +1,9 @@
-//! Names of the NVIDIA fabric manager's unit and packages.
+//! Names of the NVIDIA fabric manager's unit and packages, and of the NVLink subnet manager.
 
 pub const UNIT: &str = "nvidia-fabricmanager.service";
 
-/// Package names. Before 580, the name contains the branch. RPM packages had another name.
+/// Package names. Before branch 580, NVIDIA's repositories have `nvidia-fabricmanager-BRANCH` (apt) and
+/// `nvidia-fabric-manager` (dnf). The packages in the Ubuntu archive always contain the branch.
 pub const PACKAGES: [&str; 3] = [
     "nvidia-fabricmanager",
     "nvidia-fabricmanager-*",

@@ -2,7 +2,8 @@
 //!
 //! Reads the same files as GRUB: its environment block (`next_entry`, `saved_entry`), then the
 //! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the Boot Loader Specification entries
-//! (Red Hat and derivatives). With another boot loader the next kernel is unknown.
+//! (Red Hat and derivatives). With another boot loader, the next kernel is unknown, unless only one
+//! kernel is installed.
 
 use crate::{facts::reader::FactReader, model::version::KernelVersion};
 
@@ -76,8 +77,8 @@ fn entries(reader: &mut FactReader<'_>) -> Vec<BootEntry> {
         .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
         .filter_map(|(name, id)| parse_entry(id, &reader.text(FACT, &format!("{ENTRIES}/{name}"))?))
         .collect();
-    // GRUB lists them newest first. The release of the rescue kernel starts with `0-rescue`, so it
-    // comes last, as in the GRUB menu.
+    // GRUB lists the entries newest first. The release of the rescue kernel starts with `0-rescue`, so
+    // its entry comes last, as in the GRUB menu.
     entries.sort_by(|a, b| {
         let key = |entry: &BootEntry| entry.release.parse::<KernelVersion>().ok();
         key(b).cmp(&key(a)).then_with(|| b.id.cmp(&a.id))
@@ -161,9 +162,9 @@ fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
         Some(node) if node.submenu => Err(format!("the GRUB entry `{wanted}` is a submenu")),
         Some(MenuNode {
             image: Some(image), ..
-        }) => kernel_of_image(image)
-            .map(str::to_owned)
-            .ok_or_else(|| format!("the GRUB entry `{wanted}` boots `{image}`")),
+        }) => kernel_of_image(image).map(str::to_owned).ok_or_else(|| {
+            format!("the GRUB entry `{wanted}` boots `{image}`, which is not a Linux kernel image")
+        }),
         _ => Err(format!("the GRUB entry `{wanted}` has no kernel")),
     }
 }
@@ -180,11 +181,11 @@ fn split_path(path: &str) -> Vec<String> {
 /// The maximum nesting depth of braces. The script of `grub-mkconfig` has four levels.
 const DEEPEST: usize = 32;
 
-/// Parses the menu in `grub.cfg`, which is a script. Only the lines that define menu entries or
-/// load kernels are used, and their closing braces. Parsing stops at more than [`DEEPEST`] levels,
-/// because neither time nor stack use may depend on a file of a foreign image.
+/// Parses the menu in `grub.cfg`, which is a script. Only braces and the lines that define menu
+/// entries or load kernels are used. Parsing stops at more than [`DEEPEST`] levels, so that an
+/// untrusted file, for example in an image, cannot cause excessive time or stack use.
 fn parse_menu(config: &str) -> Vec<MenuNode> {
-    // One frame per open brace. Entries in a function frame are dropped.
+    // One frame per open brace: the menu entry that it opens, or `None` for another block such as a function.
     let mut frames: Vec<Option<MenuNode>> = Vec::new();
     let mut menu = Vec::new();
     for line in config.lines().map(str::trim) {
@@ -315,7 +316,7 @@ menuentry 'Memory test' {
     }
 
     #[test]
-    fn menu() {
+    fn kernels_are_found_in_the_grub_menu() {
         let menu = parse_menu(CONFIG);
         assert_eq!(menu.len(), 3);
         assert_eq!(menu[1].children.len(), 2);
@@ -347,7 +348,7 @@ menuentry 'Memory test' {
     }
 
     #[test]
-    fn red_hat_entries() {
+    fn kernels_are_found_in_red_hat_entries() {
         let (host, fakes) = fake::host();
         let id = "0123-5.14.0-570.12.1.el9_6.x86_64";
         for release in [
@@ -385,7 +386,7 @@ menuentry 'Memory test' {
     }
 
     #[test]
-    fn without_a_boot_loader() {
+    fn only_a_single_kernel_is_known_without_a_boot_loader() {
         let (host, _) = fake::host();
         let mut reader = FactReader::new(host.reader().files());
         let one: KernelVersion = "6.1.0-44-amd64".parse().unwrap();

@@ -35,11 +35,11 @@ pub trait DeviceCatalog: Send + Sync {
     /// Whether the ID belongs to an NVSwitch. Other NVIDIA bridges have the same PCI class.
     fn is_nvswitch(&self, id: PciId) -> bool;
 
-    /// The name of a device other than a GPU.
+    /// The name of a device other than a GPU, such as an NVSwitch.
     fn name(&self, id: PciId) -> Option<String>;
 }
 
-/// The machine described by the facts, without constraints.
+/// Copies the hardware and kernel from the facts. The other constraints, such as the driver branch, stay unset.
 impl From<&Facts> for Constraints {
     fn from(facts: &Facts) -> Self {
         let cloud = &facts.cloud;

@@ -1,6 +1,7 @@
 //! Detects the cloud and the instance from the firmware and from cloud-init's files.
 //!
-//! A key that only a metadata service knows is null, with the reason.
+//! A key that neither of them reports is null, and the reason is recorded. A metadata service may
+//! report it later.
 
 use serde_json::Value;
 
@@ -30,7 +31,8 @@ impl Cloud {
 
 const CLOUD_INIT: &str = "/run/cloud-init/instance-data.json";
 
-/// DMI data of the machine. Empty fields are not reported by the firmware.
+/// DMI data of the machine, and the UUID that Xen reports to a guest. Fields are empty if they are not
+/// reported.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Dmi {
     pub sys_vendor: String,
@@ -104,7 +106,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
         .map(|(row, _)| row.name.clone())
         .or_else(|| init.provider.clone());
     let Some(provider) = provider else {
-        // The firmware was read and does not report a cloud, so there is none.
+        // If DMI data exists but no cloud is identified, the machine is not in a known cloud.
         if !dmi.present {
             reader.unknown("cloud.provider", "`/sys/class/dmi/id` does not exist");
         }
@@ -153,7 +155,7 @@ fn matches(mark: &FirmwareMark, dmi: &Dmi) -> bool {
 }
 
 /// Parses an instance type such as `p5.48xlarge`: two words of lower-case letters, digits and
-/// dashes.
+/// dashes, separated by a dot.
 fn instance_type(product: &str) -> Option<String> {
     let word = |word: &str| {
         !word.is_empty()
@@ -165,8 +167,8 @@ fn instance_type(product: &str) -> Option<String> {
     (word(family) && word(size)).then(|| product.to_owned())
 }
 
-/// Parses the instance data. `v1` is the stable part of cloud-init's file. `ds` may change, so a
-/// missing key there is treated as absent.
+/// Parses the instance data. `v1` is the stable part of cloud-init's file. The structure of `ds` may
+/// change, so a missing key there is not an error.
 fn parse_cloud_init(root: &Value) -> CloudInit {
     let text = |pointer: &str| {
         let text = root.pointer(pointer).and_then(Value::as_str);
@@ -181,7 +183,7 @@ fn parse_cloud_init(root: &Value) -> CloudInit {
     };
     CloudInit {
         provider: row.map(|row| row.name.clone()),
-        // cloud-init writes `none` if no data source responded, so it does not identify a machine.
+        // cloud-init uses this ID if no data source responded, so the ID does not identify the machine.
         instance_id: (text("/v1/instance_id").filter(|id| *id != "iid-datasource-none"))
             .map(str::to_owned),
         instance_type: of_cloud(InstanceKey::InstanceType),
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn cloud_init() {
+    fn instance_data_of_cloud_init_is_parsed() {
         let aws = serde_json::json!({
             "v1": {"cloud_name": "aws", "instance_id": "i-0929128ff2f73a2f1",
                 "region": "us-east-2", "availability_zone": "us-east-2b"},

@@ -17,14 +17,14 @@ pub(crate) fn table() -> &'static Detection {
 }
 
 /// Whether a package contains the driver module or libraries. Companion packages
-/// (`nvidia-modprobe`, `nvidia-settings`) can have other versions.
+/// (`nvidia-modprobe`, `nvidia-settings`) are excluded, because they can have other versions.
 pub(crate) fn carries_driver(name: &str) -> bool {
     let DriverPackagePatterns { names, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(names) && !any(except)
 }
 
-/// Whether a package is a part of the driver, which requires the other parts in the same version.
+/// Whether a package is a part of the driver that requires the other parts in the same version.
 pub(crate) fn is_driver_part(name: &str) -> bool {
     let DriverPackagePatterns { parts, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
@@ -59,7 +59,8 @@ pub(crate) struct OwnerRow {
     /// Kernel modules. One loaded module is sufficient.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// The fabric manager is part of the driver, so host packages and units are not evidence of it.
+    /// The other software also runs the fabric manager, so a missing package or unit on the host is not
+    /// evidence that the fabric manager is missing.
     #[serde(default)]
     pub fabric_manager: bool,
     /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
@@ -68,7 +69,7 @@ pub(crate) struct OwnerRow {
     /// A file that must also exist.
     #[serde(default)]
     pub and_file: Option<String>,
-    /// The driver is on the library path of the host, as it is without an owner.
+    /// The driver is in the library search path of the host, as on a machine without an owner.
     #[serde(default)]
     pub on_host: bool,
     pub why: String,
@@ -88,7 +89,8 @@ pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
 }
 
-/// Patterns of driver packages, the most reliable first.
+/// Patterns of driver packages. The first pattern of `names` with an installed package determines the
+/// driver version.
 #[derive(Debug, Deserialize)]
 pub(crate) struct DriverPackagePatterns {
     pub names: Vec<String>,

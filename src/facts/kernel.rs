@@ -31,7 +31,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
 }
 
 /// Returns the kernels that are installed now, oldest first, and the kernel that the boot loader
-/// would start. The facts contain both as of the start of the run.
+/// would start. The facts contain the values from the start of the run.
 pub(crate) fn bootable(files: &dyn ReadFiles) -> (Vec<KernelVersion>, Option<KernelVersion>) {
     let mut reader = FactReader::new(files);
     let installed = installed(&mut reader);
@@ -40,7 +40,7 @@ pub(crate) fn bootable(files: &dyn ReadFiles) -> (Vec<KernelVersion>, Option<Ker
     (installed, next)
 }
 
-/// Uses the file instead of the system call, because they differ with `--root` and on simulated
+/// Reads the release from procfs instead of `uname`, because they differ with `--root` and on simulated
 /// machines.
 fn running(reader: &mut FactReader<'_>) -> Option<KernelVersion> {
     let text = reader.required("kernel.running", "/proc/sys/kernel/osrelease")?;
@@ -149,8 +149,8 @@ fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
 
 /// Returns the compiler in `/proc/version` as a package name, such as `gcc-12` or `clang-18`.
 ///
-/// The format is `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`, or `(gcc version 8.5.0
-/// …)` in older kernels. The middle part is the banner of the compiler.
+/// The format is `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`. In older kernels, the
+/// second pair of parentheses contains only the compiler: `(gcc version 8.5.0 …)`.
 fn parse_compiler(text: &str) -> Option<String> {
     // The builder is a mail address in parentheses, followed by the compiler.
     let banner = text.split_once(") (")?.1;
@@ -159,7 +159,7 @@ fn parse_compiler(text: &str) -> Option<String> {
         return Some(format!("clang-{}", major(version)?));
     }
     let program = words.next()?;
-    // A cross compiler starts with its target: `x86_64-linux-gnu-gcc-13`.
+    // The name of a cross compiler starts with its target: `x86_64-linux-gnu-gcc-13`.
     let at = program.rfind("gcc")?;
     if let Some(number) = program[at..].strip_prefix("gcc-")
         && number.bytes().all(|b| b.is_ascii_digit())
@@ -183,7 +183,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn compilers() {
+    fn compiler_is_parsed_from_proc_version() {
         let of = |banner: &str| parse_compiler(&format!("Linux version 6 (a@b) ({banner}) #1 SMP"));
         for (banner, expected) in rows! {
             "gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40",
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures() {
+    fn architecture_is_parsed_from_release_and_elf_header() {
         assert_eq!(arch_of_release("6.1.0-44-cloud-amd64"), Some("x86_64"));
         assert_eq!(
             arch_of_release("5.14.0-570.12.1.el9_6.aarch64+64k"),

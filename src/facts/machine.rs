@@ -17,8 +17,8 @@ use crate::{
 /// Filesystems that need free space: for packages and archives, kernels, and container images.
 const PATHS: [&str; 5] = ["/", "/boot", "/tmp", "/usr", "/var"];
 
-/// Files that exist only in containers. Source: systemd src/basic/virt.c. The last one is the mount
-/// point of a pod's credentials in Kubernetes, with any runtime.
+/// Paths that exist only in containers, with the container manager. Source: systemd
+/// src/basic/virt.c. With any runtime, Kubernetes mounts the credentials of a pod at the last path.
 const CONTAINER_MARKS: [(&str, &str); 3] = [
     ("/.dockerenv", "docker"),
     ("/run/.containerenv", "podman"),
@@ -163,7 +163,8 @@ pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option
     None
 }
 
-/// Returns the filesystems of [`PATHS`]: the root, and each path that is a separate filesystem.
+/// Returns the filesystems of [`PATHS`] and of the data directories of container runtimes: the root,
+/// and each path that is a separate filesystem.
 pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
     let mounts = reader.text("disks", "/proc/self/mountinfo");
     let own = |path: &str| match &mounts {
@@ -212,7 +213,8 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
             .find(|(prefix, _)| value.starts_with(prefix.as_str()))
             .map(|(_, word)| word.as_str())
     })?;
-    // Amazon's firmware reports the same name on bare metal. The instance type distinguishes them.
+    // On bare metal, Amazon's firmware reports the same vendor as in a VM, but the instance type
+    // contains `.metal`.
     let metal = dmi
         .product_name
         .split_once(".metal")
@@ -234,8 +236,8 @@ fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
     Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Whether a firmware UUID is unique. Firmware without a UUID reports only zeros or ones on every
-/// machine.
+/// Whether a firmware UUID is unique. Firmware without a UUID reports only the digit `0` or only the
+/// digit `f` on every machine.
 fn is_unique(uuid: &str) -> bool {
     let digits: Vec<u8> = uuid.bytes().filter(u8::is_ascii_hexdigit).collect();
     digits.len() == 32
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_come_first() {
+    fn container_is_detected_by_the_systemd_file() {
         let (host, fakes) = fake::host();
         fakes
             .files
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_counted_once() {
+    fn each_filesystem_is_listed_once() {
         let (host, fakes) = fake::host();
         let free_space = |total| FreeSpace {
             total,

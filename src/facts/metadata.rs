@@ -1,11 +1,11 @@
 //! Completes the cloud facts with the metadata service, for data that neither the firmware nor
-//! cloud-init reports. It is queried once per command, with a limit of a few seconds and without a
-//! proxy. `uninstall` does not query it, because it does not need the data.
+//! cloud-init reports. The service is queried once per command, with a limit of a few seconds and
+//! without a proxy. `uninstall` does not query it, because `uninstall` does not need the data.
 //!
-//! The queries are defined in `clouds/`, based on the clouds' documentation, like cloud-init's data
-//! sources (2026-08-21). All services use the same link-local address. Google's host name for it
-//! requires DNS, so the address is also used there (like googleapis/google-cloud-go,
-//! compute/metadata v0.7.0).
+//! The queries are defined in `clouds/`, based on the documentation of the clouds and on the data
+//! sources of cloud-init (2026-08-21). All services use the same link-local address. Google
+//! documents a host name, which requires DNS, so the address is also used for Google Cloud (like
+//! googleapis/google-cloud-go, compute/metadata v0.7.0).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -30,7 +30,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// The maximum total time, including pauses.
 const WHOLE: Duration = Duration::from_secs(5);
 
-/// Azure's response is one document of a few kB, with up to 64 kB of user data.
+/// The maximum response size. Azure returns one document of a few kB, with up to 64 kB of user data.
 const LARGEST: u64 = 256 << 10;
 
 /// A request header. Its value may be secret.
@@ -51,7 +51,7 @@ pub struct Service<'h> {
     pub(crate) persistence: RetryLimit,
 }
 
-/// The reason the service reports nothing.
+/// The reason that the service reports no data.
 #[derive(Debug, thiserror::Error)]
 enum NotReported {
     /// No response, or an error status.
@@ -120,7 +120,7 @@ impl<'h> Service<'h> {
         }
     }
 
-    /// Returns the header that the service requires.
+    /// Returns the header that the service requires. If it contains a token, the token is requested first.
     ///
     /// # Errors
     /// Same as [`Self::ask`].

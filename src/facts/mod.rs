@@ -1,4 +1,5 @@
-//! Properties of a machine that gpu-bootstrap cannot change, read once per run.
+//! Properties of a machine, read once at the start of a run. A run does not change them, except for
+//! kernels (see [`Kernel`]) and free disk space.
 //!
 //! [`gather()`] reads everything. There is one file per area, with pure parsers and little I/O.
 //! Unreadable values are null and have an entry in [`Facts::unknown`]. Names and architectures of
@@ -42,12 +43,11 @@ pub const SCHEMA: u32 = 1;
 /// Permitted operations for gathering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
-    /// Programs and NVML may be called. Not with `--root`, where only files are read.
+    /// Programs and NVML may be called. `false` with `--root`, where only files are read.
     pub executes: bool,
 }
 
-/// All detected properties that cannot change. Unreadable values are `None` and listed in
-/// [`Facts::unknown`].
+/// All detected properties. Unreadable values are `None` and listed in [`Facts::unknown`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Facts {
@@ -70,12 +70,12 @@ pub struct Facts {
     pub product: Option<String>,
     /// The cloud and the instance.
     pub cloud: Cloud,
-    /// `systemd`, or the name of process 1.
+    /// The name of process 1, for example `systemd`. In an image, the target of `/sbin/init`.
     pub init: Option<String>,
     /// Changes at every boot.
     pub boot_id: Option<String>,
-    /// The instance ID of the cloud or the DMI UUID, which are new for every clone. Without both,
-    /// `machine-id:` and the machine ID, which a clone may share.
+    /// The instance ID of the cloud or the DMI UUID, which are new for every clone. If neither
+    /// exists, `machine-id:` followed by the machine ID, which clones may share.
     pub instance_id: Option<String>,
     /// Total memory.
     pub memory_bytes: Option<u64>,
@@ -110,7 +110,7 @@ pub struct Os {
     pub id: String,
     /// For example `12`, `24.04`, `9.6`.
     pub version_id: Option<String>,
-    /// Families, nearest first.
+    /// Related distributions, for example `rhel`, `fedora`, nearest first.
     pub id_like: Vec<String>,
     /// For example `bookworm`, `noble`.
     pub version_codename: Option<String>,
@@ -118,8 +118,8 @@ pub struct Os {
     pub pretty_name: Option<String>,
 }
 
-/// The kernel. Installed kernels and the kernel of the next boot change if a kernel package is
-/// installed. They are facts anyway, because the configuration is resolved from them at the start
+/// The kernel. The installed kernels and the kernel of the next boot change if the run installs a
+/// kernel package. They are facts anyway, because the desired state is resolved from them at the start
 /// of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -203,7 +203,7 @@ pub struct Disk {
 pub struct GpuFact {
     pub pci_address: PciAddress,
     pub pci_id: PciId,
-    /// The board, if the ID is ambiguous.
+    /// The PCI subsystem ID, which identifies the board if `pci_id` is ambiguous.
     pub subsystem_id: Option<PciId>,
     /// VGA controller or 3D controller. Some boards can be switched between the two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -240,7 +240,7 @@ impl GpuFact {
     }
 }
 
-/// Another PCI function.
+/// A PCI function other than those in [`Facts::gpus`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PciFact {

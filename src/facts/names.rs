@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_devices() {
+    fn device_names_are_found_by_vendor_and_device_id() {
         assert_eq!(named("10de:2330"), Some("GH100[H100 SXM5 80GB]"));
         assert_eq!(named("10de:2237"), Some("GA102GL [A10G]"));
         assert_eq!(named("10de:3182"), None);

@@ -8,12 +8,15 @@ pub(super) fn gather(reader: &mut FactReader<'_>) -> Option<Os> {
         .text("os", "/etc/os-release")
         .or_else(|| reader.text("os", "/usr/lib/os-release"));
     let Some(text) = text else {
-        reader.unknown("os", "`/etc/os-release` does not exist");
+        reader.unknown(
+            "os",
+            "neither `/etc/os-release` nor `/usr/lib/os-release` exists",
+        );
         return None;
     };
     let os = parse(&text);
     if os.is_none() {
-        reader.unknown("os", "`/etc/os-release` has no `ID`");
+        reader.unknown("os", "`os-release` has no `ID`");
     }
     os
 }
@@ -65,7 +68,7 @@ mod tests {
     use crate::model::text::reads_any_text;
 
     #[test]
-    fn distributions() {
+    fn os_release_of_debian_and_almalinux_is_parsed() {
         let debian = parse(
             "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nNAME=\"Debian GNU/Linux\"\n\
              VERSION_ID=\"12\"\nVERSION=\"12 (bookworm)\"\nVERSION_CODENAME=bookworm\nID=debian\n",
@@ -82,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn quoting_and_nonsense() {
+    fn shell_quoting_is_removed_and_id_is_required() {
         assert_eq!(unquote(r#""a \"b\" \$c""#), r#"a "b" $c"#);
         assert_eq!(unquote("'a\\b'"), "a\\b");
         assert_eq!(unquote("\"open"), "open");

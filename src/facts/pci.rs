@@ -90,8 +90,8 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
     bus
 }
 
-/// Whether a network device manages NVLink switches. `None` if no product data is readable, for
-/// example in a guest or without root.
+/// Whether a network device manages NVLink switches. `None` if no vital product data (VPD) is
+/// readable, for example in a guest or without root.
 fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option<bool> {
     let fact = "nvlink-management";
     let mut told = None;

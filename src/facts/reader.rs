@@ -39,7 +39,7 @@ impl<'h> FactReader<'h> {
             fact: fact.into(),
             why: why.into(),
         };
-        // Several facts may depend on one file, so skip duplicates.
+        // Several reads for one fact may fail for the same reason, so skip duplicates.
         if !self.unknown.contains(&line) {
             self.unknown.push(line);
         }
@@ -50,8 +50,8 @@ impl<'h> FactReader<'h> {
         self.unknown
     }
 
-    /// Returns the content of a file. `None` if it does not exist or is not readable, which is
-    /// recorded.
+    /// Returns the content of a file. `None` if it does not exist or is not readable. An unreadable
+    /// file is recorded in `unknown`.
     pub(crate) fn bytes(&mut self, fact: &str, path: &str) -> Option<Vec<u8>> {
         let read = self.files.read(Utf8Path::new(path));
         self.take(fact, read).flatten()

@@ -1,7 +1,7 @@
 //! Detects whether the GPUs are connected through NVLink switches. Before Blackwell, the switches
-//! are PCI devices. Since Blackwell, a network device manages them, which is identified by its vital
-//! product data (VPD). The VPD is readable only by root and not visible in a guest, so the instance
-//! type and the board are also used as evidence.
+//! are PCI devices. Since Blackwell, they are managed by a network device, which is identified by its
+//! vital product data (VPD). The VPD is readable only by root and not visible in a guest, so the
+//! instance type and the board are also used as evidence.
 
 use gpu_compat::matrix::{Fabric, Matrix};
 

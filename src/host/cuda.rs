@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Results of the CUDA driver API. They end with the first error.
+/// Results of the CUDA driver API. If the initialization fails, there are no results of devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaView {
@@ -16,7 +16,7 @@ pub struct CudaView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaStart {
-    /// The latest CUDA version of the driver, such as `13.0`.
+    /// The latest CUDA version that the driver supports, such as `13.0`.
     pub version: String,
     /// The UUIDs of the devices by index. A process without a device selection sees at most one MIG
     /// device.
@@ -42,11 +42,11 @@ pub struct CudaWork {
     /// Such as `9.0`.
     pub compute_capability: String,
     pub memory_bytes: u64,
-    /// The duration.
+    /// The duration of the computation.
     pub seconds: f64,
 }
 
-/// An error.
+/// An error of the CUDA driver API, or of the process that calls it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(
     tag = "kind",
@@ -68,16 +68,16 @@ pub enum CudaFault {
     /// The process crashed in a phase.
     #[error("while {phase}, the process {why}")]
     Crashed { phase: String, why: String },
-    /// The byte offset of the first difference.
+    /// A copy to the GPU and back changed the data. `at` is the byte offset of the first difference.
     #[error("data read back from the GPU differs from the written data, first at byte {at}")]
     WrongCopy { at: u64 },
-    /// The index of the first different number.
-    #[error("the GPU result differs from the CPU result, first in number {at}")]
+    /// The GPU computed a wrong result. `at` is the index of the first different number.
+    #[error("the GPU result differs from the CPU result, first at index {at}")]
     WrongResult { at: u64 },
     /// CUDA does not list the requested device.
-    #[error("CUDA lists {found} for NVML's UUID")]
+    #[error("CUDA lists {found} instead of the device that NVML lists")]
     OtherDevice { found: String },
-    /// Commands must not be executed.
+    /// Commands must not be executed, for example with `--root`.
     #[error("CUDA was not queried: {why}")]
     NotQueried { why: String },
     /// The process could not be started, or its output could not be parsed.

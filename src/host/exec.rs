@@ -25,11 +25,11 @@ pub struct Cmd {
     pub secret_env: Vec<(String, Secret)>,
     /// The standard input. `/dev/null` by default.
     pub stdin: Option<Secret>,
-    /// After this time it is killed (TERM, then KILL, sent to its process group).
+    /// The command is killed after this time (TERM, then KILL, sent to its process group).
     pub deadline: Duration,
-    /// It is killed after this time without output and without CPU time of its processes. CPU time is
-    /// only checked when this time has passed, so CPU time from before the last output may extend it
-    /// once.
+    /// The command is killed after this time without output and without CPU time of its processes. The
+    /// CPU time is only checked when this time has passed since the last output, so CPU time from before
+    /// that output may extend the time once.
     pub silence: Option<Duration>,
 }
 
@@ -79,14 +79,14 @@ pub enum ExecError {
     /// The program does not exist.
     #[error("`{program}` is not installed")]
     NotFound { program: String },
-    /// The operating system failed to start it, or its output could not be read.
+    /// The operating system failed to start the command, or its output could not be read.
     #[error("`{command}` could not be run: {why}")]
     Spawn {
         command: String,
         /// The error of the operating system.
         why: String,
     },
-    /// It must not be executed: with `--root` and in a recording, only files are read.
+    /// The command must not be executed: with `--root` and in a recording, only files are read.
     #[error("`{command}` was not run: {why}")]
     NotQueried {
         command: String,
@@ -101,7 +101,7 @@ pub enum ExecError {
         /// The last output lines.
         tail: String,
     },
-    /// It was idle for too long without output.
+    /// It was killed because it was idle for too long without output.
     #[error("`{command}` was killed after {} s without output or CPU time (last output: {tail})", .after.as_secs())]
     Silent {
         command: String,

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::text::{bytes, shell_word};
 
-/// With less free space in bytes, a filesystem is full for our purposes.
+/// With less free space (in bytes), a write failed because the filesystem is full. With more, the
+/// cause may be a project quota or full metadata.
 const LITTLE: u64 = 4 << 20;
 
 /// With fewer free inodes, a filesystem has no room for the files of packages.
@@ -111,7 +112,7 @@ pub struct Inodes {
 }
 
 impl FreeSpace {
-    /// Whether no more files can be created, regardless of the free space.
+    /// Whether there are too few inodes for the files of packages, regardless of the free space.
     #[must_use]
     pub fn lacks_inodes(&self) -> bool {
         self.inodes.is_some_and(|inodes| inodes.free < FEW_INODES)
@@ -121,9 +122,9 @@ impl FreeSpace {
 /// The limit that makes a filesystem reject a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// All blocks are used.
+    /// `ENOSPC`, but not because of inodes.
     Space,
-    /// All inodes are used.
+    /// `ENOSPC`, because (almost) all inodes are used.
     Inodes,
     /// The disk quota of a user, group or project is exceeded.
     Quota,
@@ -248,7 +249,8 @@ pub enum FilesError {
     /// The content is not valid UTF-8.
     #[error("read `{path}`: not valid UTF-8")]
     NotText { path: Utf8PathBuf },
-    /// The path is unknown, because the machine is only known from a text that does not contain it.
+    /// The path is unknown, because the machine is only known from a text (such as `lspci` output)
+    /// that does not describe this path.
     #[error("read `{path}`: {why}")]
     NotReported {
         path: Utf8PathBuf,
@@ -267,7 +269,7 @@ impl FilesError {
         }
     }
 
-    /// The reason the path is unknown, if that is the cause. It is not a problem of the machine.
+    /// The reason of [`Self::NotReported`], which is not a problem of the machine.
     #[must_use]
     pub fn not_reported(&self) -> Option<&'static str> {
         match self {
@@ -282,7 +284,8 @@ impl FilesError {
         matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
     }
 
-    /// The stable identifier for scripts, if the cause is the filesystem or an owner.
+    /// The stable identifier for scripts, if the filesystem rejected the write or the file is
+    /// untrusted.
     #[must_use]
     pub fn reason(&self) -> Option<&'static str> {
         if matches!(self, Self::Foreign { .. }) {
@@ -291,7 +294,7 @@ impl FilesError {
         self.disk().map(|disk| disk.limit.reason())
     }
 
-    /// The remedy, if the cause is the filesystem or an owner.
+    /// The remedy, if the filesystem rejected the write or the file is untrusted.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         if let Self::Foreign { at, .. } = self {
@@ -380,14 +383,15 @@ pub trait Files: ReadFiles {
     /// the owner of an existing file.
     ///
     /// # Errors
-    /// The error of the operating system. The old content is then unchanged.
+    /// The error of the operating system. The old content is then unchanged, unless only the fsync
+    /// of the directory failed.
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
 
     /// Appends and syncs. Creates a missing file with this mode.
     ///
     /// # Errors
-    /// The error of the operating system. The appended data is then removed. If this also fails, it
-    /// is part of the error.
+    /// The error of the operating system. The appended data is then removed. If the removal also
+    /// fails, the error contains both causes.
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
 
     /// Creates or replaces a symlink.
@@ -420,16 +424,16 @@ pub trait Files: ReadFiles {
     /// The error of the operating system.
     fn create_directory(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
 
-    /// Syncs files written by other programs, on every filesystem that contains a part of the
+    /// Syncs files written by other programs, on every local filesystem that contains a part of the
     /// system. Package managers, DKMS and initramfs generators do not sync all their files.
     ///
     /// # Errors
     /// The error of the operating system.
     fn sync_system(&self) -> Result<(), FilesError>;
 
-    /// Acquires an exclusive lock on a file (created with mode 0600), without waiting. The content
-    /// describes the holder. Returns `None` if another process holds the lock. Dropping the guard
-    /// releases it.
+    /// Acquires an exclusive lock on a file (created with mode 0600), without waiting. While the
+    /// lock is held, the file content describes the holder. Returns `None` if another process holds
+    /// the lock. Dropping the guard releases it.
     ///
     /// # Errors
     /// The error of the operating system.
@@ -458,7 +462,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for (errno, free_space, limit, reason, words) in rows! {
             Errno::ENOSPC, free_space(0, 9000), Limit::Space, "no-disk-space", "free disk space on `/var`";
-            // Both are nearly used up, and more space does not help without inodes.
+            // Neither space nor inodes are free. More space alone would not help.
             Errno::ENOSPC, free_space(0, 0), Limit::Inodes, "no-inodes", "0 of 65536 inodes free";
             Errno::ENOSPC, free_space(4 << 30, 2), Limit::Inodes, "no-inodes", "more disk space does not help";
             Errno::EDQUOT, free_space(4 << 30, 9000), Limit::Quota, "disk-quota", "`repquota /var`";

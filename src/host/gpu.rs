@@ -1,5 +1,5 @@
-//! The NVML interface. Every NVML result is a named state: missing, another version, no devices,
-//! hung.
+//! The NVML and CUDA interface. Each NVML failure is a separate state, such as a missing library, a
+//! version mismatch, no devices, or a hung call.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum Nvml {
         /// The timeout in seconds.
         after_seconds: u64,
     },
-    /// NVML was not queried. With `--root`, no command is executed.
+    /// NVML was not queried, for example because `--root` never executes commands.
     NotQueried {
         /// The reason.
         why: String,
@@ -109,7 +109,7 @@ pub struct GpuFabric {
     /// The clique ID within the cluster. GPUs of a clique can access each other's memory.
     #[serde(default)]
     pub clique: u32,
-    /// The health of its fabric link, if the driver reports it.
+    /// The health of the GPU's fabric link, if the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<FabricHealth>,
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The current health of a GPU according to NVML. `None` if the GPU or its driver does not report a
-/// value. For example, NVML hides memory errors while a GPU has MIG devices.
+/// The current health of a GPU according to NVML. A value is `None` if the GPU or its driver does not
+/// report it. For example, NVML hides memory errors while a GPU has MIG devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct GpuHealth {
@@ -47,7 +47,7 @@ pub struct GpuHealth {
     pub nvlink: Option<NvLinks>,
 }
 
-/// Memory errors. Volatile errors are counted since the driver was loaded.
+/// ECC memory errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccErrors {
@@ -59,7 +59,7 @@ pub struct EccErrors {
     pub lifetime_uncorrected: u64,
 }
 
-/// Whether memory errors are corrected.
+/// Whether ECC is enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccMode {

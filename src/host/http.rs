@@ -47,20 +47,19 @@ fn status_passes(status: u16) -> bool {
 /// The operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
-    /// Reads.
     Get,
-    /// Sends only headers. AWS uses this to issue tokens.
+    /// `PUT` without a body. AWS uses this to issue tokens.
     Put,
-    /// Sends this document.
+    /// `POST` with this document.
     Post(String),
-    /// Stores this content.
+    /// `PUT` with this content.
     Store(Vec<u8>),
 }
 
 /// The route of a request to its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// Without a proxy, which would respond for another machine.
+    /// Without a proxy. Through a proxy, a metadata service would describe the machine of the proxy.
     Direct,
     /// Through the configured proxy, if any.
     Proxied,
@@ -155,7 +154,7 @@ pub struct RetryLimit {
 /// Sends a request, and retries transient errors until the limit.
 ///
 /// # Errors
-/// If there is no response. The last transient error, if retries do not help.
+/// Permanent errors immediately. The last transient error when the limit is reached.
 pub async fn ask_again(
     http: &dyn Http,
     clock: &dyn Clock,

@@ -1,5 +1,5 @@
-//! A machine with only some known files, described by a text. Reading any other file returns an
-//! error that says that it is unknown. Commands and changes are not possible.
+//! A machine in memory of which only some files are known, for example from `lspci` output. Reading
+//! any other file returns an error with the reason. Commands and changes are not possible.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -66,7 +66,8 @@ impl Tree {
         read_only::host(self, why)
     }
 
-    /// Returns the entry of a path, or `None` if it is known not to exist.
+    /// Returns the entry of a path. `None` if the path does not exist, or is a parent directory of
+    /// other entries without an entry itself.
     fn entry(&self, path: &Utf8Path) -> Result<Option<&Entry>, FilesError> {
         let not_reported = |why| {
             Err(FilesError::NotReported {
@@ -95,7 +96,8 @@ impl Tree {
         self.below(path).next().is_some()
     }
 
-    /// Returns the paths below a path. In path order (by components), they directly follow it.
+    /// Returns the paths below `path`. The map sorts paths by components, so these entries directly
+    /// follow `path`.
     fn below<'t>(&'t self, path: &'t Utf8Path) -> impl Iterator<Item = &'t Utf8PathBuf> {
         (self.entries)
             .range::<Utf8Path, _>((Bound::Excluded(path), Bound::Unbounded))

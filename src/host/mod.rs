@@ -36,7 +36,6 @@ pub use system::System;
 /// The six interfaces to everything outside this process.
 #[derive(Clone)]
 pub struct Host {
-    /// Files.
     pub files: Arc<dyn Files>,
     /// Child processes, never with a shell.
     pub exec: Arc<dyn Exec>,
@@ -71,7 +70,7 @@ impl<'h> Reader<'h> {
     /// Runs a command that does not change the machine.
     ///
     /// # Errors
-    /// If it cannot be started or exceeds its deadline. A non-zero status is not an error, see
+    /// If the command cannot be started or exceeds its deadline. A non-zero status is not an error, see
     /// [`Output::success`].
     pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
         self.0.exec.run(query.cmd(), &mut |_, _| {}).await

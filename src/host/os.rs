@@ -1,4 +1,5 @@
-//! Helpers shared by all implementations that read real files.
+//! Helpers shared by several implementations of [`Files`](super::Files) and
+//! [`ReadFiles`](super::ReadFiles).
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -63,12 +64,12 @@ pub(super) fn regular(about: &Metadata) -> io::Result<()> {
 }
 
 /// Reads the complete content. Files of sysfs and procfs do not report their size, so the limit
-/// applies to the read data.
+/// also applies to the read data.
 pub(super) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     read_at_most(file, READ_LIMIT)
 }
 
-/// Reads the complete content up to a limit.
+/// Reads the complete content. Fails with `EFBIG` if it is larger than `limit` bytes.
 pub(super) fn read_at_most(file: File, limit: u64) -> io::Result<Vec<u8>> {
     if file.metadata()?.len() > limit {
         return Err(error(Errno::EFBIG));

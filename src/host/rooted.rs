@@ -1,7 +1,7 @@
 //! `--root DIR`: uses a mounted image or a recorded tree instead of `/`. Only its files are read,
 //! and no command is executed. Symlinks are resolved inside the tree, as if it were booted. This
-//! includes symlinks of drivers and libraries that a copy has stored as text files, as git and some
-//! archives do if they cannot create symlinks.
+//! includes symlinks of drivers, libraries and directories such as `/lib` that are text files in the
+//! tree, because git and some archivers write text files if they cannot create symlinks.
 
 use std::fs::File;
 use std::io;
@@ -57,7 +57,7 @@ impl RootedFiles {
     /// Opens the files in this directory.
     ///
     /// # Errors
-    /// If it cannot be opened or is not a directory.
+    /// If the path cannot be opened or is not a directory.
     pub fn open(directory: &Utf8Path) -> Result<Self, FilesError> {
         let opened = directory.canonicalize_utf8().and_then(|prefix| {
             let root = File::open(&prefix)?;
@@ -92,8 +92,8 @@ impl RootedFiles {
 
     /// Returns the target of a symlink that is stored as a text file. Only for paths that are
     /// always symlinks or directories on a real machine: the driver of a device, a library name
-    /// without its complete version, and [`DIRECTORIES`]. An unreadable file is not such a symlink, and
-    /// reading the path itself returns the error.
+    /// without its complete version, and [`DIRECTORIES`]. Returns `None` for an unreadable file, because
+    /// the caller reports the error when it reads the file.
     fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
         /// Paths in packages and in sysfs are shorter.
         const LONGEST: u64 = 255;
@@ -128,7 +128,8 @@ impl RootedFiles {
 
     /// Follows symlinks stored as text.
     fn followed(&self, path: &Utf8Path) -> Utf8PathBuf {
-        /// For example libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
+        /// The maximum number of symlinks in a chain such as libcuda.so, libcuda.so.1,
+        /// libcuda.so.580.95.05.
         const CHAIN: usize = 4;
         let mut at = self.below_directories(path);
         for _ in 0..CHAIN {

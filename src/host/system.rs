@@ -7,12 +7,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{FileKind, Files, FilesError, ReadFiles};
 use crate::model::text::is_control;
 
-/// The memory file of the kernel.
 pub(super) const MEMINFO: &str = "/proc/meminfo";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// The process ID.
     pub pid: u32,
     /// The name, such as `unattended-upgr` (at most 15 characters).
     pub name: Option<String>,
@@ -22,8 +20,8 @@ pub struct Process {
     pub uid: Option<u32>,
 }
 
-/// Converts text from a process to one line, because line breaks could imitate output of
-/// gpu-bootstrap.
+/// Replaces the control characters in text from a process by spaces. NUL separates arguments, and
+/// line breaks could imitate output of gpu-bootstrap.
 pub(super) fn one_line(text: &str) -> String {
     let plain = |c: char| if is_control(c) { ' ' } else { c };
     text.chars()
@@ -47,10 +45,11 @@ impl Process {
 /// The namespaces that a program outside of containers shares with us.
 const NAMESPACES: [&str; 2] = ["pid", "mnt"];
 
-/// Whether a process is in our namespaces. `false` if it has exited or only root may read this.
+/// Whether a process is in our namespaces. `false` if it has exited, or if we have no permission to
+/// read its namespaces.
 ///
 /// # Errors
-/// If root cannot read a symlink of a running process.
+/// If a symlink of a running process cannot be read for another reason.
 pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
     for namespace in NAMESPACES {
         let theirs = link_of(files, pid, &format!("/proc/{pid}/ns/{namespace}"))?;
@@ -62,11 +61,11 @@ pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, Fil
     Ok(true)
 }
 
-/// Returns the target of a symlink in `/proc`. `None` if the process has exited or only root may
-/// read it.
+/// Returns the target of a symlink in `/proc`. `None` if the process has exited or permission is
+/// denied.
 ///
 /// # Errors
-/// If root cannot read a symlink of a running process.
+/// If a symlink of a running process cannot be read for another reason.
 pub fn link_of(
     files: &dyn ReadFiles,
     pid: u32,
@@ -93,7 +92,7 @@ pub fn link_of(
 pub enum MemoryError {
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The file does not exist.
+    /// The file does not exist or is empty.
     #[error("`{MEMINFO}` is missing or empty")]
     Absent,
     /// The file does not contain the number.
@@ -119,7 +118,7 @@ pub trait System: Send + Sync {
     fn processes(&self) -> Result<Vec<Process>, FilesError>;
 }
 
-/// The same data from `/proc` in a file tree: for `--root`, recordings and tests.
+/// Reads memory and processes from `/proc` in a file tree: for `--root`, recordings and tests.
 #[derive(Clone)]
 pub struct ProcFiles(pub Arc<dyn Files>);
 

@@ -25,8 +25,8 @@ pub struct Trusted<'f> {
 }
 
 impl<'f> Trusted<'f> {
-    /// `by_root` is whether the files control root. Nothing is rejected for other users, who cannot
-    /// change anything, or for a tree of another machine, which is only examined.
+    /// `by_root` is whether the files control what root does. If not, nothing is rejected: other
+    /// users cannot change the machine, and the tree of another machine is only examined.
     #[must_use]
     pub fn new(files: &'f dyn ReadFiles, by_root: bool) -> Self {
         Self { files, by_root }
@@ -41,8 +41,9 @@ pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), File
     is_there(files, path).map(drop)
 }
 
-/// Whether a path exists and is writable only by root. If it does not exist, other users may still
-/// create it in a directory such as `/tmp`, and such a file has not been checked.
+/// Returns whether a path exists, or an error if it is writable by non-root users. A missing path
+/// must not be read after this check, because another user may create it in a directory such as
+/// `/tmp`.
 fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     let foreign = |at: &Utf8Path, stat: &Stat| FilesError::Foreign {
         path: path.to_owned(),
@@ -59,7 +60,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
     {
         return Err(foreign(&at, &root));
     }
-    // The last part is the next one.
+    // The parts are in reverse order.
     while let Some(part) = rest.pop() {
         if part == ".." {
             at.pop();
@@ -67,7 +68,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
         }
         let next = at.join(part);
         let Some(stat) = files.stat(&next)? else {
-            // The kernel's symlinks to open pipes have no real path.
+            // The target of a kernel symlink to an open pipe, such as `pipe:[12]`, is not a path.
             return Ok(at.starts_with("/proc"));
         };
         if is_foreign(&stat) {
@@ -79,7 +80,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
         };
         links += 1;
         if links > MOST_LINKS {
-            // Reading it fails.
+            // Reading such a path fails with `ELOOP`.
             return Ok(true);
         }
         if target.is_absolute() {
@@ -95,7 +96,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
 /// only by root.
 ///
 /// # Errors
-/// If it cannot be checked.
+/// If the path cannot be checked.
 pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, FilesError> {
     match is_there(files, path) {
         Ok(true) => Ok(None),
@@ -109,12 +110,12 @@ pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>
     }
 }
 
-/// Returns the reason root must not use a file with a secret, a kubeconfig, or the environment of a
-/// command, or `None`. The file must be accessible only by root, and all directories and symlinks
-/// in its path writable only by root.
+/// Returns the reason root must not use a file that contains a secret, a kubeconfig or the
+/// environment of a command, or `None`. The file must be accessible only by root, and all
+/// directories and symlinks in its path must be writable only by root.
 ///
 /// # Errors
-/// If it cannot be checked.
+/// If the path cannot be checked.
 pub fn unusable_secret(
     files: &dyn ReadFiles,
     path: &Utf8Path,
@@ -146,9 +147,9 @@ fn parts(path: &Utf8Path) -> Vec<String> {
         .collect()
 }
 
-/// Whether it is writable by non-root users. A symlink has no mode. The group bits count even for
-/// the group root, because with an access control list they are the upper limit for all its users
-/// and groups, acl(5).
+/// Whether non-root users can change a file, or replace files of root in a directory. The mode of a
+/// symlink has no effect. The group bits count even for the group root, because with an access
+/// control list they are the upper limit for all its users and groups, acl(5).
 fn is_foreign(stat: &Stat) -> bool {
     let link = matches!(stat.kind, FileKind::Link(_));
     let sticky = stat.kind == FileKind::Directory && stat.mode & STICKY != 0;

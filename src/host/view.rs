@@ -56,7 +56,8 @@ impl<'t> Mount<'t> {
     }
 }
 
-/// Converts errors to `None` if only root may read the data or a recording does not contain it.
+/// Converts errors to `None` if only root may read the data, or if the machine is only known from a
+/// text that does not contain it.
 fn unknown<T>(error: FilesError) -> Result<Option<T>, FilesError> {
     match error.is_denied() || error.not_reported().is_some() {
         true => Ok(None),
@@ -91,7 +92,7 @@ fn lists(files: &dyn ReadFiles) -> Result<Option<(String, String)>, FilesError> 
 /// Whether a path is read-only for this process, but not for the machine.
 ///
 /// # Errors
-/// If the kernel's lists cannot be read.
+/// If the mount lists cannot be read.
 pub fn is_read_only_here(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     let lists = lists(files)?;
     Ok(lists.is_some_and(|(own, machine)| differs(&own, &machine, path)))
@@ -105,7 +106,7 @@ fn differs(own: &str, machine: &str, path: &Utf8Path) -> bool {
 /// Returns the relevant differences between the views of this process and PID 1, or `None`.
 ///
 /// # Errors
-/// If the kernel's lists cannot be read.
+/// If the mount lists or the cgroup of this process cannot be read.
 pub fn private(files: &dyn ReadFiles) -> Result<Option<PrivateView>, FilesError> {
     let Some((own, machine)) = lists(files)? else {
         return Ok(None);
@@ -125,7 +126,7 @@ pub fn private(files: &dyn ReadFiles) -> Result<Option<PrivateView>, FilesError>
 /// Returns the service of this process according to its cgroup, cgroups(7).
 ///
 /// # Errors
-/// If the kernel's list cannot be read.
+/// If `/proc/self/cgroup` cannot be read.
 pub fn unit(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
     let text = files
         .read_lossy("/proc/self/cgroup".into())?
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_service_is_a_unit_with_settings() {
+    fn only_a_process_of_a_service_has_a_unit() {
         let files = FakeFiles::new();
         for (cgroup, unit) in [
             ("0::/system.slice/x.service/worker\n", Some("x.service")),

@@ -20,8 +20,8 @@ use crate::{
     work::{ChangeError, Hands, Reverted, Sink},
 };
 
-/// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
-/// the file that indicates the membership, but not the rest.
+/// Marker file in the state directory that exists from the start of the leave command until it succeeds. An interrupted command
+/// may have removed the file that indicates the membership, but not the rest.
 const LEAVING: &str = "leaving";
 
 pub(super) const ROW: MethodRow = MethodRow {
@@ -100,7 +100,7 @@ impl Joining for ByCommand<'_> {
         Some(self.joined_file)
     }
 
-    /// EKS hybrid nodes are started by a command.
+    /// The command may run `nodeadm`, as on EKS hybrid nodes.
     fn kubelets_of(&self, kubeconfig: &Utf8Path) -> &'static [&'static str] {
         nodeadm::kubelets_of(kubeconfig)
     }
@@ -135,7 +135,7 @@ pub(super) struct LeaveByCommand<'a> {
 
 #[async_trait]
 impl Leaving for LeaveByCommand<'_> {
-    /// The effect of the join command is unknown.
+    /// Always `true`, because the effects of the join command are unknown.
     fn has_begun(&self, _: &Hands) -> Result<bool, ChangeError> {
         Ok(true)
     }
@@ -144,7 +144,7 @@ impl Leaving for LeaveByCommand<'_> {
         Ok(found.is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG))
     }
 
-    /// Its kubelet may have stopped in the meantime.
+    /// The kubelet may have stopped in the meantime, but the changes of the join command still exist.
     fn counts_without_kubelet(&self) -> bool {
         true
     }

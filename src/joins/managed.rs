@@ -15,7 +15,7 @@ pub(super) const ROW: MethodRow = MethodRow {
         is_named_by_provider: true,
         has_default_taint: false,
         no_taints: Some((
-            "a node registers with its taints, and this one has already joined",
+            "the agent of the provider registers the node with the taints of the node pool",
             "set these taints in the node pool",
         )),
     },
@@ -23,7 +23,7 @@ pub(super) const ROW: MethodRow = MethodRow {
     read: |_, _| Some(JoinMethod::Managed),
 };
 
-/// Waits for the provider to join the machine.
+/// The provider joins the machine.
 pub(super) struct Managed;
 
 #[async_trait]
@@ -42,7 +42,7 @@ impl Joining for Managed {
         })
     }
 
-    /// The step waits for the provider, and never requests this.
+    /// Never called, because the step waits for the provider.
     async fn join(&self, _: &Hands, _: &Join, _: &dyn Sink) -> Result<(), ChangeError> {
         Err(ChangeError::bug("the provider joins this machine"))
     }

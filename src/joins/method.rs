@@ -39,7 +39,7 @@ pub enum JoinKind {
 }
 
 impl JoinKind {
-    /// Its properties. `None` if the machine does not join a cluster.
+    /// The properties of the join method. `None` if the machine does not join a cluster.
     #[must_use]
     pub const fn row(self) -> Option<&'static MethodRow> {
         Some(match self {
@@ -118,7 +118,7 @@ pub enum JoinMethod {
         #[serde(default)]
         leave_command: Vec<String>,
     },
-    /// The provider has joined it.
+    /// The provider joins the machine.
     Managed,
 }
 
@@ -158,7 +158,6 @@ pub enum Leave {
 }
 
 impl Leave {
-    /// Its implementation.
     #[must_use]
     pub fn implementation(&self) -> Box<dyn Leaving + '_> {
         match self {
@@ -242,7 +241,6 @@ pub enum SecretKind {
 }
 
 impl JoinMethod {
-    /// Its implementation.
     #[must_use]
     pub fn implementation(&self) -> Box<dyn Joining + '_> {
         match self {
@@ -327,7 +325,7 @@ impl JoinMethod {
         }
     }
 
-    /// The secret files that it reads, with their formats.
+    /// The secret files that the join method reads, with their formats.
     #[must_use]
     pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
         use SecretKind::{Environment, Kubeconfig, Token};
@@ -369,7 +367,7 @@ mod tests {
                 Some("it joined https://10.9.9.9:6443");
             kubeadm::KUBELET_CONF, None, &k3s, Some("the k3s agent");
             nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
-            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
+            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join the machine");
         } {
             let membership = Membership {
                 kubeconfig: kubeconfig.into(),

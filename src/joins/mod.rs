@@ -56,8 +56,8 @@ pub struct Join {
 /// The default port of an API server.
 const API_PORT: u16 = 6443;
 
-/// A join method with its settings. The settings, the step, the checks and the change use it through this trait. The only
-/// list of all methods is in [`JoinMethod::implementation`].
+/// A join method with its settings. The settings, the step, the checks and the change use it through this trait. The list of
+/// all implementations is in [`JoinMethod::implementation`].
 #[async_trait]
 pub trait Joining: Send + Sync {
     /// Returns the tool that joins the machine, and its configuration files.
@@ -162,7 +162,7 @@ pub trait Leaving: Send + Sync {
         None
     }
 
-    /// Whether a join has started without a resulting membership.
+    /// Whether a join may have started, so that it must be undone even if the machine is not a node.
     fn has_begun(&self, hands: &Hands) -> Result<bool, ChangeError>;
 
     /// Whether the kubeconfig may be older than the join. It then only counts while the kubelet is running.
@@ -170,7 +170,7 @@ pub trait Leaving: Send + Sync {
         Ok(false)
     }
 
-    /// Whether a membership that was found before also counts without a running kubelet.
+    /// Whether the membership that was found after the join still counts if the kubelet is no longer running.
     fn counts_without_kubelet(&self) -> bool {
         false
     }
@@ -180,8 +180,8 @@ pub trait Leaving: Send + Sync {
         Ok(())
     }
 
-    /// Returns the reason if the machine cannot leave, so that its node must not be deleted. `clone` is the reason that it is
-    /// not the machine that joined.
+    /// Returns the reason if the machine cannot leave, so that its node must not be deleted. If this machine is a clone of the
+    /// machine that joined, `clone` is the message about it.
     fn stays(
         &self,
         _hands: &Hands,
@@ -282,7 +282,7 @@ pub struct Given<'a> {
     pub runtimes: &'a [RuntimeKind],
     /// The default boot kernel, or the kernel series of the release if it is unknown.
     pub kernel: Option<&'a str>,
-    /// The machine boots with cgroup v1.
+    /// The OS release boots with cgroup v1. `false` for the local machine, where the join step reads the cgroup version.
     pub cgroup_v1: bool,
     /// The oldest minor version of Kubernetes whose packages are installed.
     pub oldest: u32,
@@ -338,8 +338,8 @@ impl Join {
 }
 
 impl Hands {
-    /// The cluster that the machine is, or is about to be, a node of. Some methods write the kubeconfig before the machine is
-    /// allowed to join.
+    /// Returns the cluster that the machine has joined or is about to join. Some methods write the kubeconfig before the
+    /// machine is allowed to join. It then counts only while the kubelet is running.
     pub(crate) async fn joined_by(&self, leave: &Leave) -> Result<Option<Membership>, ChangeError> {
         let found = self.joined_cluster()?;
         let is_early = leave.implementation().is_early(self, found.as_ref())?;
@@ -359,12 +359,12 @@ impl Hands {
         })
     }
 
-    /// Reads a secret from a file. It is checked again, because it may have changed since the step checked it.
+    /// Reads a secret from a file. Checks the file again, because it may have changed since the step checked it.
     pub(crate) fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
         self.refuse_unusable(path)?;
         let text = self.host.files.read_text(path)?;
         let text = text.ok_or_else(|| bad_secret(path, "it is missing"))?;
-        // It may have changed since the start of the run.
+        // The run hides known secrets in its output. This one may have changed since the start of the run.
         let secret = Secret::new(text.trim());
         self.secrets.learn(&secret);
         Ok(secret)

@@ -1,5 +1,5 @@
-//! Fetches the join token when the machine joins. The secret stores of the clouds are described in `clouds/`. There is a file
-//! here for each authentication method of instances.
+//! Fetches the join token when the machine joins. The files in `clouds/` describe the secret stores. Each submodule implements
+//! one method by which an instance authenticates to them.
 //!
 //! The instance identity is requested from the metadata service without a proxy, and the secret through the configured proxy.
 
@@ -27,14 +27,15 @@ use crate::{
 /// The time limit of the metadata service.
 const IDENTITY: Duration = Duration::from_secs(15);
 
-/// The time limit of the secret store, and of each of its responses.
+/// The time limit for all requests to the secret store, including retries.
 const SECRET: Duration = Duration::from_secs(30);
+/// The time limit for one request to the secret store.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The maximum number of attempts without a response.
 const SILENCES: u32 = 3;
 
-/// An AWS secret has up to 64 KiB, which JSON may double.
+/// The maximum size of a response. An AWS secret has up to 64 KiB, and JSON escapes can double its size.
 const LARGEST: u64 = 256 << 10;
 
 impl Hands {
@@ -84,7 +85,7 @@ struct Clouds<'h> {
 /// The reason a cloud returned no token.
 type TokenFailure = (TokenFault, String);
 
-/// The error. `why` does not contain the secret.
+/// Returns the error for a token that could not be fetched. `why` must not contain the secret.
 fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> ChangeError {
     let hints = match place {
         TokenSource::Store(place) => place.store().map(|row| &row.hints),
@@ -132,6 +133,7 @@ impl Clouds<'_> {
     async fn token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         let fetched = match source {
             TokenSource::Store(place) => self.of_store(place).await,
+            // `Hands::token` reads files. A credential that exists was replaced with its file when the settings were loaded.
             TokenSource::File(_) | TokenSource::Credential(_) => {
                 Err((TokenFault::NotFound, "it does not exist".to_owned()))
             }
@@ -213,7 +215,7 @@ impl Clouds<'_> {
         })
     }
 
-    /// Returns the value of a key in an identity document. The value is secret.
+    /// Returns the secret value of a key in an identity document, and hides it in all output of the run.
     fn learned(&self, document: &Value, key: &str) -> Result<Secret, TokenFailure> {
         let text = document
             .get(key)
@@ -294,7 +296,7 @@ fn refused(status: u16, word: Option<&str>) -> TokenFailure {
         404 => TokenFault::NotFound,
         _ => TokenFault::Refused,
     };
-    // Only an error code, because a text may contain parts of the request.
+    // Show `word` only if it looks like an error code. An error text may contain parts of the request.
     let is_word = |word: &&str| {
         word.len() <= 64 && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
@@ -314,7 +316,7 @@ fn document(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap_or_default()
 }
 
-/// Decodes a value that may be Base64-encoded.
+/// Converts a Base64-decoded value to text.
 fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, TokenFailure> {
     let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.map(Secret::new)

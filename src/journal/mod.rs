@@ -1,5 +1,6 @@
 //! The journal: an append-only record of every change of the machine. Each record is written and synced before the engine
-//! continues. It records how to undo changes, and whether a reboot is pending. The state of the machine is never read from it.
+//! continues. The journal stores how to undo changes, and whether a reboot is pending. The state of the machine is read from
+//! the machine itself, never from the journal.
 
 mod read;
 mod receipt;
@@ -191,7 +192,7 @@ pub enum Record {
     },
 }
 
-/// The options that are needed to repeat a run after a reboot, without secrets.
+/// The options that are needed to repeat a run after a reboot. The journal does not contain the secret ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Request {
@@ -199,7 +200,7 @@ pub struct Request {
     pub profile: Option<String>,
     /// `--config`: absolute paths.
     pub config: Vec<Utf8PathBuf>,
-    /// `--set`, as given.
+    /// The settings of `--set` and of environment variables, except those in `credentials`.
     pub set: Vec<String>,
     /// `--image`.
     pub image: bool,
@@ -211,7 +212,7 @@ pub struct Request {
     pub lock_timeout_seconds: Option<u64>,
     /// `--deadline`.
     pub deadline_seconds: Option<u64>,
-    /// Settings from `--set` and the environment that contain a secret. They are stored in a separate file with mode 0600.
+    /// The settings that contain a secret. They are stored in a separate file with mode 0600.
     #[serde(skip)]
     pub credentials: Vec<Secret>,
 }
@@ -226,7 +227,7 @@ pub struct Policy {
     pub lock_timeout_seconds: u64,
     /// Units that start the package manager automatically. They are paused during a run.
     pub pause_units: Vec<String>,
-    /// Shell patterns for the names of kernel packages. The running kernel is not removed.
+    /// Shell patterns for the names of kernel packages, with which an undo finds and keeps the packages of the running kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<String>,
 }
@@ -248,11 +249,11 @@ impl Policy {
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file error.
-    #[error("use the journal")]
+    #[error("access the journal")]
     Files(#[from] FilesError),
     /// A record of this run could not be written. It may be partially in the file, so this record and all later ones of the run
     /// are rejected.
-    #[error("use the journal")]
+    #[error("access the journal")]
     Broken(#[source] Arc<FilesError>),
     /// The journal was written by a newer version of gpu-bootstrap.
     #[error(
@@ -267,7 +268,7 @@ pub enum JournalError {
         /// Its schema version.
         found: u64,
     },
-    /// The journal is missing or empty, but its receipt lists applied changes.
+    /// The journal is missing or empty, but its receipt lists applied changes or is unreadable.
     #[error(
         "read `{path}`: it contains no records, but `{}` lists applied changes",
         receipt_path()
@@ -313,7 +314,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// The file error, if this is one.
+    /// Returns the file error that caused this error, if any.
     fn files(&self) -> Option<&FilesError> {
         match self {
             Self::Files(error) => Some(error),

@@ -29,7 +29,7 @@ pub struct Torn {
 /// Parses a journal. `path` is used in error messages.
 ///
 /// # Errors
-/// See [`JournalError`]: a newer schema, or a line that is not a record.
+/// If a line has a newer schema, is not a record, or is out of order.
 pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
     let mut history = History::default();
     let mut rest = content;
@@ -100,7 +100,7 @@ mod tests {
     use super::parse;
 
     /// A power loss leaves a truncated record, or one with a block that was not written. Any other error in a complete line is
-    /// damage, because its change may be applied.
+    /// damage, because its change may have been applied.
     #[test]
     fn only_truncated_last_line_is_ignored() {
         let path = "/journal.jsonl".into();

@@ -90,7 +90,7 @@ pub struct RollbackStarted {
     pub why: String,
 }
 
-/// A boot that was interrupted before an `install` finished.
+/// A boot in which an `install` was started and has not finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Unfinished {
@@ -127,7 +127,7 @@ pub struct Ended {
     pub summary: Summary,
 }
 
-/// An applied change, which was not undone.
+/// A change that was applied, completely or in part, and not undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AppliedChange {
@@ -178,8 +178,8 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
     receipt
 }
 
-/// The directories that, according to the first change in them, existed before gpu-bootstrap wrote to them. If such a directory
-/// is removed and a later change creates it again, it is still not ours.
+/// Records which directories existed before gpu-bootstrap first wrote to them. Even if such a directory is removed and a later
+/// change creates it again, an undo must not remove it.
 #[derive(Default)]
 struct Directories {
     /// Whether each directory existed before the first change.
@@ -399,7 +399,7 @@ const fn is_package_work(change: &Change) -> bool {
 const OWN_STEPS: [&str; 2] = ["resume", "boot-guard"];
 
 /// Returns `true` if the change makes persistent progress. Changes that are repeated in each boot (loading a module, starting a
-/// unit) do not count.
+/// unit, the changes of [`OWN_STEPS`]) do not count.
 fn brings_on(applied: &AppliedChange) -> bool {
     let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
     let persistent = matches!(
@@ -451,6 +451,44 @@ mod tests {
         };
         let applied = fold(lines).applied;
         applied.iter().filter(|one| removes(&one.undo)).count()
+    }
+
+    #[test]
+    fn reboot_is_awaited_until_the_boot_id_changes() {
+        let line = |seq: u64, record: serde_json::Value| -> JournalLine {
+            let line = json!({
+                "schema": SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r", "record": record,
+            });
+            serde_json::from_value(line).expect("a record")
+        };
+        let awaits = |boot: Option<&str>| {
+            line(
+                0,
+                json!({"kind": "reboot-awaited", "boot-id": boot, "why": "x", "automatic": true}),
+            )
+        };
+        let starts = |boot: Option<&str>| {
+            let request = json!({
+                "profile": null, "config": [], "set": [], "image": false, "assume-gpus": [], "reboot": true,
+                "lock-timeout-seconds": null,
+            });
+            line(
+                1,
+                json!({
+                    "kind": "run-started", "tool": "0.1.0", "mode": "install", "instance-id": null,
+                    "boot-id": boot, "request": request,
+                }),
+            )
+        };
+        for (before, now, is_awaited) in [
+            (Some("b-1"), Some("b-1"), true),
+            (Some("b-1"), Some("b-2"), false),
+            (None, Some("b-2"), false),
+            (Some("b-1"), None, false),
+        ] {
+            let receipt = fold(&[awaits(before), starts(now)]);
+            assert_eq!(receipt.awaited.is_some(), is_awaited, "{before:?} {now:?}");
+        }
     }
 
     /// The directory may be removed between two runs.

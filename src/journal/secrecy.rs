@@ -8,9 +8,9 @@ use super::{JournalError, Record};
 use crate::model::secret::Secrets;
 
 impl Record {
-    /// Rejects the record of a planned change if one of its names contains a secret: stored unchanged it would leak the secret,
-    /// and without the secret the change could not be undone. Records of completed changes are never rejected, so that their
-    /// undo is not lost.
+    /// Rejects the record of a started run or a planned change if one of its names contains a secret. An unchanged name would
+    /// leak the secret, and a name without the secret would be useless to a later run. Records of completed changes are never
+    /// rejected, so that their undo is not lost.
     ///
     /// # Errors
     /// [`JournalError::SecretInName`].
@@ -38,7 +38,7 @@ impl Record {
     /// [`JournalError::Encode`].
     pub(super) fn without_secrets(mut self, secrets: &Secrets) -> Result<Self, JournalError> {
         let texts: Vec<&mut String> = match &mut self {
-            // Settings that are needed after a reboot are stored with their secrets in the credentials file.
+            // A run after a reboot reads settings that contain a secret from the credentials file.
             Self::RunStarted { request, .. } => request.set.iter_mut().collect(),
             Self::Intent { change, .. } => {
                 *change = hide_free_text(change, secrets)?;
@@ -54,7 +54,7 @@ impl Record {
             | Self::RollbackStarted { why, .. } => {
                 vec![why]
             }
-            // Only package names and versions.
+            // These records contain no free text.
             Self::Validated { .. }
             | Self::RollbackFinished { .. }
             | Self::Applied { .. }
@@ -257,7 +257,7 @@ mod tests {
             ],
         };
         let applied = Record::Applied { intent: 0, undo };
-        // Credentials without a password, and parts of a digest, a name and a time, and field names.
+        // A URL with a user, a URL with a password, a part of a digest, field names, and a part of a time.
         let secrets = [
             "http://docker@proxy:3128",
             "http://joe:docker@proxy:3128",

@@ -1,4 +1,4 @@
-//! Appends records to the journal, each synced.
+//! Reads the journal, and appends records to it. Each record is synced.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +32,7 @@ static PARSED: LastParsed = LastParsed(Mutex::new(None));
 struct LastParsed(Mutex<Option<(Vec<u8>, Arc<History>)>>);
 
 impl LastParsed {
-    /// Parses the content, unless it is the same as last time.
+    /// Parses the content. If it is the same as last time, returns the last result.
     fn parse(&self, path: &Utf8Path, content: Vec<u8>) -> Result<Arc<History>, JournalError> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, history)) = last.as_ref().filter(|(parsed, _)| *parsed == content) {
@@ -48,8 +48,8 @@ struct StoreState {
     lines: Vec<JournalLine>,
     /// Whether the last line lacks a line feed.
     unended: bool,
-    /// The reason the last record was not written. It may be partially in the file, so no record is appended after it, because
-    /// its number would be used twice. The next run reads the file again.
+    /// The error if the last record could not be written. The file may contain a part of that record, and the next record would
+    /// have the same number, so no more records are appended. The next run reads the file again.
     broken: Option<Arc<FilesError>>,
 }
 
@@ -70,8 +70,8 @@ impl Journal {
         Ok(history)
     }
 
-    /// Opens the journal for a run in which these secrets are hidden. The file is only created by the first record. A truncated
-    /// last line is removed, so that the next record starts on a new line; the history reports it.
+    /// Opens the journal for a run, and hides these secrets in its records. The first record creates the file. A truncated last
+    /// line is removed, so that the next record starts on a new line. [`History::torn`] describes the removed line.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -146,7 +146,7 @@ impl Journal {
         fold(&self.state().lines)
     }
 
-    /// Writes the receipt next to the journal in human-readable form. gpu-bootstrap never reads it.
+    /// Writes the receipt next to the journal in human-readable form. gpu-bootstrap reads it only to detect a lost journal.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -195,8 +195,9 @@ impl Journal {
     }
 }
 
-/// Rejects a journal without records if its receipt lists applied changes. Otherwise the machine would seem unmodified. A
-/// journal that the administrator moved aside is accepted.
+/// Rejects a journal without records if its receipt lists applied changes or is unreadable. Otherwise the machine would seem
+/// unmodified. If the state directory contains a file such as `journal.jsonl.damaged`, the administrator has moved the journal
+/// aside, so its absence is accepted.
 fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
     if !history.lines.is_empty() {
         return Ok(());
@@ -205,7 +206,7 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
         return Ok(());
     };
     let receipt: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let stands_nothing = receipt["applied"].as_array().is_some_and(Vec::is_empty);
+    let nothing_applied = receipt["applied"].as_array().is_some_and(Vec::is_empty);
     let path = path();
     let is_aside = |name: &String| {
         let rest = path
@@ -213,7 +214,7 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
             .and_then(|journal| name.strip_prefix(journal));
         rest.is_some_and(|rest| !rest.is_empty())
     };
-    if stands_nothing || host.files.list(Utf8Path::new(STATE))?.iter().any(is_aside) {
+    if nothing_applied || host.files.list(Utf8Path::new(STATE))?.iter().any(is_aside) {
         return Ok(());
     }
     Err(JournalError::Lost { path })

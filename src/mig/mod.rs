@@ -80,7 +80,7 @@ pub struct Candidate<'n> {
     /// The GPU of the first device.
     pub gpu: &'n NvmlDevice,
     /// The profile and the share of each device. In the profile, `+` is replaced by a dot, because label keys must not contain
-    /// it. `None` if no resource is offered to pods, because the device plugin rejects such a node.
+    /// it. `None` if the device plugin rejects this partitioning, so no resource is offered to pods.
     pub part: Option<(String, MigShare)>,
     /// The number of devices.
     pub count: usize,
@@ -162,7 +162,8 @@ fn single(devices: &[NvmlDevice]) -> Result<Option<Candidate<'_>>, String> {
 /// skipped.
 fn mixed(devices: &[NvmlDevice]) -> Result<Vec<Candidate<'_>>, String> {
     let parts = parts(devices)?;
-    // The first device of a profile provides the values of all, so it comes last.
+    // All devices of a profile have the same resource name, and the last entry counts. The order is reversed, so that the
+    // first device provides the values.
     let offers = parts.iter().rev().map(|part| {
         let same = parts.iter().filter(|other| other.profile == part.profile);
         part.offer(format!("{MIG_DEVICES}{}", part.profile), same.count())

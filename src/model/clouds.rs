@@ -23,7 +23,7 @@ pub struct CloudRow {
     pub base: bool,
     #[serde(default)]
     pub firmware: Vec<FirmwareMark>,
-    /// Locations in the cloud-init file of values that only this cloud has.
+    /// The locations of values that only this cloud has, in the instance data file of cloud-init.
     #[serde(default)]
     pub instance_data: BTreeMap<InstanceKey, Vec<ValueRule>>,
     pub metadata: Option<MetadataRow>,
@@ -63,11 +63,11 @@ pub enum InstanceKey {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, from = "WrittenRule")]
 pub struct ValueRule {
-    /// A JSON pointer into a document, or a path below the common one.
+    /// A JSON pointer into a document, or the rest of the path after the common prefix ([`MetadataRow::each`]).
     pub at: String,
     /// The value is part of another value.
     pub of: Option<InstanceKey>,
-    /// Only the part before the last of these characters.
+    /// Only the part before the last occurrence of this character is used.
     pub without_last: Option<char>,
     /// Our word for each value of the cloud. Other values are ignored.
     pub words: BTreeMap<String, String>,
@@ -184,7 +184,7 @@ pub struct SecretRow {
     #[serde(default)]
     pub service: String,
     pub host: String,
-    /// A different host, by a pattern for the first part.
+    /// Different hosts, by a pattern that the first part of the secret location matches.
     #[serde(default)]
     pub host_where: BTreeMap<String, String>,
     pub path: String,
@@ -237,7 +237,7 @@ pub enum SecretFault {
     Denied,
     /// The secret does not exist.
     NotFound,
-    /// The value is not a token.
+    /// The secret is not a join token.
     Form,
     /// The service does not respond, or is temporarily unavailable.
     Unreachable,
@@ -249,8 +249,9 @@ static CLOUDS: LazyLock<Vec<CloudRow>> = LazyLock::new(|| {
     let files = directory("clouds").into_iter().flatten();
     let mut rows: Vec<CloudRow> = files
         .map(|(name, text)| {
-            parse(text)
-                .unwrap_or_else(|error| panic!("clouds/{name}.toml (parsed by a test): {error}"))
+            parse(text).unwrap_or_else(|error| {
+                panic!("clouds/{name}.toml (a test ensures that it is valid): {error}")
+            })
         })
         .collect();
     rows.sort_by_key(|row| row.base);
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cloud_has_marker_and_key_source() {
+    fn each_cloud_has_marker_and_one_metadata_format() {
         let mut names = BTreeSet::new();
         for row in all() {
             assert!(names.insert(&row.name), "{}", row.name);

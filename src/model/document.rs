@@ -40,7 +40,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format for a file extension. CRI-O files with any other extension are TOML.
+    /// Returns the format for a file extension. Files below `/etc/crio` with any other extension are TOML.
     #[must_use]
     pub fn of(path: &Utf8Path) -> Option<Self> {
         match path.extension() {
@@ -77,7 +77,7 @@ enum Content {
     Toml(Box<DocumentMut>),
 }
 
-/// The reason that a key cannot be set.
+/// The reason that a text cannot be parsed or a key cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// The text is not valid JSON or TOML.
@@ -303,8 +303,8 @@ fn set_toml(
     let inner = (table.get_mut(first))
         .and_then(Item::as_table_like_mut)
         .ok_or_else(|| no_table(key, tables.len()))?;
-    // A table with values needs a header, otherwise they would belong to the previous table.
     set_toml(inner, rest, name, item, key)?;
+    // A table with values needs a header. Otherwise the values would belong to the previous table.
     if rest.is_empty()
         && let Some(inner) = table.get_mut(first).and_then(Item::as_table_mut)
         && inner.iter().any(|(_, item)| item.is_value())

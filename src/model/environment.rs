@@ -5,7 +5,7 @@
 /// around a value is removed.
 ///
 /// # Errors
-/// The number of an invalid line. The line may be a secret, so its text is not included.
+/// If a line is invalid. The error contains only the line number, because the text of the line may be a secret.
 pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {

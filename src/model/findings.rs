@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::Id;
 
-/// The layer of a finding, in the order in which a node is built: the first layer with a problem has
-/// the root cause.
+/// The layer of a finding. Each layer needs the layers before it, so the first layer with a problem has the root cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layer {
@@ -81,7 +80,7 @@ impl Kind {
     }
 }
 
-/// The class of a remedy. A controller that repairs nodes selects an action by it.
+/// The class of a remedy, by which a controller that repairs nodes selects an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Remedy {

@@ -15,7 +15,7 @@ pub struct Id(Cow<'static, str>);
 /// The id of a step.
 pub type StepId = Id;
 
-/// Returns whether a name is the id of a step or finding, or its part before a dot.
+/// Returns whether `name` is this id, or a prefix of the id that ends before a dot: `driver` for `driver.packages`.
 #[must_use]
 pub fn stands_for(name: &str, id: &str) -> bool {
     id.strip_prefix(name)

@@ -34,7 +34,7 @@ pub struct Taint {
     pub effect: Effect,
 }
 
-/// The key prefix of taints that the node readiness controller removes. It removes no others. Source:
+/// The key prefix of the taints that the node readiness controller removes. It ignores all other taints. Source:
 /// kubernetes-sigs/node-readiness-controller, the schema of `NodeReadinessRule`.
 pub const OF_READINESS: &str = "readiness.k8s.io/";
 
@@ -43,7 +43,7 @@ pub const OF_READINESS: &str = "readiness.k8s.io/";
 pub enum Effect {
     /// They are not scheduled on this node.
     NoSchedule,
-    /// They are scheduled on this node only if there is no other one.
+    /// They are scheduled on this node only if no other node is suitable.
     PreferNoSchedule,
     /// They are not scheduled on this node, and running pods are evicted.
     NoExecute,
@@ -286,11 +286,12 @@ const OWN_KEYS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// Key prefixes of the Kubernetes project for labels that a kubelet may set on its own node. Source: as above.
+/// DNS domains of the Kubernetes project. A kubelet may set labels with these prefixes, or with a subdomain of them, on its
+/// own node. Source: see [`OWN_KEYS`].
 const OWN_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Checks whether a kubelet may set this label on its own node. Otherwise the API server rejects the registration,
-/// and the kubelet does not start.
+/// Checks whether a kubelet may set this label on its own node. With another label in `--node-labels`, the kubelet does
+/// not start, and the API server rejects the registration.
 ///
 /// # Errors
 /// If it may not.

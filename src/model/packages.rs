@@ -31,11 +31,11 @@ pub struct Repository {
     pub keyring: Option<Utf8PathBuf>,
     /// The priority of [`Repository::packages`] from this repository. `None` for the package manager default.
     pub priority: Option<i32>,
-    /// The packages with this priority, as shell patterns for names. Never all packages, because one server may have
-    /// other repositories.
+    /// The packages with this priority, as shell patterns for names. Never all packages, because apt applies the
+    /// priority to every repository on the same server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<String>,
-    /// The signed parts, if the package manager can verify either.
+    /// The signed parts, for package managers that can verify both packages and metadata.
     #[serde(default, skip_serializing_if = "Signed::is_packages")]
     pub signed: Signed,
 }
@@ -44,7 +44,8 @@ pub struct Repository {
 pub const KEY_FILE: &str = "sha256:";
 
 impl Repository {
-    /// Returns whether a key file is accepted by its digest. It must then stay armored.
+    /// Returns whether a key file is accepted by its digest. The key file must then stay armored, because the digest is of the
+    /// armored text.
     #[must_use]
     pub fn names_key_file(&self) -> bool {
         (self.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
@@ -88,7 +89,7 @@ pub struct Pin {
 
 impl Pin {
     /// Above 1000, so that an older version of the configured branch has priority over a newer version of a different
-    /// branch. Also identifies a version that was only raised by our preference.
+    /// branch. The value is unusual, so a version with this priority matches one of our preferences.
     pub const PRIORITY: i32 = 1001;
 }
 
@@ -96,9 +97,8 @@ impl Pin {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PackageSpec {
-    /// Its name.
     pub name: String,
-    /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate. With a pattern, `plan`
-    /// and `install` agree before and after the lists are refreshed.
+    /// A version, or a shell pattern for versions such as `535.*`. `None` for the candidate of the package manager. A
+    /// pattern lets `plan` and `install` request the same, although only `install` refreshes the package lists.
     pub version: Option<String>,
 }

@@ -16,11 +16,11 @@ use super::{text::without_controls, token::TokenSource};
 /// The replacement for a secret.
 const HIDDEN: &str = "***";
 
-/// Shorter values are not replaced, because they also occur in harmless words and paths, and a journal without these
-/// could not be reverted.
+/// The minimum length of a hidden value, in bytes. Shorter values also occur in harmless words and paths, and the journal
+/// rejects changes whose paths contain a secret.
 const SHORTEST: usize = 6;
 
-/// Names with a secret value, in any syntax.
+/// Names of keys, flags and variables that have a secret value.
 pub const NAMES: [&str; 14] = [
     "password",
     "passwd",
@@ -38,11 +38,11 @@ pub const NAMES: [&str; 14] = [
     "credentials",
 ];
 
-/// Names that must match completely, because they are also the end of harmless words: `auth` of registries is Base64
-/// of user and password.
+/// Like [`NAMES`], but not after a letter or digit, because harmless words such as `oauth` end with these names. In
+/// registry credentials, `auth` is the Base64 of user and password.
 const WHOLE_NAMES: [&str; 1] = ["auth"];
 
-/// Returns whether the value of a key with this name is a secret: `token`, `join-token`.
+/// Returns whether the value of a key with this name is a secret, such as `token` or `join-token`.
 #[must_use]
 pub fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -96,8 +96,8 @@ impl std::fmt::Debug for Secret {
 pub struct Secrets(Arc<RwLock<Vec<String>>>);
 
 impl Secrets {
-    /// Hides this value and each of its lines from now on. In a URL, only the password is secret, separately and
-    /// together with its user, because user names are often common words.
+    /// Hides each line of this value from now on, unless the line is shorter than `SHORTEST`. In a URL, only the password
+    /// is secret, separately and together with its user, because user names are often common words.
     pub fn learn(&self, secret: &Secret) {
         let parts = secret_parts(secret.expose());
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +110,7 @@ impl Secrets {
                 }
             }
         }
-        // A secret may contain another one.
+        // Replace longer secrets first, because a secret may contain another one.
         known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     }
 
@@ -137,7 +137,7 @@ impl Secrets {
     }
 
     fn known(&self) -> RwLockReadGuard<'_, Vec<String>> {
-        // The list is consistent between two updates.
+        // After a panic in another thread, the list is still consistent.
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -210,7 +210,7 @@ pub fn without_secret_values(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Returns the values that follow the name of a secret, in order: `NAME = VALUE` and `NAME: VALUE`, quoted or not,
+/// Returns the positions of values that follow the name of a secret, in order: `NAME = VALUE` and `NAME: VALUE`, quoted or not,
 /// and the argument after a flag `--NAME`, in an array, a list, a command line or a `/proc` command line. In doubt, a
 /// word is treated as a secret.
 #[must_use]
@@ -277,7 +277,8 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
         }
     };
     let value = &value[..value.find(ends).unwrap_or(value.len())];
-    // Empty values, `null`, a token location, the next flag, a variable and a placeholder are not secrets.
+    // Not a secret: an empty value, `null`, `none`, a boolean, a token location, and after a flag the next flag, a variable or
+    // a placeholder.
     let is_none = matches!(value, "" | "null" | "none" | "true" | "false");
     let is_other = is_flag && value.starts_with(['-', '$', '<']);
     if is_none || is_other || value.parse::<TokenSource>().is_ok() {
@@ -312,7 +313,8 @@ fn authority(address: &str) -> &str {
     &address[..end]
 }
 
-/// Returns the secret parts of a value: the whole value, but only the password of a URL.
+/// Returns the secret parts of a value. For a URL these are the password, and the user with the password. Otherwise it is the
+/// whole value.
 fn secret_parts(value: &str) -> Vec<Cow<'_, str>> {
     let Some(address) = address_of(value) else {
         return vec![value.into()];
@@ -338,8 +340,8 @@ fn address_of(value: &str) -> Option<&str> {
     (is_scheme && !value.contains(char::is_whitespace)).then_some(address)
 }
 
-/// Returns the credentials of a URL. If the text before the path is not a host and port, a password with a slash was
-/// not encoded.
+/// Returns the credentials of a URL. If the text before the first slash, `?` or `#` is neither credentials nor a host and
+/// port, it is a part of a password that contains such a character unencoded. The credentials then end at the last `@`.
 fn login_of(address: &str) -> Option<&str> {
     let host = authority(address);
     if host.contains('@') {
@@ -356,8 +358,8 @@ fn login_of(address: &str) -> Option<&str> {
     Some(&address[..at])
 }
 
-/// A writer that hides the secrets of a run. It forwards complete lines, so that secrets are found even if they are
-/// written in parts. [`Write::flush`] and dropping it forward the rest.
+/// A writer that hides the secrets of a run and replaces control characters. It forwards complete lines, so that secrets are
+/// found even if they are written in parts. [`Write::flush`] and dropping it forward the rest.
 pub struct Hiding<W: Write> {
     to: W,
     secrets: Secrets,
@@ -548,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_secrets() {
+    fn secret_names_are_recognized() {
         for name in [
             "token",
             "join-token",

@@ -1,6 +1,8 @@
-//! Human-readable text: suggestions for typos, sizes, and types with a text representation.
+//! Text: suggestions for typos, line edits, shell quoting, control characters, sizes, the tables in the binary, and types with
+//! a text representation.
 
 use std::{
+    fmt,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io::Read as _,
     sync::LazyLock,
@@ -33,7 +35,7 @@ pub fn shell_word(word: impl AsRef<str>) -> String {
 }
 
 /// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
-/// end. [`without_lines`] then restores each byte.
+/// end. [`without_lines`] then restores the original bytes.
 #[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
     let end = line_end(text);
@@ -62,9 +64,9 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     kept
 }
 
-/// Returns the prefix of our color codes (ECMA-48) until they are written. It is different in each process, so that
-/// no external text can contain it: in root's terminal, a green name or line of another program would look like a
-/// result.
+/// Returns a marker that represents the start of our color codes. [`without_controls`] replaces it with the real start
+/// (ECMA-48) when the text is written. It is different in each process, so external text cannot contain it. Otherwise, a
+/// green name or line of another program would look like our result.
 #[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
@@ -121,6 +123,14 @@ pub fn without_controls(text: &str) -> Option<String> {
     Some(clean)
 }
 
+/// `1 GPU`, `2 GPUs`.
+#[must_use]
+pub fn counted(count: impl fmt::Display, noun: &str) -> String {
+    let count = count.to_string();
+    let plural = if count == "1" { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// Formats a number of bytes.
 #[must_use]
 pub fn bytes(n: u64) -> String {
@@ -151,7 +161,7 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
 /// Returns the text of a built-in table by file name without extension. Comments are removed.
 ///
 /// # Errors
-/// If the binary is corrupt.
+/// If the table does not exist, or the binary is corrupt.
 pub fn table(name: &str) -> Result<&'static str, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
     all.split('\0')
@@ -176,7 +186,7 @@ pub fn directory(
 /// Parses a built-in table.
 ///
 /// # Errors
-/// The parser message.
+/// If the table does not exist or is invalid.
 pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(table(name)?).map_err(|error| error.to_string())
 }
@@ -192,7 +202,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// Defines a test that parses texts of these format fragments and arbitrary text, and must not panic.
+/// Defines a property test: a parser must not panic on texts that match a regular expression.
 #[cfg(test)]
 macro_rules! reads_any_text {
     ($pieces:literal, |$text:ident| $($read:expr);+) => {
@@ -210,7 +220,15 @@ pub(crate) use reads_any_text;
 
 #[cfg(test)]
 mod tests {
-    use super::{with_lines, without_lines};
+    use super::{counted, with_lines, without_lines};
+
+    #[test]
+    fn noun_has_the_number_of_its_count() {
+        assert_eq!(
+            [0, 1, 2].map(|count| counted(count, "GPU")),
+            ["0 GPUs", "1 GPU", "2 GPUs"]
+        );
+    }
 
     proptest::proptest! {
         #[test]

@@ -1,4 +1,4 @@
-//! The location of the join token: a file, a systemd credential, or the secret store of a cloud. Contains no secret.
+//! The location of the join token: a file, a systemd credential, or the secret store of a cloud. It is not secret.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::model::{
 /// The location of the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file of root.
+    /// A file that only root can access.
     File(Utf8PathBuf),
     /// A systemd credential of this process or of the machine.
     Credential(String),
@@ -21,7 +21,7 @@ pub enum TokenSource {
     Store(SecretLocation),
 }
 
-/// A location in the secret store of a cloud: the scheme, and a text for each of its parts.
+/// A location in the secret store of a cloud: the scheme, and the value of each part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretLocation {
     scheme: &'static str,
@@ -41,7 +41,8 @@ impl SecretLocation {
         clouds::store(self.scheme)
     }
 
-    /// Fills in each `{part}` in a text of the entry. `{/part}` is empty if the part is empty.
+    /// Replaces each `{part}` in a text of the entry with its value, and `{/part}` with `/` and the value. Both become empty
+    /// if the value is empty.
     #[must_use]
     pub fn filled(&self, row: &SecretRow, text: &str) -> String {
         let pairs = row.parts.iter().zip(&self.parts);
@@ -55,7 +56,7 @@ impl SecretLocation {
         })
     }
 
-    /// Returns the first part, which may select a different URL.
+    /// Returns the first part, which can select the host of the store (`host-where` in the cloud file).
     #[must_use]
     pub fn first(&self) -> &str {
         self.parts.first().map_or("", String::as_str)
@@ -88,14 +89,14 @@ impl TokenSource {
     }
 }
 
-/// Returns whether a text contains only letters, digits and these characters.
+/// Returns whether a text consists of 1 to `most` letters, digits and characters in `signs`.
 fn is_word(text: &str, signs: &str, most: usize) -> bool {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || signs.contains(letter);
     (1..=most).contains(&text.len()) && text.chars().all(fits)
 }
 
-/// Source of the characters of a credential: systemd.exec(5), which uses the name as a file name. Those of stores are
-/// in `clouds/`.
+/// Parses a location. The valid characters in a credential name are from systemd.exec(5), where the name is also a file
+/// name. The files in `clouds/` define the valid characters in the parts of a store location.
 fn parse(text: &str) -> Option<TokenSource> {
     let (kind, rest) = text.split_once(':')?;
     match (kind, rest.split_once('/')) {
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_of_tokens() {
+    fn token_locations_are_parsed_and_validated() {
         for (text, shown) in rows! {
             "file:/etc/gpu-bootstrap/join-token", None;
             "credential:gpu-bootstrap.join-token", None;

@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// The time limit for one source. Compiling takes 80 to 275 s.
+/// The time limit for one source of modules. It is shorter than compiling, which takes 80 to 275 s.
 pub(crate) const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Maximum number of attempts to write an archive and its signature if other machines write the same names.
@@ -50,7 +50,8 @@ pub(crate) struct Built {
     pub(crate) driver: DriverVersion,
     pub(crate) kernel: KernelVersion,
     pub(crate) architecture: String,
-    /// The source of the modules, as logged by `modules fetch` in the DKMS log. `None` if DKMS compiled them without it.
+    /// The source of the modules, as `modules fetch` wrote it to the DKMS log. `None` if DKMS compiled the modules without
+    /// `modules fetch`.
     pub(crate) origin: Option<String>,
     #[serde(skip)]
     directory: Utf8PathBuf,
@@ -153,7 +154,7 @@ pub(crate) fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
     format!("{archive}{SIGNATURE}").into()
 }
 
-/// The contents of an archive and its signature. `None` if missing or too large.
+/// The contents of an archive and of its signature. Each is `None` if it is missing or too large.
 type Pair = (Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Reads an archive in a directory and its signature, if they exist and have a plausible size.
@@ -178,8 +179,8 @@ pub(crate) fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Priv
     PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` cannot be used: {why}"))
 }
 
-/// Publishes the loaded modules if DKMS compiled them here. Returns their location, or `None` if there is nothing to publish or
-/// if it is already published.
+/// Publishes the loaded modules if DKMS compiled them here. Returns the archive name and its destination as text, or `None` if
+/// there is nothing to publish or the archive is already published.
 pub(crate) async fn publish(
     host: &Host,
     facts: &Facts,
@@ -191,7 +192,7 @@ pub(crate) async fn publish(
         return Ok(None);
     };
     let all = built(&*host.files).map_err(|error| one_line(&error))?;
-    // DKMS may have another version that was not validated on this machine.
+    // Publish only the loaded version. DKMS may have another version that was not validated on this machine.
     let loaded = loaded_driver(&*host.files).map_err(|error| one_line(&error))?;
     let compiled = |one: &Built| {
         let taken = one
@@ -251,7 +252,7 @@ pub(crate) async fn publish(
             };
             match in_directory(host, look).await? {
                 (None, _) => false,
-                // Replace a mixed pair of two machines, or an incomplete pair of an interrupted one.
+                // Replace an archive with the signature of another machine, or without one because a machine was interrupted.
                 (Some(archive), Some(signature)) if key.is_some() => {
                     prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
                 }

@@ -15,7 +15,7 @@ use crate::{
     tools::oci::{self, Address, ArtifactLayer, Challenge, File, Login, challenge},
 };
 
-/// The maximum size of manifests, tokens and errors, in bytes.
+/// The maximum size of manifests, tokens and error responses, in bytes.
 const SMALL: u64 = 256 << 10;
 
 /// The maximum number of attempts without any response.
@@ -28,14 +28,13 @@ pub(crate) struct Registry<'h> {
     within: Duration,
     /// The deadline on the monotonic clock.
     until: Duration,
-    /// The authorization that the registry has accepted.
+    /// The value of the `authorization` header, after a log-in.
     authorization: Option<Secret>,
     /// Whether files are uploaded, so that a token must also allow writing.
     writes: bool,
 }
 
-/// The reason a request has no response. The URL is omitted, because it may contain a signature of the registry that lets
-/// everyone download.
+/// The reason a request failed. The URL is omitted, because it may be a signed URL, with which anyone can download the file.
 fn silence(error: HttpError) -> String {
     match error {
         HttpError::Transport { why, .. } => why,
@@ -44,7 +43,7 @@ fn silence(error: HttpError) -> String {
     }
 }
 
-/// The reason for an unexpected response.
+/// Describes an unexpected response by its status and error code.
 fn refused(answer: &HttpResponse) -> String {
     let word = oci::refusal(&answer.body);
     let word = word.map(|word| format!(" ({word})")).unwrap_or_default();
@@ -64,7 +63,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    /// Requests credentials for writing.
+    /// Makes the client request tokens that also allow writing.
     pub(crate) fn for_writing(self) -> Self {
         Self {
             writes: true,
@@ -549,6 +548,7 @@ mod tests {
         );
     }
 
+    /// Missing and wrong credentials are also rejected.
     #[tokio::test]
     async fn credentials_file_must_belong_to_root() {
         let (host, ..) = machine(FakeRegistry::default());

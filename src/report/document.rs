@@ -15,7 +15,7 @@ use crate::{
     state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
 };
 
-/// The schema version of all documents here.
+/// The schema version of all documents here except [`FactsDocument`].
 pub const SCHEMA: u32 = 1;
 
 /// The name and version of gpu-bootstrap.
@@ -92,7 +92,7 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// Counts.
+    /// Counts the findings by verdict and by kind.
     #[must_use]
     pub fn of(findings: &[Finding]) -> Self {
         let count = |verdict| {
@@ -262,7 +262,7 @@ impl<'r> FindingDocument<'r> {
     }
 }
 
-/// `plan`, `install` and `uninstall`.
+/// The document of `plan`, `install` and `uninstall`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunDocument<'r> {
@@ -311,7 +311,7 @@ impl<'r> StepDocument<'r> {
     }
 }
 
-/// `status --timing`.
+/// The document of `status --timing`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimingDocument<'r> {
     schema: u32,

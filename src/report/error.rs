@@ -1,4 +1,4 @@
-//! Formats the error that a process ends with.
+//! Formats the error with which a command ends.
 
 use std::io::{self, Write};
 
@@ -46,7 +46,7 @@ pub fn in_one_line(error: &dyn Report) -> String {
     }
 }
 
-/// Errors are fragments that complete "failed to".
+/// Adds "failed to ". Error messages are fragments that complete this phrase.
 fn failed_to(message: &str) -> String {
     if message.starts_with("failed to ") {
         message.to_owned()
@@ -55,7 +55,7 @@ fn failed_to(message: &str) -> String {
     }
 }
 
-/// `error:`, `caused by:` and `hint:`.
+/// Writes the lines `error:`, `caused by:` and `hint:`.
 pub(super) fn block(
     to: &mut dyn Write,
     style: Style,
@@ -66,7 +66,7 @@ pub(super) fn block(
     let head = format!("{} ", style.paint(Ink::Bad, "error:"));
     writeln!(to, "{}", style.hanging(&head, message))?;
     for cause in causes {
-        // Further lines of a tool's output are aligned with its first line.
+        // A cause may be the output of a tool. `hanging` aligns its further lines with the first one.
         let head = format!("  {} ", style.paint(Ink::Bad, "caused by:"));
         writeln!(to, "{}", style.hanging(&head, cause))?;
     }

@@ -10,7 +10,7 @@ pub struct JsonLines<W> {
 }
 
 impl<W: Write + Send> JsonLines<W> {
-    /// To a file, a pipe, or standard output.
+    /// Creates a subscriber that writes to a file, a pipe, or standard output.
     pub const fn new(to: W) -> Self {
         Self { to }
     }
@@ -22,7 +22,7 @@ impl<W: Write + Send> Subscriber for JsonLines<W> {
     }
 
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
-        // Write each line with one call, so that a reader never gets an incomplete line unless the pipe is full.
+        // Write each line with one call, so that a reader gets complete lines unless the pipe is full.
         let mut line = serde_json::to_vec(envelope)?;
         line.push(b'\n');
         self.to.write_all(&line)?;

@@ -83,7 +83,7 @@ impl Log {
         Ok((Self(to), wrong))
     }
 
-    /// Waits until all lines are written, for a limited time.
+    /// Waits until all lines are written, for at most 1 s. Does not wait if the queue is full.
     pub fn finish(self) {
         let (done, written) = sync_channel(1);
         if self.0.try_send(Word::Written(done)).is_ok() {
@@ -93,7 +93,7 @@ impl Log {
     }
 }
 
-/// Returns the error of an invalid filter. Warnings and errors are still logged.
+/// Returns the subscriber, and the error of an invalid filter. With an invalid filter, warnings and errors are still logged.
 fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option<ParseError>) {
     let (filter, wrong) = match filter.map(str::parse::<Targets>) {
         Some(Ok(filter)) => (filter, None),
@@ -123,7 +123,7 @@ fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
     }
 }
 
-/// A line for the thread. The formatter writes each line with one call.
+/// Sends a line to the log thread. The formatter writes each line with one call.
 struct LogLine(SyncSender<Word>);
 
 impl Write for LogLine {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_filter_is_reported() {
+    fn invalid_filter_is_reported() {
         let (text, wrong) = logged(Some("gpu_bootstrap=loud"));
         assert!(text.contains("a doubt") && !text.contains("a detail") && wrong);
     }

@@ -37,7 +37,7 @@ impl Amounts {
         let text = amount(current, total, unit);
         match self.0.iter_mut().find(|(known, _)| known == unit) {
             Some((_, known)) => *known = text,
-            // Packages are downloaded before they are installed.
+            // The percentage is for the installation, which follows the download. Remove the amounts of the download.
             None if unit == "percent" => self.0 = vec![(unit.to_owned(), text)],
             None => self.0.push((unit.to_owned(), text)),
         }
@@ -55,7 +55,7 @@ impl Amounts {
     }
 }
 
-/// Decimal units, as package managers print them.
+/// Formats a number of bytes with decimal units, which package managers also use.
 fn bytes(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     match UNITS.iter().find(|(unit, _)| count >= *unit) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_and_amounts() {
+    fn durations_and_amounts_are_formatted() {
         for (seconds, text) in [
             (0.04, "0.0 s"),
             (9.94, "9.9 s"),

@@ -1,5 +1,5 @@
-//! Prints events as plain lines, for logs and consoles that are not terminals. The text is the same as on a terminal, with
-//! the seconds since the start. Lines are not wrapped, so that logs can be searched.
+//! Prints events as plain lines, for logs and consoles that are not terminals. Each line starts with the seconds since the
+//! start of the run. Lines are not wrapped, so that logs can be searched.
 
 use std::io::{self, Write};
 
@@ -13,10 +13,11 @@ use crate::{
     model::id::StepId,
 };
 
-/// A change without output for this long prints a progress line.
+/// If no line was printed for this long, the next output or progress of a change prints a progress line.
 const QUIET_MS: u64 = 20_000;
 
-/// A shorter change does not print a line when it finishes, because the next line implies it.
+/// A change shorter than this, in seconds, does not print a line when it finishes, because the next line implies it. A shorter
+/// step is printed without its duration.
 const SHORT: f64 = 1.0;
 
 /// Writes the important events as lines.
@@ -102,7 +103,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 steps,
             } => {
                 self.steps.clone_from(steps);
-                // A run may follow another one.
+                // This may be a second run, whose elapsed time starts at 0 again.
                 self.last_ms = 0;
                 let text = format!("gpu-bootstrap {version}: {mode}, {} steps", steps.len());
                 self.line(envelope, &text)
@@ -152,7 +153,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 ..
             } => {
                 let time = duration(*seconds);
-                // Omit it if there was only one run, because the times are the same.
+                // Omit the total time if there was only one run, because both times are the same.
                 let all = to_ready.filter(|all| all - seconds > 1.0).map(duration);
                 let all =
                     all.map(|all| format!(", ready {all} after the start of the installation"));
@@ -166,8 +167,8 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
     }
 }
 
-/// Whether a step with this outcome is only counted. Steps that were not run are the result of a failure or a reboot, which is
-/// shown.
+/// Whether a step with this outcome is only counted and not printed. If a step is not run, the failure or reboot that prevents
+/// it is printed instead.
 pub(super) const fn quiet(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -185,7 +186,7 @@ pub(super) fn ended(steps: &[StepTitle], step: &StepId, seconds: f64) -> String 
     }
 }
 
-/// A failed attempt, or a wait.
+/// A failed attempt, and the time until the next attempt.
 pub(super) fn again(message: &str, seconds: f64) -> String {
     format!("{message}; again in {}", duration(seconds))
 }

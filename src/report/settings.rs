@@ -38,7 +38,7 @@ pub fn commented() -> String {
     text
 }
 
-/// Returns the text of a row without links.
+/// Returns the description of a setting without links. Contains the default if it is a description and not a fixed value.
 #[must_use]
 pub fn sentences(row: &KeyRow) -> String {
     let said = match (row.default.as_deref(), row.value()) {

@@ -64,9 +64,12 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         lines.push((
             "to undo",
             format!(
-                "{} changed by {} steps; `gpu-bootstrap uninstall` reverts them",
+                "{} changed by {}; `gpu-bootstrap uninstall` reverts them",
                 things(status.changes_applied),
-                status.steps_applied.len()
+                match status.steps_applied.len() {
+                    1 => "1 step".to_owned(),
+                    steps => format!("{steps} steps"),
+                }
             ),
         ));
     }
@@ -84,7 +87,7 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
     to.flush()
 }
 
-/// The first line, and the next step if the user must run a command.
+/// The first line, and the next command if there is one.
 fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
     let alive = status.current.as_ref().filter(|current| current.alive);
     if let Some(current) = alive {
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn status_without_a_run() {
+    fn status_without_a_run_is_shown() {
         let none = StatusSummary {
             current: None,
             last: None,

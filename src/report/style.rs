@@ -97,7 +97,7 @@ impl Style {
         format!("{mark}{code}m{text}{mark}0m")
     }
 
-    /// A word in a column. It is padded before painting, because color codes have no width.
+    /// A word in a column. It is padded before painting, because the padding would count the color codes as characters.
     pub(super) fn column(self, ink: Ink, text: &str, width: usize) -> String {
         self.paint(ink, &format!("{text:<width$}"))
     }
@@ -182,6 +182,11 @@ impl Style {
             short.push(' ');
         }
         format!("{}…", short.trim_end())
+    }
+
+    /// Whether text fits into the rest of a line.
+    pub(super) fn fits_line(self, around: &str, text: &str) -> bool {
+        display_width(around) + display_width(text) <= self.width
     }
 
     /// Whether text fits into a headline.

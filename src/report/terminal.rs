@@ -1,5 +1,5 @@
-//! Shows events on a terminal. Each finished step is a permanent line. Each running change has a spinner with its duration and
-//! its last line of output.
+//! Shows events on a terminal. A finished step is a permanent line, unless nothing was done for it (`-v` also shows these
+//! steps). Each running change has a spinner with its duration and its last line of output.
 
 use std::{io, time::Duration};
 

@@ -88,7 +88,7 @@ fn checked() -> RunReport {
 }
 
 #[test]
-fn fault_command_is_shown_below_it_and_last() {
+fn fault_command_is_shown_below_the_fault_and_last() {
     let plain = text(|to| human::check(to, &checked(), HERE, Style::default()));
     assert_eq!(
         plain,
@@ -124,7 +124,7 @@ fn fault_command_is_shown_below_it_and_last() {
     };
     let there = text(|to| human::check(to, &checked(), elsewhere, Style::default()));
     assert!(there.ends_with("\n\nNext, on that machine:\n\n    gpu-bootstrap install\n"));
-    // Without a command, the page does not end with one.
+    // If the fault has no command, the page does not end with `Next:`.
     let mut without = checked();
     without.findings[1].command = None;
     without.findings[1].remedy = Some("replace the GPU".to_owned());
@@ -199,7 +199,7 @@ fn drift_is_a_list_with_one_command() {
          \n    \
          gpu-bootstrap install\n"
     );
-    // Each of several has its reason in the list.
+    // If there are several differences, the list contains the reason of each.
     let mut two = drifted();
     two.findings[1] = Finding {
         command: Some("gpu-bootstrap install".to_owned()),
@@ -247,8 +247,31 @@ fn acute_risk_precedes_drift() {
         page.contains("\nDifferences from the settings:\n\n  - A look (packages.hold)\n"),
         "{page}"
     );
-    // The remedy of the risk is unknown, and `install` does not fix it.
+    // The risk has no command, and `install` does not fix it.
     assert!(page.ends_with("(`-v` shows all)\n"), "{page}");
+}
+
+#[test]
+fn line_that_does_not_fit_has_the_short_reason() {
+    let mut report = report(Mode::Check, Exit::Ok, Vec::new());
+    let brief = "580.95.05 lacks security fixes of 580.178.04";
+    let risk = Finding {
+        brief: Some(brief.to_owned()),
+        ..finding(
+            "drv.version.security",
+            Verdict::Warn,
+            "driver 580.95.05 lacks security fixes of 580.178.04 (NVIDIA's bulletin 5861)",
+        )
+    };
+    report.findings = vec![finding("driver.libraries", Verdict::Pass, "fine"), risk];
+    for (columns, words) in [
+        (80, format!("risk     {brief} (drv.version.security)\n")),
+        (120, "(NVIDIA's bulletin 5861) (drv".to_owned()),
+    ] {
+        let style = Style::default().columns(columns);
+        let page = text(|to| human::check(to, &report, HERE, style));
+        assert!(page.contains(&words), "{page}");
+    }
 }
 
 #[test]
@@ -314,7 +337,7 @@ fn first_line_is_the_verdict() {
                 finding("log.gpu-init", Verdict::Warn, "the driver hung"),
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
             ];
-        // A warning about a version, and one without an action, are not the headline.
+        // A warning about a version, and a warning that needs no action, are not the headline.
         "difference: another driver is installed", Exit::Drift,
             vec![
                 finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
@@ -358,7 +381,7 @@ fn bare(text: &str) -> String {
 }
 
 #[test]
-fn check_document() {
+fn check_document_has_stable_keys() {
     let document =
         serde_json::to_value(document::check(&checked(), &fixtures::facts(), &[])).unwrap();
     let keys: Vec<&String> = document.as_object().unwrap().keys().collect();
@@ -403,7 +426,7 @@ fn planned() -> RunReport {
 }
 
 #[test]
-fn plan_text() {
+fn plan_shows_changes_and_blocked_steps() {
     let mut plan = planned();
     let shown = |plan: &RunReport, style| {
         text(|to| human::plan(to, plan, (None, &[]), "gpu-bootstrap install", style))
@@ -448,7 +471,7 @@ fn plan_text() {
 }
 
 #[test]
-fn plan_document() {
+fn plan_document_contains_the_changes() {
     let document =
         serde_json::to_value(document::run(&planned(), Some(&fixtures::facts()))).unwrap();
     assert_eq!(document["schema"], 1);
@@ -467,7 +490,7 @@ fn plan_document() {
 }
 
 #[test]
-fn install_text() {
+fn failed_install_shows_causes_and_hint() {
     let mut failed = step("driver.packages", Outcome::Failed, "failed to install x");
     failed.causes = vec!["`apt-get` exited with status 100:\nE: one\nE: two".to_owned()];
     failed.hint = Some("wait".to_owned());
@@ -630,7 +653,7 @@ fn events() -> Vec<Envelope> {
 }
 
 #[test]
-fn events_as_plain_lines() {
+fn events_are_printed_as_plain_lines() {
     let mut to = Vec::new();
     let mut plain = Plain::new(&mut to, Style::default());
     for envelope in events() {
@@ -650,7 +673,7 @@ fn events_as_plain_lines() {
 }
 
 #[test]
-fn events_as_json_lines_read_back() {
+fn events_as_json_lines_can_be_parsed() {
     let mut to = Vec::new();
     let mut lines = JsonLines::new(&mut to);
     for envelope in events() {
@@ -728,7 +751,7 @@ fn secrets_are_hidden_in_all_output() {
     error::write(&mut to, &damaged).unwrap();
     drop(to);
     let text = String::from_utf8(text).unwrap();
-    // Messages are wrapped.
+    // Join the wrapped lines.
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for shown in [
         "no node accepted ***",

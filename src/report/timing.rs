@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::{Style, formats::entities, messages::duration, style::Ink};
 use crate::engine::{Span, SpanEnd, Timing};
 
-/// The width of the columns of times.
+/// The width of each time column, in characters.
 const TIME: usize = 14;
 
 /// Writes the table. The critical path is marked.
@@ -25,7 +25,7 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
         writeln!(to, "{}", style.hanging(&head, &words(span)))?;
     }
     let between = format!(
-        "{} between them for examining the machine and waiting.",
+        "Examining the machine and waiting took another {}.",
         duration(timing.between)
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;
@@ -70,7 +70,7 @@ const MARGIN: f64 = 20.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 70.0;
 
-/// Maximum number of letters in the label of a bar, and the width of a letter in pixels.
+/// Maximum number of characters of a description in the label of a bar, and the average width of a character in pixels.
 const LETTERS: usize = 90;
 const LETTER: f64 = 6.2;
 
@@ -144,7 +144,7 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
     to.flush()
 }
 
-/// The seconds between two ticks of the axis: 1, 2 or 5 times a power of ten, for at most twelve ticks.
+/// The seconds between two ticks of the axis: 1, 2 or 5 times a power of ten, for at most twelve intervals.
 fn tick(whole: f64) -> f64 {
     let mut power = 0.001;
     loop {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn axis_has_at_most_twelve_ticks() {
+    fn axis_has_at_most_twelve_intervals() {
         for (whole, expected) in [(0.01, 0.001), (100.0, 10.0), (7200.0, 1000.0)] {
             assert!(
                 (tick(whole) - expected).abs() < 1e-9,

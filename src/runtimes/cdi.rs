@@ -169,7 +169,7 @@ pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
 }
 
-/// Whether one of the default directories contains a specification.
+/// Whether one of the default directories contains a file that runtimes read as a specification.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -184,7 +184,8 @@ pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
 }
 
 /// Returns the driver version in a library path such as `/usr/lib/libcuda.so.535.261.03`. `None` if the file name has no
-/// version, or another version such as in `libnvidia-egl-gbm.so.1.1.0`. Driver branches have at least three digits.
+/// version, or a version that is not a driver version, such as in `libnvidia-egl-gbm.so.1.1.0`. The first number of a driver
+/// version has at least three digits.
 #[must_use]
 pub fn driver_of(path: &str) -> Option<DriverVersion> {
     let (_, name) = path.rsplit_once('/')?;

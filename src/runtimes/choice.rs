@@ -1,4 +1,4 @@
-//! Selects the container runtimes if they are not configured.
+//! Selects the container runtimes if the settings do not specify them.
 
 use super::{Daemon, OWNERS, RuntimeKind};
 use crate::host::{FilesError, ReadFiles};
@@ -10,7 +10,7 @@ pub enum Cluster {
     None,
     /// The kubelet uses a runtime of the machine.
     OfMachine,
-    /// The cluster software ships its own. The reason.
+    /// The cluster software ships its own runtime. Contains the reason.
     BringsOwn(&'static str),
 }
 
@@ -21,7 +21,7 @@ pub struct Present {
     pub installed: Vec<RuntimeKind>,
     /// Runtimes that an earlier run of gpu-bootstrap installed or configured.
     pub ours: Vec<RuntimeKind>,
-    /// Whether a kubelet has its configuration.
+    /// Whether the kubelet configuration of kubeadm exists.
     pub kubelet: bool,
     /// The installed Kubernetes distribution that ships its own containerd.
     pub distribution: Option<&'static str>,
@@ -33,17 +33,17 @@ impl Present {
     }
 }
 
-/// The configuration file that every kubelet has.
+/// The kubelet configuration that kubeadm writes.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 
-/// Finds installed runtimes with a daemon, and a kubelet. Podman does not count, because many systems have it for
-/// administration tools.
+/// Finds installed runtimes with a daemon, a kubelet configured by kubeadm, and an installed Kubernetes distribution. Podman
+/// does not count, because many systems have it for administration tools.
 ///
 /// # Errors
 /// If a directory cannot be read.
 pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present, FilesError> {
     let is_there = |path: &str| match files.exists(path.into()) {
-        // A machine that is described by a text is treated as bare.
+        // With `--lspci`, no files are known. Assume that no runtime is installed.
         Err(FilesError::NotReported { .. }) => Ok(false),
         answer => answer,
     };
@@ -83,7 +83,8 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
         Cluster::OfMachine => {
             let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
-                // A runtime that was added later, such as containerd as a dependency of Docker, changes nothing.
+                // Keep CRI-O if an earlier run prepared it, even if another runtime was added later, such as containerd as a
+                // dependency of Docker.
                 _ if prepared => (Crio, "it is installed"),
                 (true, _) => (Containerd, "it is installed"),
                 (false, true) => (Crio, "it is installed"),
@@ -97,8 +98,8 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
             (kinds, why)
         }
         Cluster::None => {
-            // containerd is a dependency of Docker, so it counts in addition to Docker only if it was configured or a kubelet
-            // exists.
+            // containerd is a dependency of Docker, so it counts in addition to Docker only if gpu-bootstrap configured it or a
+            // kubelet exists.
             let counts = |kind: &RuntimeKind| {
                 *kind != Containerd
                     || !present.has(Docker)
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn installed_runtimes_are_kept_and_clusters_need_containerd() {
+    fn installed_runtimes_are_kept_and_cluster_default_is_containerd() {
         use Cluster::{BringsOwn, None, OfMachine};
         use RuntimeKind::{Containerd, Crio, Docker};
         for (cluster, installed, ours, wanted) in [

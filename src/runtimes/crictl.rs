@@ -61,13 +61,13 @@ pub fn running(socket: &str) -> Query {
 /// Parses the output of [`info`].
 ///
 /// # Errors
-/// If the text is not such a document. The message contains the position.
+/// If the text is not JSON output of `crictl info`. The message contains the position.
 pub fn parse_info(text: &str) -> Result<Vec<RuntimeCondition>, String> {
     let info: CrictlInfo = serde_json::from_str(text).map_err(|error| error.to_string())?;
     Ok(info.status.conditions)
 }
 
-/// Whether the runtime does not provide a service that the client supports: it has no CRI, or another CRI version.
+/// Whether the error output shows that the runtime does not provide CRI, or only a CRI version that crictl does not support.
 #[must_use]
 pub fn knows_no_service(stderr: &str) -> bool {
     stderr.contains("unknown service runtime.")

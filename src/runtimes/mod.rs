@@ -1,6 +1,6 @@
-//! Container runtimes. Each has a directory or a file with everything that is specific to it. All other code uses only
-//! [`Runtime`], [`Configured`] for runtimes with a daemon, and [`Containers`] for runtimes that run a container for validation.
-//! [`RuntimeKind::runtime`] is the only place that distinguishes runtimes.
+//! Container runtimes. Each has a directory or a file with everything that is specific to it. Other code uses [`Runtime`],
+//! [`Configured`] for runtimes with a daemon, and [`Containers`] for runtimes that run a container for validation.
+//! [`RuntimeKind::runtime`] and [`Daemon::configured`] return the implementations.
 //!
 //! To add a runtime (`podman.rs` is the smallest):
 //!
@@ -141,7 +141,7 @@ impl RuntimeKind {
         }
     }
 
-    /// The name of the runtime and of its client binary.
+    /// The name in settings, IDs and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -193,7 +193,7 @@ impl Daemon {
     /// All daemons.
     pub const ALL: [Self; 3] = [Self::Docker, Self::Containerd, Self::Crio];
 
-    /// The name of the runtime and of its client binary.
+    /// The name in settings, IDs and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.kind().name()
@@ -239,13 +239,13 @@ pub struct RuntimeFacts {
     pub data: Option<&'static str>,
     /// The URL scheme that precedes its version in node objects.
     pub scheme: &'static str,
-    /// The socket that kubeadm configures for a kubelet, or `None` if kubeadm does not support the runtime.
+    /// The socket that gpu-bootstrap configures for a kubeadm kubelet, or `None` if a kubelet cannot use the runtime directly.
     pub cri: Option<&'static str>,
     /// The sockets that serve a kubelet, without `/var`.
     pub sockets: &'static [&'static str],
     /// The bridge of its own network.
     pub bridge: Option<&'static str>,
-    /// The base URL of the vendor's repositories for all systems.
+    /// The part that the URLs of all repositories of the vendor have in common.
     pub repositories: Option<&'static str>,
     /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
@@ -264,7 +264,7 @@ pub trait Runtime: Debug + Send + Sync {
     /// Reads its files, and queries the daemon if commands can be executed.
     ///
     /// # Errors
-    /// If a file cannot be read, or if its program cannot be executed. A daemon that does not respond is not an error.
+    /// If a file cannot be read. A program that cannot be executed, or a daemon that does not respond, is not an error.
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError>;
 
     /// Evaluates its files.
@@ -288,7 +288,7 @@ pub trait Runtime: Debug + Send + Sync {
         Ok(false)
     }
 
-    /// Whether systemd creates the control groups of its containers, according to its files.
+    /// Whether systemd is the cgroup driver of its containers, according to its configuration.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -336,7 +336,7 @@ pub trait Runtime: Debug + Send + Sync {
 pub struct OtherForm {
     /// The reason, as a sentence.
     pub why: String,
-    /// The directory that shows it.
+    /// The directory whose existence is the evidence for this form.
     pub directory: &'static str,
     /// The remedy.
     pub remedy: &'static str,
@@ -378,7 +378,7 @@ impl Rewritten {
     }
 }
 
-/// Directories in which gpu-bootstrap writes files for daemons.
+/// Directories of the drop-ins that restore our settings in regenerated files.
 pub fn written_directories() -> impl Iterator<Item = &'static str> {
     let rewritten = Daemon::ALL
         .into_iter()
@@ -399,7 +399,7 @@ pub fn data_directories() -> impl Iterator<Item = &'static str> {
     (RuntimeKind::ALL.into_iter()).filter_map(|kind| kind.runtime().facts().data)
 }
 
-/// Returns the vendor of a repository and the rest of its URL. Each system has a directory, and each release a suite.
+/// Returns the vendor of a repository and the rest of its URL, which starts with the directory of a distribution.
 #[must_use]
 pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
     RuntimeKind::ALL.into_iter().find_map(|kind| {
@@ -409,7 +409,7 @@ pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
     })
 }
 
-/// Returns the units of the daemons, in the format of unit files.
+/// Returns the units of the daemons, separated by spaces as in unit files.
 #[must_use]
 pub fn units() -> String {
     let units = RuntimeKind::ALL
@@ -550,7 +550,8 @@ pub trait Containers: Debug + Send + Sync {
     /// Runs a container.
     fn start(&self, container: &OneContainer<'_>) -> Cmd;
 
-    /// Stops and removes a container. A missing container is not an error.
+    /// Stops and removes a container. A missing container is not an error, except in the versions described in
+    /// [`Containers::may_miss`].
     ///
     /// # Errors
     /// If its client fails.
@@ -590,7 +591,7 @@ fn mounts<'a>(
 /// The time limit for removing a container or importing a few megabytes.
 pub const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Runs a command and only forwards its output.
+/// Runs a command, forwards the lines of its output, and returns only the error.
 ///
 /// # Errors
 /// If the command fails.

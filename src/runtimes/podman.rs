@@ -34,9 +34,9 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     reads_groups: Some(READS_GROUPS),
 };
 
-/// Returns an error if Podman does not support the version of the specifications, because CDI is its only access to GPUs.
-/// NVIDIA/nvidia-container-toolkit issues 1860, 1865 and 1940. The flag is in `pkg/nvcdi/api.go`, and its variable in
-/// `cmd/nvidia-ctk/cdi/generate/generate.go`.
+/// Returns a fault if Podman supports CDI, but not the version of the existing specifications, which are its only access to
+/// GPUs. Sources: NVIDIA/nvidia-container-toolkit issues 1860, 1865 and 1940, `pkg/nvcdi/api.go` (feature flag), and
+/// `cmd/nvidia-ctk/cdi/generate/generate.go` (environment variable).
 fn reads_none(
     files: &dyn ReadFiles,
     version: Version,
@@ -121,7 +121,7 @@ impl Runtime for Podman {
 
 #[async_trait]
 impl Containers for Podman {
-    /// Podman resolves names without a registry itself.
+    /// Adds the registry, because Podman would resolve a short name with its own configuration.
     fn image_name(&self, image: &str) -> String {
         ctr::full_name(image)
     }
@@ -151,7 +151,7 @@ impl Containers for Podman {
     }
 
     fn start(&self, container: &OneContainer<'_>) -> Cmd {
-        // GPU access only through the CDI specification. SELinux would deny access to the device nodes.
+        // The CDI specification provides the GPUs. `label=disable`, because SELinux would deny access to the device nodes.
         let mut args = words(&format!(
             "run --rm --network=none --device=nvidia.com/gpu=all --name={} --security-opt=label=disable",
             container.name

@@ -11,7 +11,8 @@ use crate::{
 /// The directories in which daemons look up programs without a path: the systemd default.
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 
-/// Whether a configured program is missing on this machine. A tree without programs is not evidence.
+/// Whether a configured program is missing on this machine. If all program directories are empty, as in an incomplete
+/// recording, this is unknown, and the result is `false`.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -35,30 +36,31 @@ pub fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, FilesErr
     Ok(true)
 }
 
-/// The configured program of a runtime.
+/// An OCI runtime in the configuration of a container runtime, with its program.
 #[derive(Debug, Clone, Copy)]
 pub struct Named<'a> {
     /// The title of the container runtime, for messages.
     pub of: &'a str,
     /// The unit name, as used on the command line.
     pub unit: &'a str,
-    /// The name of the runtime.
+    /// The name of the OCI runtime in the configuration.
     pub runtime: &'a str,
     pub program: &'a str,
     /// The file with the setting, if there may be several files.
     pub path: Option<&'a Utf8Path>,
-    /// The effect if it is the default runtime.
+    /// The effect of a missing program if this is the default runtime, otherwise `None`.
     pub default: Option<&'static str>,
 }
 
 impl Named<'_> {
-    /// Whether the runtime is used. An unused runtime may lack its program, such as a removed kata.
+    /// Whether containers are expected to use the runtime: it is the default, or its program is part of the toolkit. Other
+    /// runtimes may be leftovers without a program, for example of Kata Containers.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.default.is_some() || toolkit::comes_with(self.program, toolkit::RUNTIME)
     }
 
-    /// Returns an error if the program is missing.
+    /// Returns a fault if the program is missing.
     ///
     /// # Errors
     /// If a directory cannot be read.
@@ -82,7 +84,7 @@ impl Named<'_> {
         };
         Ok(Some(Fault {
             why: format!(
-                "runtime `{runtime}` of {of}: `{program}`{place} does not exist, {follows}"
+                "runtime `{runtime}` of {of}{place}: `{program}` does not exist, {follows}"
             ),
             remedy: format!(
                 "{package}, or remove the runtime; then run `systemctl restart {unit}`"

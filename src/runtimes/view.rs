@@ -10,7 +10,7 @@ use camino::Utf8PathBuf;
 use super::version::Version;
 use crate::host::{ExecError, FilesError, Output, Query, Reader};
 
-/// The location of a runtime, and the already known data.
+/// The machine of a runtime, and the data about the runtime that is already known.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     /// The machine, read-only.
@@ -40,7 +40,8 @@ impl ConfigFile {
 /// The state of a runtime on a machine. Files are always read. The daemon is queried only if commands can be executed.
 #[derive(Debug, Clone)]
 pub struct RuntimeView {
-    /// The files, in reading order. The first entry always exists, but may have no text.
+    /// The files, in reading order. For Docker and containerd, the first one is the root file, even if it does not exist. For
+    /// CRI-O, only existing files. Empty for Podman.
     pub files: Vec<ConfigFile>,
     /// A file that the runtime cannot read.
     pub broken: Option<Broken>,
@@ -57,7 +58,7 @@ pub struct RuntimeView {
 }
 
 impl RuntimeView {
-    /// Returns the view of a runtime without files, as the default of other fields.
+    /// Returns a view without files. A runtime then sets the other fields that it has.
     #[must_use]
     pub const fn of(said: LiveConfig, version: Option<Version>) -> Self {
         Self {
@@ -71,7 +72,7 @@ impl RuntimeView {
         }
     }
 
-    /// Whether the root configuration file exists.
+    /// Whether the first file in `files` exists: the root configuration file, or for CRI-O any file.
     #[must_use]
     pub fn has_file(&self) -> bool {
         self.files.first().is_some_and(|file| file.text.is_some())
@@ -93,7 +94,7 @@ impl RuntimeView {
 pub enum LiveConfig {
     /// Its program could not be executed, or commands are not allowed, as with `--root`.
     Unknown(Arc<ExecError>),
-    /// The runtime is not installed.
+    /// The program that queries the runtime is not installed.
     Absent,
     /// It does not respond. The text is the client error.
     Silent(String),
@@ -197,7 +198,7 @@ pub enum Report {
     Nothing(String),
     /// The files are valid. The text describes the check.
     Whole(&'static str),
-    /// The errors, the most severe or first one first. Never empty.
+    /// The errors, in the order of detection. Never empty.
     Faulty(Vec<Fault>),
 }
 
@@ -221,17 +222,18 @@ impl Report {
 /// Data about the machine that only the caller knows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Surroundings<'a> {
-    /// Whether the files belong to the running machine instead of a tree.
+    /// Whether the files belong to the running machine instead of a directory (`--root`).
     pub is_this_machine: bool,
     /// Whether no other runtime is installed.
     pub is_alone: bool,
     /// The owner of the driver, if containers can access the GPU only with the NVIDIA runtime or CDI.
     pub needs_runtime: Option<&'a str>,
-    /// Whether the container toolkit is installed but not by gpu-bootstrap, on a machine with GPUs and without a kubelet.
+    /// Whether the container toolkit is installed on a machine with GPUs and without a kubelet, and gpu-bootstrap has installed
+    /// no packages there.
     pub has_toolkit: bool,
 }
 
-/// The missing keys of a runtime are unknown.
+/// The missing keys of a runtime could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum LackError {
     /// A configuration file is invalid.
@@ -280,9 +282,9 @@ pub enum PickUp {
 pub struct ReloadWords {
     /// The setting that keeps containers running during a restart, as a part of a sentence.
     pub spare: &'static str,
-    /// The command that queries it, for the administrator.
+    /// The command that queries the daemon, for the administrator.
     pub asks: &'static str,
-    /// The reason if the running containers are unknown.
+    /// The ID of the error if the daemon does not report its running containers.
     pub silent: &'static str,
 }
 
@@ -328,7 +330,7 @@ impl From<Result<LiveConfig, ExecError>> for LiveConfig {
     }
 }
 
-/// Returns the last line of a program's output.
+/// Returns the last line of a program's error output, or of its standard output if there is no error output.
 #[must_use]
 pub fn last_words(output: &Output) -> String {
     let said = match output.stderr.trim().is_empty() {
@@ -342,7 +344,7 @@ pub fn last_words(output: &Output) -> String {
         .to_owned()
 }
 
-/// Returns the last lines of a program's error output.
+/// Returns the last three lines of a program's error output, or of its standard output if there is no error output.
 #[must_use]
 pub fn last_lines(output: &Output) -> String {
     let said = match output.stderr.trim() {

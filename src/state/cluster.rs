@@ -19,13 +19,13 @@ use crate::{
 
 pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
-/// Host name of the running kernel, or without a kernel the name for the next boot (hostname(5)).
+/// The files with the host name: of the running kernel, or if no kernel runs (`--root`), of the next boot (hostname(5)).
 const HOST_NAMES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 /// Data directory of k3s and RKE2.
 const RANCHER: &str = "/var/lib/rancher";
 
-/// The two names of a node.
+/// The two names of a node whose kubelet uses another name than the one in its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renamed {
     /// The name in the kubelet certificate.
@@ -114,7 +114,7 @@ impl State {
     }
 
     /// Returns both names of a node if the kubelet uses a name that differs from its certificate, such as after a change of the
-    /// host name. `None` if they are equal, or if one is unknown.
+    /// host name. `None` if they are equal, if one is unknown, or on a k3s or RKE2 node.
     pub fn renamed(&self) -> Result<Option<Renamed>, StateError> {
         let files = &*self.host.files;
         let Some(membership) = self.membership()? else {
@@ -151,10 +151,10 @@ impl State {
         Ok(kubectl::find(&*self.host.files)?)
     }
 
-    /// The version of the cluster's API server, or `None` if it does not respond.
+    /// The version of the cluster's API server, or `None` if it does not respond or if kubectl is not installed.
     ///
     /// # Errors
-    /// If no commands may be executed.
+    /// If kubectl cannot be executed, or if commands may not be executed.
     pub async fn api_server(&self, membership: &Membership) -> Result<Option<String>, StateError> {
         let Some(kubectl) = self.kubectl()? else {
             return Ok(None);
@@ -167,10 +167,10 @@ impl State {
         }
     }
 
-    /// Reads the state of a node from the cluster, only with the kubelet's credentials.
+    /// Reads the state of a node from the cluster, using only the kubelet's credentials.
     ///
     /// # Errors
-    /// If no commands may be executed, or if the response cannot be parsed.
+    /// If kubectl cannot be executed, if commands may not be executed, or if the response cannot be parsed.
     pub async fn registered(
         &self,
         membership: &Membership,
@@ -269,7 +269,7 @@ mod tests {
             &overridden as &dyn Fn(&FakeFiles),
             &same,
             &of_k3s,
-            // Its options are unknown.
+            // The options of the kubelet are unknown.
             &by_kubeadm,
             &|_| {},
         ] {

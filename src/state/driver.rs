@@ -13,7 +13,7 @@ use crate::{
     model::{gpu::Flavor, pattern, version::DriverVersion},
 };
 
-/// The NVIDIA driver as found.
+/// The versions of the NVIDIA driver in each location, and its origin.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FoundDriver {
@@ -39,7 +39,8 @@ pub enum Origin {
     Vendor,
     /// NVIDIA's installer, without packages.
     Runfile,
-    /// Part of the image: no package and no files of the installer, or a service of the image installs the module.
+    /// Neither from packages nor from the installer, such as a driver in an image or in a container. Also a driver that a
+    /// service of the image installs.
     Preinstalled,
 }
 
@@ -106,7 +107,7 @@ impl State {
         let kernel = &self.facts.kernel;
         match (&kernel.next_boot, &kernel.running) {
             (Some(next), Some(running)) if next != running => {
-                // Unreadable files are reported with the driver's facts.
+                // If a file cannot be read, the version is unknown, and the reason is not reported.
                 let mut reader = FactReader::new(&*self.host.files);
                 let reading =
                     modules::on_disk(&mut reader, self.host.reader(), self.scope, Some(next));
@@ -206,7 +207,7 @@ pub fn loaded_driver(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
     }
 }
 
-/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (…)`.
+/// Parses a line such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (…)`.
 fn parse_proc_version(text: &str) -> Option<DriverVersion> {
     text.lines()
         .find_map(|line| line.strip_prefix("NVRM version:"))?
@@ -214,7 +215,8 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
         .find_map(|word| word.parse().ok())
 }
 
-/// Open modules are identified in the same line. Proprietary modules have `NVIDIA UNIX x86_64 Kernel Module` instead.
+/// Returns the flavor in the line `NVRM version: …`: it contains `Open Kernel Module` for open modules, and otherwise
+/// `NVIDIA UNIX x86_64 Kernel Module`.
 fn parse_proc_flavor(text: &str) -> Option<Flavor> {
     let line = (text.lines()).find_map(|line| line.strip_prefix("NVRM version:"))?;
     if line.contains("Open Kernel Module") {
@@ -294,7 +296,7 @@ fn linker_directories(reader: &mut FactReader<'_>) -> Vec<String> {
         let Some((directory, names)) = included.rsplit_once('/') else {
             continue;
         };
-        // The first entry is the root directory.
+        // Without a directory before the last `/`, the files are in the root directory.
         let directory = if directory.is_empty() { "/" } else { directory };
         for name in reader.list(fact, directory) {
             if pattern::matches(names, &name) {
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn loaded_module() {
+    fn loaded_version_is_parsed() {
         for line in [
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)  Tue Sep 23",
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30 01:56:01 UTC 2024",
@@ -584,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn origins() {
+    fn origin_follows_packages_and_marker_files() {
         let (host, fakes) = fake::host();
         let of = |packages: &KnownPackages, found: bool| {
             let mut reader = FactReader::new(host.reader().files());

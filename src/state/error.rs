@@ -1,4 +1,4 @@
-//! The error of a state that could not be read. It can be cloned, because all readers of a value get the same error.
+//! Errors when reading the machine state. They can be cloned, because all readers of a value get the same error.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub enum StateError {
     Unexpected {
         /// The file or tool.
         what: String,
-        /// The expected and the actual content.
+        /// The reason it could not be parsed.
         why: String,
     },
 }

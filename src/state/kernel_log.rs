@@ -47,7 +47,7 @@ impl State {
             };
         }
         let mut reasons = Vec::new();
-        // Read files last, because a syslog daemon also writes messages that users forged as kernel messages.
+        // Read files only if commands must not be executed, because users can forge kernel messages in syslog files.
         let journal: fn(&str) -> Vec<String> = records_of_journal;
         let trusted = self.has_kernel_records();
         let ring = trusted
@@ -70,8 +70,9 @@ impl State {
         }
     }
 
-    /// Returns the reason `dmesg` must not be used. Without `/dev/kmsg`, it reads the log with syslog(2), in which the kernel
-    /// begins each line of a message with a timestamp. A user who can write a newline into a message could then forge others.
+    /// Returns an error with the reason if `dmesg` must not be used. Without `/dev/kmsg`, `dmesg` reads the log with syslog(2),
+    /// where the kernel puts a timestamp before each line of a message. A user who can write a newline into a message could
+    /// then forge another message.
     fn has_kernel_records(&self) -> Result<(), String> {
         let path = Utf8Path::new(kernel_log::RECORDS);
         match self.host.files.stat(path) {
@@ -83,8 +84,8 @@ impl State {
         }
     }
 
-    /// Returns the log that a program prints. Every kernel prints its version at boot, so an empty log is hidden from this user
-    /// or has lost its beginning.
+    /// Returns the log that a program prints. Every kernel logs its version at boot, so an empty result means that the log is
+    /// hidden from this user or has lost its beginning.
     async fn queried(
         &self,
         query: &Query,

@@ -1,5 +1,5 @@
-//! The container runtime of the kubelet. A machine can have several containerd instances: the instance of Docker or the
-//! distribution, and one that is part of a Kubernetes distribution, with a configuration that is generated at each start.
+//! The container runtime of the kubelet. A machine can have several containerd instances: the instance of Docker or of the
+//! Linux distribution, and the instance of a Kubernetes distribution, which may regenerate its configuration at each start.
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const KUBELET: &str = "kubelet";
 #[serde(rename_all = "kebab-case")]
 pub struct KubeletRuntime {
     /// `containerd` or `crio`, or the Kubernetes distribution that contains its containerd: `k3s`, `rke2`, `k0s`, `microk8s`.
-    /// The socket path if it is unknown.
+    /// The socket path if the runtime is unknown.
     pub name: String,
     /// Its socket.
     pub socket: String,
@@ -30,7 +30,7 @@ pub struct KubeletRuntime {
     /// Whether the nvidia runtime is configured in the containerd of a Kubernetes distribution.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvidia: Option<bool>,
-    /// A user-provided template of this configuration that omits the nvidia runtime.
+    /// A user-provided template of the containerd configuration that omits the nvidia runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
 }
@@ -40,7 +40,7 @@ impl State {
     /// have their own), or the one of kubeadm.
     ///
     /// # Errors
-    /// When the processes cannot be read.
+    /// If the processes cannot be read.
     pub fn kubelet_config(&self) -> Result<String, StateError> {
         let processes = self.processes_of(&[KUBELET])?;
         let path = processes.iter().find_map(|(_, process)| {
@@ -162,7 +162,7 @@ impl State {
         Ok(None)
     }
 
-    /// Returns `true` if the nvidia runtime is in the configuration with which its containerd was started.
+    /// Returns `true` if the nvidia runtime is in the configuration files of the containerd of a Kubernetes distribution.
     fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
         let files = self.distribution_files(owner)?;
         let mut texts = files.iter().filter_map(|file| file.text.as_deref());
@@ -206,7 +206,8 @@ impl State {
 
 /// Returns `true` if containerd finds the nvidia runtime in a file. containerd reads only the tables of the file's own version.
 /// In a version 2 file, `plugins.cri` (the version 1 name) has no effect: 1.x does not start, and later releases ignore it
-/// (containerd 1.7, services/server/config/config.go, `ValidateV2`).
+/// (containerd 1.7, services/server/config/config.go, `ValidateV2`). In a version 1 file, or a file that is not TOML, the
+/// program name of the nvidia runtime is sufficient.
 fn has_runtime(text: &str) -> bool {
     toolkit::is_named_in(text)
         && containerd::parse_config(text).ok().is_none_or(|config| {
@@ -320,7 +321,7 @@ mod tests {
             let found = found(|fakes| fakes.files.put(K3S, &*text));
             assert_eq!(found.and_then(|found| found.nvidia), Some(known), "{text}");
         }
-        // k3s has the same socket.
+        // k3s and RKE2 have the same socket, so the existing files determine the distribution.
         assert_eq!(
             said(found(|fakes| {
                 let socket = "unix:///run/k3s/containerd/containerd.sock";
@@ -390,7 +391,7 @@ mod tests {
         assert_eq!(template(&[(old, base), (new, "version = 3\n")]), path(new));
     }
 
-    /// Otherwise any user could make root configure a containerd and restart the k3s agent.
+    /// If they were trusted, any user could make root configure a containerd and restart the k3s agent.
     #[test]
     fn command_lines_of_foreign_processes_are_ignored() {
         for which in [

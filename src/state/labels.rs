@@ -13,7 +13,7 @@
 //! - **GPUs of several models**: the GFD labels describe one model, which varies between runs. Here it is the first model in
 //!   the NVML order.
 //! - **Sharing** (`replicas` above 1, the product suffix `-SHARED`, `sharing-strategy`, `mps.capable`) is configured in the
-//!   device plugin, which is only known in the cluster. These labels therefore always report unshared GPUs.
+//!   device plugin of the cluster and is unknown on the machine. These labels therefore always report unshared GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -39,7 +39,7 @@ pub struct GpuLabels {
     pub refused: BTreeMap<String, String>,
 }
 
-/// The reason there are no labels. Like GFD, all labels are computed or none.
+/// The reason there are no labels. Like GFD, gpu-bootstrap computes either all labels or none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoLabels {
     /// NVML returned no GPU list.
@@ -64,7 +64,7 @@ pub enum NoLabels {
 /// Computes the labels that GFD would set on this machine. Without a GPU the only label is `vgpu.present`.
 ///
 /// # Errors
-/// If NVML or one of its GPUs does not respond.
+/// If NVML or one of its GPUs does not respond, or if NVML does not report a required value.
 pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels, NoLabels> {
     let mut all = BTreeMap::new();
     match nvml {
@@ -89,7 +89,7 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
         Nvml::Ready(_) | Nvml::NoDevices => {}
         _ => return Err(NoLabels::NoAnswer),
     }
-    // vgpu.go. A vGPU is identified by its PCI device, and the matrix contains these boards.
+    // vgpu.go. The facts identify vGPUs by their PCI device IDs, which are in the matrix.
     let vgpu = facts.gpus.iter().any(|gpu| gpu.vgpu);
     put(&mut all, "nvidia.com/vgpu.present", vgpu);
     let (labels, refused) = all
@@ -152,7 +152,7 @@ fn put(labels: &mut BTreeMap<String, String>, key: &str, value: impl Display) {
     labels.insert(key.to_owned(), value.to_string());
 }
 
-/// All GPUs must respond. Otherwise the counts would be wrong.
+/// Returns an error if a GPU does not respond, because the counts would then be wrong.
 fn answering(devices: &[NvmlDevice]) -> Result<(), NoLabels> {
     match devices
         .iter()
@@ -340,8 +340,8 @@ fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
     }
 }
 
-/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: counts only GPUs that have successfully
-/// joined a fabric with a cluster ID. The IDs must be equal.
+/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: the cluster and clique IDs, if they
+/// are equal for all GPUs that have successfully joined a fabric with a cluster ID.
 fn clique(devices: &[NvmlDevice]) -> Option<String> {
     let joined = devices.iter().filter_map(|gpu| {
         let fabric = gpu.fabric.as_ref()?;

@@ -1,5 +1,5 @@
 //! Our own changes, according to the journal. The machine shows which packages are installed and held, but only the journal
-//! records who did it.
+//! records whether gpu-bootstrap did it.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ pub struct Ours {
     /// Packages that gpu-bootstrap holds.
     pub held: BTreeSet<String>,
     /// Container runtime daemons whose last configuration failed or was interrupted. They may not have read their current
-    /// files, and `containerd config dump` prints the files.
+    /// files. `containerd config dump` does not show this, because it prints the files.
     pub unread: BTreeSet<&'static str>,
 }
 

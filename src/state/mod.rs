@@ -1,9 +1,9 @@
 //! Everything that can change during a run: read on first use, at most once per snapshot, and shared by all steps and checks.
 //!
 //! A snapshot is invalidated when changes start, and again when they have been applied: the engine then creates the next
-//! [`State`]. Values that are read during a change belong to neither snapshot. Errors are cached like values, so that a hanging
-//! GPU costs one deadline per snapshot for all readers. A second reader waits while a value is being read. Each topic has its
-//! own file.
+//! [`State`]. Values that are read during a change belong neither to the snapshot before it nor to the one after it. Errors are
+//! cached like values, so that a hanging GPU costs one deadline per snapshot for all readers. A second reader waits while a
+//! value is being read. Each topic has its own file.
 
 pub mod bus;
 mod cluster;
@@ -102,8 +102,8 @@ struct Noted<T> {
 }
 
 impl State {
-    /// Returns `true` if this is the running machine. File owners in another tree belong to that machine, or to the user who
-    /// unpacked it.
+    /// Returns `true` if this is the state of the running machine instead of a directory (`--root`). File owners in such a
+    /// directory are users of the original machine, or the user who unpacked it.
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
         self.scope.executes
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// Our own package changes, according to the journal.
+    /// Our own changes, according to the journal.
     #[must_use]
     pub fn ours(&self) -> &Ours {
         &self.ours

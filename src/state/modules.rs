@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn plain_built_by_dkms_and_compressed() {
+    async fn version_is_read_from_module_then_dkms_then_modinfo() {
         let (host, fakes) = fake::host();
         let kernel: KernelVersion = "6.8.0-49-generic".parse().unwrap();
         let directory = format!("/lib/modules/{kernel}");

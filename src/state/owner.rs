@@ -15,19 +15,19 @@ pub struct Owner {
     pub name: &'static str,
     /// The evidence that was found.
     pub evidence: String,
-    /// The fabric manager is part of the driver, so packages and units of the host are not evidence for it.
+    /// The owner also provides the fabric manager, so the host may have no packages and units for it.
     pub fabric_manager: bool,
     /// Its containers access the GPU with the NVIDIA container runtime or CDI.
     pub container_runtime: bool,
     /// The driver is on the library path of the host.
     pub on_host: bool,
-    /// The part that gpu-bootstrap does not manage.
+    /// The reason that gpu-bootstrap does not manage this driver.
     pub why: &'static str,
-    /// How the driver is changed with this owner.
+    /// The way to change this driver, for the administrator.
     pub remedy: &'static str,
 }
 
-/// The owner whose driver runs in a container, in addition to the host packages.
+/// The owner that runs the driver in a container. The host may also have driver packages.
 pub const GPU_OPERATOR: &str = "NVIDIA's GPU Operator";
 
 /// The file with the DGX OS release.

@@ -12,11 +12,11 @@ const DELETED: &str = " (deleted)";
 
 impl State {
     /// The host processes that run one of these programs, with the program name. Each process must belong to root, run outside
-    /// containers, and have an executable of this name. The first argument is not sufficient, because `sudo`, which runs as
-    /// root before it prompts for a password, can be started with any argument.
+    /// containers, and have an executable of this name. Its own name and arguments are not sufficient, because a user can start
+    /// `sudo`, which runs as root before it prompts for a password, with any first argument.
     ///
     /// # Errors
-    /// If processes cannot be listed, or if root cannot inspect one.
+    /// If processes cannot be listed, or if one cannot be inspected for a reason other than missing permissions.
     pub(super) fn processes_of(
         &self,
         programs: &[&str],
@@ -36,8 +36,8 @@ impl State {
         Ok(found)
     }
 
-    /// The name of the program that a process executes. `None` if it is in a container, has exited, or can only be inspected by
-    /// root.
+    /// The file name of a process's executable. `None` if the process is in a container or has exited, or if only root can
+    /// inspect it.
     fn own_program(&self, pid: u32) -> Result<Option<String>, FilesError> {
         let files = &*self.host.files;
         if !is_in_own_namespaces(files, pid)? {
@@ -59,7 +59,7 @@ pub(super) mod tests {
         steps::fixtures::{facts, state_below_root},
     };
 
-    /// The owner of a process.
+    /// A kind of test process.
     #[derive(Debug, Clone, Copy)]
     pub(in crate::state) enum Which {
         /// A host process of root.
@@ -70,7 +70,7 @@ pub(super) mod tests {
         Contained(&'static str),
         /// A root process whose executable differs from its arguments.
         Executing(&'static str),
-        /// A process whose links are only visible to root.
+        /// A process whose namespaces are only visible to root.
         Unseen,
     }
 
@@ -81,7 +81,7 @@ pub(super) mod tests {
         run_as(files, (pid, name), which, command);
     }
 
-    /// The same for a process with a custom name.
+    /// Adds a process whose name (`comm`) differs from its command to `/proc`.
     pub(in crate::state) fn run_as(
         files: &FakeFiles,
         (pid, name): (u32, &str),
@@ -95,7 +95,7 @@ pub(super) mod tests {
             Which::OfUser(uid) => uid,
             _ => 0,
         };
-        // `sudo` only has the real UID of its user until it starts.
+        // Real and effective UID. `sudo` initially has the real UID of its user, but the effective UID 0.
         put("status", format!("Uid:\t{uid}\t0\t0\t0\n"));
         let exe = match which {
             Which::Executing(exe) => exe,

@@ -1,5 +1,5 @@
 //! The installed container runtimes, found by their binaries, with the versions of program and configuration file. Also their
-//! configuration from files and from the running daemon, which `runtimes` reads.
+//! configuration from files and from the running daemon, which the `runtimes` module reads.
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ impl State {
         &self.runtimes().await.value
     }
 
-    /// The installed container runtimes.
+    /// The installed container runtimes, and the values that could not be read.
     pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
         let read = || async {
             let packages = &self.installed().await.value;
@@ -96,7 +96,7 @@ impl State {
     /// The configuration that a runtime reports.
     ///
     /// # Errors
-    /// As for [`State::runtime`], and if its program cannot be run.
+    /// As for [`State::runtime`], and if the runtime's program cannot be run.
     pub async fn said(&self, kind: RuntimeKind) -> Result<&LiveConfig, StateError> {
         match &self.runtime(kind).await?.said {
             LiveConfig::Unknown(error) => Err(StateError::Exec(error.clone())),
@@ -117,7 +117,7 @@ impl State {
             needs_runtime: (owner.as_ref())
                 .filter(|owner| owner.container_runtime)
                 .map(|owner| owner.name),
-            // Another finding reports a kubelet whose runtime is unknown.
+            // Only without a kubelet. Other findings examine the kubelet's runtime, and report if it is unknown.
             has_toolkit: self.host.files.exists(Utf8Path::new(toolkit::RUNTIME))?
                 && !self.facts.gpus.is_empty()
                 && self.ours.packages.is_empty()
@@ -130,7 +130,7 @@ impl State {
     /// The names of the containers that a restart of a daemon would stop.
     ///
     /// # Errors
-    /// If its client cannot be run, or the daemon does not respond. Unknown containers might be stopped.
+    /// If the daemon's client cannot be run, or if the daemon does not respond, because then the containers are unknown.
     pub async fn stopped_with(&self, kind: RuntimeKind) -> Result<Vec<String>, StateError> {
         let spares =
             matches!(self.said(kind).await?, LiveConfig::Known(config) if config.spares_containers);
@@ -292,7 +292,7 @@ mod tests {
     };
 
     #[test]
-    fn versions() {
+    fn runtime_versions_are_parsed() {
         for (package, expected) in [
             ("5:27.3.1-1~ubuntu.24.04~noble", "27.3.1"),
             ("20.10.24+dfsg1-1+deb12u1+b6", "20.10.24"),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations() {
+    fn config_version_is_parsed() {
         assert_eq!(parse_config_version("version = 3\n[plugins]\n"), Ok(3));
         assert_eq!(
             parse_config_version("disabled_plugins = [\"cri\"]\n"),
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn docker_without_nvidia_runtime_is_reported_beside_a_toolkit() {
+    async fn docker_without_nvidia_runtime_is_reported_with_a_toolkit() {
         const KUBELET: &str = "containerRuntimeEndpoint: unix:///run/crio/crio.sock\n";
         let runtime = r#"{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}"#;
         for (files, is_told) in [
@@ -435,7 +435,7 @@ mod tests {
                 vec![(toolkit::RUNTIME, ""), ("/etc/cdi/nvidia.yaml", "")],
                 false,
             ),
-            // With a kubelet, another check examines its runtime.
+            // On a machine with a kubelet, another check examines the kubelet's runtime.
             (
                 vec![
                     (toolkit::RUNTIME, ""),

@@ -1,22 +1,22 @@
-//! The complete state, read once for the document of `facts`.
+//! The complete machine state, for the output of `gpu-bootstrap facts`.
 
 use std::collections::BTreeMap;
 
 use super::{FoundDriver, FoundRuntime, KubeletRuntime, State};
 use crate::{facts::Unknown, host::Nvml, model::pci::PciAddress};
 
-/// The state of a machine. A part that could not be read is `None` and is listed in [`Snapshot::unknown`].
+/// The state of a machine. A part that could not be read is `None` or missing, and is listed in [`Snapshot::unknown`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<'s> {
     /// The kernel driver bound to each GPU that has one.
     pub bound_drivers: BTreeMap<PciAddress, &'s str>,
     /// The NVIDIA driver as found.
     pub driver: &'s FoundDriver,
-    /// The NVML view, or `None` if NVML was not queried (`--root`).
+    /// The NVML view, or `None` if NVML was not queried (`--root`, `--lspci`).
     pub nvml: Option<&'s Nvml>,
     /// Container runtimes as found.
     pub runtimes: &'s [FoundRuntime],
-    /// The container runtime of the kubelet, if there is one.
+    /// The container runtime of the kubelet, if the machine has a kubelet.
     pub kubelet: Option<KubeletRuntime>,
     /// The parts that could not be read, with the reasons.
     pub unknown: Vec<Unknown>,

@@ -10,16 +10,16 @@ use crate::{
     tools::systemctl::{self, UnitState},
 };
 
-/// Load state of a unit whose packaged file is empty.
+/// Our load state for a unit whose packaged file is empty, which systemd reports as `masked`.
 const EMPTY: &str = "empty";
 
 /// The output of a systemd query. `None` if systemd is not running, such as in a container or in the chroot of an image
-/// builder. In this case only the unit files are known. Each unit query in this module falls back to these files. Queries that
-/// are only meaningful at run time (`systemctl::once`, `is_system_running`, `needs_reload`) are not made there.
+/// builder. In this case each unit query in this module uses the unit files instead. Queries that only make sense on a booted
+/// machine (`systemctl::once`, `is_system_running`, `needs_reload`) have no such fallback and do not use this function.
 pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>, StateError> {
     let output = match host.reader().query(query).await {
         Ok(output) => output,
-        // A tree without systemd.
+        // `systemctl` is not installed.
         Err(ExecError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -82,7 +82,7 @@ impl State {
     /// The state of a unit, or `None` if the unit does not exist.
     ///
     /// # Errors
-    /// If systemd cannot be queried, or if its output contains no state.
+    /// If systemd or the files cannot be queried, or if the output contains no state.
     pub async fn unit(&self, name: &str) -> Result<Option<UnitState>, StateError> {
         let cell = {
             let mut units = (self.memo.units.lock()).unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +126,7 @@ impl State {
         unit_command(&self.host, name).await
     }
 
-    /// Returns `true` if processes that a unit started continue when the unit stops.
+    /// Returns `true` if the child processes of a unit survive when the unit is stopped.
     ///
     /// # Errors
     /// If systemd or the files cannot be queried, or if the output contains no `KillMode`.
@@ -175,15 +175,15 @@ mod tests {
         let docker = state.unit("docker.service").await.expect("an answer");
         let docker = docker.expect("a unit");
         assert!(docker.is_not_booted() && docker.is_up() && !docker.is_active());
-        // A builder may mount the `/run` of its own machine.
+        // An image builder may mount its own `/run` in the chroot.
         fakes.files.put_directory(systemctl::BOOTED, 0o755);
         let masked = state.unit("crio.service").await.expect("an answer");
         assert_eq!(masked.expect("a unit").load, "masked");
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);
     }
 
-    /// In a chroot with `/proc`, systemctl exits with 0. Without `/proc`, and in a container, it exits with 1. It may also be
-    /// missing in a tree.
+    /// In a chroot with `/proc`, systemctl exits with 0. Without `/proc`, and in a container, it exits with 1. It may also not
+    /// be installed.
     #[tokio::test]
     async fn unit_files_are_the_fallback_for_every_query() {
         let refused =

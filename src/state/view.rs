@@ -8,7 +8,7 @@ use crate::{
     tools::systemctl,
 };
 
-/// A view of the machine that differs from PID 1.
+/// A file system view that differs from the view of PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
     pub view: PrivateView,
@@ -47,22 +47,24 @@ impl fmt::Display for Sandbox {
 }
 
 impl Sandbox {
-    /// The command that runs in the view of the machine.
+    /// The remedy: remove the unit settings, or run the command with the view of PID 1.
     #[must_use]
     pub fn remedy(&self) -> String {
-        let outside = "run the command outside it (`systemd-run --pipe --wait COMMAND`)";
+        let outside = "run the command as a separate unit (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {
-            Some(unit) => format!("remove these settings (`systemctl edit {unit}`), or {outside}"),
-            None => format!("run the command in the mount namespace of PID 1, or {outside}"),
+            Some(unit) if !self.settings.is_empty() => {
+                format!("remove these settings (`systemctl edit {unit}`), or {outside}")
+            }
+            _ => format!("run the command in the mount namespace of PID 1, or {outside}"),
         }
     }
 }
 
 impl State {
-    /// Compares the file system view of this process with PID 1. Returns `None` if they are equal.
+    /// Compares the file system views of this process and of PID 1. Returns `None` if no relevant path differs.
     ///
     /// # Errors
-    /// If the kernel's lists or systemd cannot be queried.
+    /// If the mount lists in `/proc` cannot be read, or if systemd cannot be queried.
     pub async fn sandbox(&self) -> Result<Option<Sandbox>, StateError> {
         let Some(view) = view::private(&*self.host.files)? else {
             return Ok(None);

@@ -21,7 +21,7 @@ pub struct Autoload;
 #[derive(Debug, Clone, Default)]
 struct AutoloadState {
     content: Option<String>,
-    /// Settings that prevent the modules from being loaded, as sentences.
+    /// Descriptions of the settings that prevent the modules from being loaded.
     denials: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
     let files = cx.host.files();
     let modules = (cx.desired.driver.as_ref()).map_or(&[][..], |driver| &driver.load_modules[..]);
     let mut denials = kmod::denials(files, modules)?;
-    // Instances of an image have different command lines.
+    // The kernel command line of an image builder does not apply to instances of the image.
     if !cx.desired.image {
         let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
         let word = kmod::denied_by_boot(&line.unwrap_or_default(), modules);
@@ -54,9 +54,9 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
                 "{}, so the driver would not be loaded",
                 state.denials.join("; ")
             ),
-            "remove it. If it is in the kernel command line, change the boot loader configuration and \
-                 reboot. Then run the command again. For a node without GPUs, set \
-                 `gpu = \"optional\"`",
+            "remove the setting. If it is in the kernel command line, change the boot loader \
+             configuration and reboot. Then run the command again. For a node without GPUs, set \
+             `gpu = \"optional\"`",
         );
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
@@ -98,7 +98,7 @@ mod tests {
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
-    fn written_file_satisfies() {
+    fn only_the_written_content_is_satisfied() {
         let want = desired();
         let (_, changes) = decide(&AutoloadState::default(), &want).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {

@@ -1,10 +1,10 @@
-//! Module packages that are built for one kernel each. The kernel is only visible in their files, not in their name
-//! or version. Such a module counts only for exactly that kernel. RPM systems also link it into the directories of
-//! other kernels (`weak-updates`), but these symlinks can be dangling and are ignored.
+//! Module packages whose builds are for one kernel each. Only their file paths contain the kernel version, not their
+//! name or package version. A build counts only for exactly that kernel. RPM systems also link its modules into the
+//! directories of other kernels (`weak-updates`), but these symlinks can be dangling and are ignored.
 //!
 //! A source of such builds (`at = "kernel"` in a profile) has few branches per kernel. Therefore each branch that the
-//! matrix accepts is a separate module method, in matrix order, and `settle` puts the branch into the desired state.
-//! Such a source is never the default, because its contents change daily.
+//! matrix accepts is a separate module method, in matrix order, and `kernels::resolve` sets the selected branch in the
+//! desired state. Such a source is never the default, because its contents change daily.
 
 use std::{
     cmp::Ordering,
@@ -35,13 +35,13 @@ struct PackageBuild {
 /// The kernels of module builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Builds {
-    /// Builds by package: the installed build first, then the newest.
+    /// Builds by package: the installed build first, then the available builds, newest first.
     known: BTreeMap<String, Vec<PackageBuild>>,
-    /// Versions of companion packages of such a build, available or installed.
+    /// Available and installed versions of the companion packages, by package.
     companions: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Returns the kernel of a driver module file: `/lib/modules/KERNEL/extra/nvidia.ko.xz`.
+/// Returns the kernel of a driver module file such as `/lib/modules/KERNEL/extra/nvidia.ko.xz`. `None` for other files.
 fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
     let path = path.strip_prefix("/usr").unwrap_or(path);
     let below = path
@@ -161,8 +161,8 @@ impl Builds {
         }
     }
 
-    /// Removes builds without a companion package of the same driver version. Returns the reason for each kernel
-    /// without a remaining build.
+    /// Removes the builds of a module method that lack a companion package of the same driver version. Returns the
+    /// reason for each kernel without a remaining build.
     pub(super) fn complete_alone(
         &mut self,
         backend: &dyn Backend,
@@ -208,7 +208,7 @@ impl Builds {
         lost
     }
 
-    /// Returns the kernels with a build of a package.
+    /// Returns the kernels that have a build of a package in the version of the template.
     pub(super) fn kernels(
         &self,
         backend: &dyn Backend,
@@ -223,8 +223,8 @@ impl Builds {
             .collect()
     }
 
-    /// Returns the kernels that one build serves, because only one build can be installed. The default boot kernel,
-    /// which is last, has priority.
+    /// Returns the needed kernels that the build for the last one also serves. Only one build can be installed, and the
+    /// default boot kernel, which is last, has priority. Without a build for it, all needed kernels are returned.
     pub(super) fn together(
         &self,
         backend: &dyn Backend,
@@ -261,7 +261,7 @@ impl Builds {
     }
 
     /// Returns the packages of a module method with the versions of the builds for their kernels, and companion
-    /// packages of the same version. A package without a build is unchanged.
+    /// packages of the same driver version. A package without a build is unchanged.
     pub(super) fn resolved(
         &self,
         backend: &dyn Backend,
@@ -297,7 +297,7 @@ impl Builds {
         };
         for spec in &mut resolved {
             if method.companions.contains(&spec.name) {
-                // A package that is built with the module also has its release.
+                // Prefer the exact version and release of the module, which packages built together with it have.
                 let same =
                     (self.companions.get(&spec.name)).is_some_and(|all| all.contains(&module));
                 spec.version = Some(if same {
@@ -310,7 +310,7 @@ impl Builds {
         resolved
     }
 
-    /// Describes the known builds. `None` if no such package is configured or known.
+    /// Describes the known builds, at most three of each package. `None` if no build is known.
     pub(super) fn in_words(&self) -> Option<String> {
         let one = |name: &String, build: &PackageBuild| {
             let kernels: Vec<&str> = build.kernels.iter().map(KernelVersion::as_str).collect();
@@ -320,7 +320,7 @@ impl Builds {
             }
         };
         let all: Vec<String> = (self.known.iter())
-            // The newest builds suffice.
+            // The installed build and the newest ones suffice.
             .flat_map(|(name, builds)| builds.iter().take(3).map(move |build| one(name, build)))
             .collect();
         (!all.is_empty()).then(|| all.join(", "))
@@ -426,7 +426,7 @@ mod tests {
             ["3:610.43.02-2.el9", "3:610.43.02-2.el9", "610.43.02-*", ""]
         );
         assert_eq!(resolved(615, NEW)[0], "3:615.71.09-1.el9");
-        // Without a build nothing is resolved.
+        // Without a build for the kernel, the packages are unchanged.
         assert_eq!(
             resolved(610, NEW)[..2],
             [format!("610.* for {NEW}"), "610.*".to_owned()]

@@ -1,6 +1,6 @@
 //! `cdi`: the Container Device Interface specification describes the current GPUs and libraries. It becomes stale
-//! with every driver change, because library file names contain the version, and after a boot that assigns a
-//! different major number to nvidia-uvm, which is dynamic.
+//! with every driver change, because library file names contain the version, and after a boot that changes the
+//! dynamic major number of nvidia-uvm.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -34,7 +34,7 @@ const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 /// `deployments/systemd/nvidia-cdi-refresh.service`.
 const REFRESH: &str = "nvidia-cdi-refresh.service";
 
-/// Install paths of the unit.
+/// Install paths of the toolkit's unit.
 const REFRESH_PATHS: [&str; 2] = [
     "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
     "/etc/systemd/system/nvidia-cdi-refresh.service",
@@ -55,7 +55,7 @@ const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 /// The `cdi` step.
 pub struct CdiSpecification;
 
-/// Title and version of a runtime.
+/// Title and version of a runtime that does not support groups of device nodes.
 type OldReader = (&'static str, Version);
 
 #[derive(Debug, Clone, Default)]
@@ -81,9 +81,9 @@ impl CdiState {
     }
 }
 
-/// The unit text. Device numbers can change at boot and when a module is reloaded. In that case, the unit of the
-/// device nodes is restarted, and this unit with it. The unit does not create a missing specification, because only
-/// `install` can record that change.
+/// The unit text. Device numbers can change at boot and when a module is reloaded. After a reload, a udev rule restarts
+/// the unit of the device nodes, and systemd restarts this unit with it (`PartOf`). The unit does not create a missing
+/// specification, because only `install` can record that change.
 fn unit(path: &Utf8Path, names_groups: bool) -> String {
     let flag = match names_groups {
         true => String::new(),
@@ -91,7 +91,7 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
     };
     format!(
         "{HEADER}[Unit]\n\
-         Description=Describe the GPUs for container runtimes (CDI) as they are at this boot\n\
+         Description=Generate the CDI specification of the GPUs for this boot\n\
          ConditionPathExists={path}\n\
          ConditionPathExists={PROGRAM}\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
@@ -185,7 +185,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         at_boot.push(Change::write(UNIT_PATH, unit));
     }
     if !state.enabled {
-        // The specification is for this boot; the unit regenerates it at later boots.
+        // Not started now, because the specification already describes this boot. The unit regenerates it at later boots.
         at_boot.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: false,
@@ -265,7 +265,7 @@ fn unread(seen: &SeenSpec, old_reader: Option<OldReader>) -> Option<String> {
     })
 }
 
-/// Returns problems that only the administrator can fix, because unmanaged files are not deleted.
+/// Blocks if a problem can only be fixed by the administrator, because unmanaged files are not deleted.
 fn preflight_issue(state: &CdiState, spec: &Cdi, loaded: &DriverVersion) -> Option<Assessment> {
     if let Some(conflict) = cdi_rules::conflict(&state.seen) {
         let Conflict { one, other, names } = conflict;
@@ -316,8 +316,9 @@ impl Step for CdiSpecification {
         super::CDI
     }
 
-    /// `nvidia-ctk` queries every GPU: if one does not start, it takes minutes to fail with an error about the
-    /// specification. The Podman version decides the content.
+    /// Runs after the GPU validation, because `nvidia-ctk` queries every GPU: if one does not start, it takes minutes
+    /// to fail with an error about the specification. Runs after the runtimes, because the Podman version determines
+    /// whether the specification may contain groups of device nodes.
     fn after(&self) -> &[StepId] {
         after_runtimes![
             DRIVER_MODULE,
@@ -335,7 +336,7 @@ impl Step for CdiSpecification {
         let Some(spec) = &desired.cdi else {
             return desired.driver.is_none();
         };
-        // A unit with different content would have no effect.
+        // A unit file with different content, e.g. for a different path, is obsolete.
         match change {
             Change::WriteFile { content, .. } => [true, false]
                 .map(|groups| unit(&spec.path, groups))
@@ -406,7 +407,7 @@ devices:
         }
     }
 
-    /// Returns the reason to regenerate the specification, or the action for the administrator.
+    /// Formats an assessment: its reason, and the hint if it blocks.
     fn said(state: &CdiState) -> String {
         match decide(state, &desired(), &facts()) {
             Assessment::Needs { why, .. } => format!("needs: {why}"),
@@ -448,7 +449,7 @@ devices:
             ) && why.contains("remove these devices from `/etc/cdi/team.yaml`"),
             "{why}"
         );
-        // Its other device names are ignored.
+        // Files of one directory may define different devices.
         let own = team.replace("    - name: all\n", "");
         state.seen[1] = seen("/etc/cdi/team.yaml", &own);
         assert!(said(&state).ends_with("driver 535.261.03"));
@@ -475,7 +476,7 @@ devices:
                 unit: REFRESH.to_owned()
             }]
         );
-        // Without the unit the file is unmanaged, unless the toolkit will install the unit.
+        // Without the toolkit's unit the file is unmanaged. If the toolkit is missing, its installation adds the unit.
         state.refreshes = false;
         state.has_toolkit = false;
         assert!(said(&state).starts_with("blocked now: "));
@@ -560,7 +561,7 @@ devices:
             ..right
         };
         assert!(said(&at_boot).contains("does not regenerate"));
-        // Other runtimes support groups.
+        // Newer Podman versions and other runtimes support groups.
         let newer = CdiState {
             unit: Some(with_groups.clone()),
             old_reader: None,

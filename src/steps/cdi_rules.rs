@@ -33,7 +33,7 @@ pub(super) struct SeenSpec {
 pub(super) struct MachineDevices {
     /// Devices that containers can use, from NVML. `None` if NVML does not respond.
     pub(super) visible: Option<Vec<Visible>>,
-    /// GPUs on the bus that this machine uses itself.
+    /// Number of GPUs on the bus that are not reserved for virtual machines.
     pub(super) gpus: usize,
     /// Character devices of the driver in `/proc/devices`: names and major numbers. Empty if the kernel lists no
     /// device.
@@ -61,7 +61,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepErr
         };
         let spec = cdi::parse(&text);
         let is_ours = path == own;
-        // A broken file of another program hides no device.
+        // Runtimes ignore an invalid file, so an invalid unmanaged file shadows no device.
         if is_ours || spec.as_ref().is_ok_and(|spec| spec.kind == KIND) {
             all.push(look(cx, path, spec)?);
         }
@@ -71,7 +71,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepErr
 
 fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<SeenSpec, StepError> {
     let (mut missing, mut nodes) = (Vec::new(), Vec::new());
-    // A recording or an image without `/dev` shows nothing about device nodes.
+    // A recording or an image without `/dev` contains no device nodes.
     let has_nodes = cx.host.files().exists("/dev".into())?;
     if let Ok(spec) = &spec {
         for path in spec.host_paths() {
@@ -107,7 +107,7 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices,
         visible: None,
     };
     if loaded && let Nvml::Ready(view) = cx.state.nvml().await {
-        // If NVML has lost a GPU, `validation.devices` reports the remedy.
+        // If NVML lists too few GPUs, its list is not used, and `validation.devices` reports the missing GPU.
         let whole = view.devices.len() >= machine.gpus;
         // Names by UUID are only comparable if NVML reports every UUID.
         let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
@@ -116,7 +116,7 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices,
     Ok(machine)
 }
 
-/// Returns a device node whose number no longer belongs to the driver, so that it has no device or a different one.
+/// Describes a device node whose major number is not the one of its driver, so it refers to no device or to a different one.
 pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<String> {
     seen.nodes.iter().find_map(|(node, now)| {
         let FileKind::CharDevice(major, minor) = *now else {
@@ -133,7 +133,7 @@ pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<Str
 }
 
 impl MachineDevices {
-    /// Returns the kernel's name and major number for the driver of a node. `None` if the kernel lists none.
+    /// Returns the name and major number of a node's driver in `/proc/devices`. `None` if it is not listed.
     fn major_of(&self, path: &str) -> Option<(&str, u32)> {
         let names = device_nodes::drivers_of(path);
         (self.majors.iter())
@@ -193,7 +193,7 @@ pub(super) fn stale(
         return Some(format!("was not generated for the loaded driver {loaded}"));
     }
     let Some(visible) = &machine.visible else {
-        // MIG devices are only known to NVML.
+        // Only NVML lists MIG devices. Without NVML, only the GPU count of a specification without MIG devices is compared.
         let gpus = spec.names().filter_map(Name::of);
         let gpus = gpus.filter(|name| *name == Name::Index).count();
         let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
@@ -205,7 +205,7 @@ pub(super) fn stale(
             )
         });
     };
-    // Everything else may be unchanged after a GPU replacement, a new MIG layout or a cloned disk.
+    // After a GPU replacement, a new MIG layout or a cloned disk, only the device names may differ.
     let gone = (spec.names().filter(|name| Name::of(name).is_some()))
         .find(|name| !visible.iter().any(|one| one.is_called(name)));
     if let Some(gone) = gone {
@@ -487,7 +487,7 @@ devices:
     }
 
     #[test]
-    fn node_with_foreign_device_number_is_dead() {
+    fn node_with_wrong_major_number_is_dead() {
         let majors = |uvm| MachineDevices {
             majors: vec![("nvidia".into(), 195), ("nvidia-uvm".into(), uvm)],
             ..machine(1, None)
@@ -498,7 +498,7 @@ devices:
             dead_node(&seen, &majors(242)).as_deref(),
             Some("`/dev/nvidia-uvm` is device 243:1, but the kernel has nvidia-uvm at 242")
         );
-        // Not reported if the kernel lists no device, or for nodes of other drivers.
+        // Not reported if `/proc/devices` does not list the driver, or for nodes of other drivers.
         assert_eq!(dead_node(&seen, &machine(1, None)), None);
         let other = node("/dev/dri/card0", FileKind::CharDevice(226, 0));
         assert_eq!(dead_node(&other, &majors(242)), None);

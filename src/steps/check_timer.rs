@@ -1,5 +1,5 @@
 //! `check.timer`: a timer that runs `check` every minute and publishes the result: metrics for the textfile collector
-//! of node_exporter, and a node condition. It exists only if one of them is configured.
+//! of node_exporter, and a node condition. The timer exists only if at least one of them is configured.
 //!
 //! The changes are reverted before the changes of all other steps, because a running `check` queries the GPUs and keeps the
 //! driver modules in use.
@@ -35,13 +35,13 @@ struct TimerState {
     /// Content of the unit files.
     service: Option<String>,
     timer: Option<String>,
-    /// The state of the timer, if systemd has it.
+    /// The state of the timer unit. `None` if it does not exist.
     unit: Option<UnitState>,
     /// The executable for the service, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
     /// The metrics file exists.
     has_metrics: bool,
-    /// The reason that root must not write to its directory.
+    /// The reason that root must not write to the directory of the metrics file.
     foreign: Option<String>,
 }
 
@@ -93,10 +93,9 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
     is_plain.then(|| path.into())
 }
 
-/// The service text. Exit codes of failed checks or an unreachable cluster do not fail the unit, because the
-/// heartbeat of the condition shows them. A `check` that hangs, e.g. in NVML, is killed. Stopping the timer also
-/// stops a running `check`.
-/// [`SANDBOX`] limits its permissions.
+/// The service text. Failed checks (exit code 4) and an unreachable cluster (6) do not fail the unit: the metrics or the
+/// condition report failed checks, and without a cluster the heartbeat of the condition becomes stale. A `check` that
+/// hangs, e.g. in NVML, is killed. Stopping the timer also stops a running `check`. [`SANDBOX`] limits its permissions.
 fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
     if let Some(path) = &spec.metrics {
@@ -107,7 +106,7 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
     }
     format!(
         "{HEADER}[Unit]\n\
-         Description=Write what gpu-bootstrap check finds where others read it\n\
+         Description=Publish the results of gpu-bootstrap check\n\
          PartOf={TIMER}\n\
          \n\
          [Service]\n\
@@ -128,8 +127,8 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
 /// The sandbox of the service, with the reason for each common option of `systemd-analyze security` that is missing. A mount
 /// namespace would make the kubelet look like a process of a container, and `/etc` and `/usr` would be reported as read-only.
 ///
-/// A call that is not in the filter returns `ENOSYS`, as on a kernel without it, because the filter of an old systemd does not
-/// contain calls such as `openat2`, and programs try an older call then.
+/// A system call that is not in the filter returns `ENOSYS`, as on a kernel without this call, so that programs fall back to an
+/// older call. The filter of an old systemd does not contain new calls such as `openat2`.
 const SANDBOX: &str = "\
 # Not used, because they create a mount namespace, which hides the kubelet, container runtimes and the state of /etc and /usr:
 # ProtectSystem, ProtectHome, PrivateTmp, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs, ProtectControlGroups,
@@ -150,7 +149,7 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=ENOSYS
-# Files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
+# Access to files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
 # (SYS_ADMIN), other processes (KILL, SYS_PTRACE), the kernel log (SYSLOG).
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_MKNOD CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_SYSLOG
 ";
@@ -159,7 +158,7 @@ CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER 
 fn timer() -> String {
     format!(
         "{HEADER}[Unit]\n\
-         Description=Write each minute what gpu-bootstrap check finds\n\
+         Description=Run gpu-bootstrap check every minute\n\
          \n\
          [Timer]\n\
          OnActiveSec=1s\n\
@@ -225,7 +224,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
         changes.push(write(TIMER, timer));
     }
     if is_new && state.service.is_some() {
-        // The service does not start at boot. This only reloads it in systemd.
+        // The service does not start at boot. This change only makes systemd reload its changed file.
         changes.push(Change::EnableUnit {
             unit: SERVICE.to_owned(),
             start: false,

@@ -1,5 +1,5 @@
-//! `validation.compute`: the GPUs compute in processes on the host. For machines where no container validates this,
-//! because the container runtime is managed by another program, such as on k3s, RKE2 and EKS nodes.
+//! `validation.compute`: the GPUs compute in processes on the host. For machines where no container validates the GPUs,
+//! for example k3s, RKE2 and EKS nodes, where another program manages the container runtime.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -19,7 +19,7 @@ pub struct Compute;
 #[derive(Debug, Clone, Default)]
 struct ComputeState {
     loaded: Option<DriverVersion>,
-    /// The GPUs that this machine uses itself.
+    /// The GPUs that are not reserved for virtual machines.
     gpus: Vec<GpuFact>,
     /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
@@ -48,7 +48,7 @@ fn is_wanted(desired: &Desired) -> bool {
     !container::is_wanted(desired)
 }
 
-/// The inputs of the probe. While they are unchanged, its last result in this boot is still valid.
+/// The inputs of the probe. As long as they are unchanged, the last validation in this boot is still valid.
 fn inputs(state: &ComputeState, facts: &Facts, loaded: &DriverVersion) -> String {
     let mut lines = container::machine_inputs(&state.gpus, facts, loaded);
     lines.extend(container::device_inputs(state.uuids.as_deref()));
@@ -66,7 +66,7 @@ fn validation_of(state: &ComputeState, inputs: String, again: bool) -> Change {
     }
 }
 
-/// Returns the validation, regardless of earlier results. `None` if there is nothing to validate.
+/// Returns the change that validates the GPUs, regardless of earlier results. `None` if there is nothing to validate.
 ///
 /// # Errors
 /// If the machine state cannot be read.
@@ -79,7 +79,7 @@ pub async fn validation_run(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
     Ok(state.loaded.as_ref().map(validation_run))
 }
 
-/// Returns the assessment if nothing can or must compute on the host.
+/// Returns the assessment if host validation is impossible or unnecessary.
 fn nothing_to_validate(
     state: &ComputeState,
     desired: &Desired,
@@ -98,7 +98,8 @@ fn nothing_to_validate(
     if state.gpus.is_empty() {
         return not("all GPUs are reserved for virtual machines");
     }
-    // MIG devices may be created after the join, as for container validation.
+    // Do not block, because MIG devices may be created after the machine has joined its cluster. Container validation does
+    // not block either.
     if state.uuids.as_ref().is_some_and(Vec::is_empty) {
         return not("the GPUs are in MIG mode without a MIG device");
     }
@@ -176,7 +177,7 @@ mod tests {
         (desired, facts, state)
     }
 
-    /// The state of an assessment after a passed probe.
+    /// The validation record after the probe in these changes has passed.
     fn record(changes: &[Change]) -> Option<ValidationRecord> {
         let [Change::RunProbe { inputs, record, .. }] = changes else {
             panic!("one validation")
@@ -206,7 +207,7 @@ mod tests {
         let why = decide(&state, &want, &facts).expect_satisfied();
         let words = "2 GPUs computed on the host with driver 535.261.03 in this boot";
         assert!(why.starts_with(words), "{why}");
-        // An unknown NVML value is not a difference.
+        // If NVML does not respond, the devices are not compared.
         let uuids = state.uuids.take();
         let answer = decide(&state, &want, &facts);
         answer.expect_satisfied();

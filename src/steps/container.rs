@@ -27,7 +27,7 @@ pub struct ContainerProbe;
 struct ContainerState {
     loaded: Option<DriverVersion>,
     installed: InstalledPackages,
-    /// GPUs that containers can use.
+    /// The GPUs that are not reserved for virtual machines.
     gpus: Vec<GpuFact>,
     /// UUIDs of the compute devices from NVML. `None` if NVML does not respond.
     uuids: Option<Vec<String>>,
@@ -51,7 +51,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
 
 /// Returns UUIDs of the compute devices from NVML. `None` if NVML does not respond.
 pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError> {
-    // As in `validation.devices`: without a driver, NVML is not useful.
+    // Do not query NVML if no driver is loaded or configured, as in `validation.devices`.
     if cx.state.loaded_driver()?.is_none() || cx.desired.driver.is_none() {
         return Ok(None);
     }
@@ -100,7 +100,7 @@ pub(super) fn machine_inputs(
     loaded: &DriverVersion,
 ) -> Vec<String> {
     let mut lines = vec![format!("driver={loaded}")];
-    // A cloned machine has different GPUs at the same addresses, which are not validated.
+    // A cloned machine has other GPUs at the same PCI addresses. They have not been validated.
     if let Some(instance) = &facts.instance_id {
         lines.push(format!("instance={instance}"));
     }
@@ -115,7 +115,7 @@ pub(super) fn device_inputs(uuids: Option<&[String]>) -> impl Iterator<Item = St
     (uuids.into_iter().flatten()).map(|uuid| format!("device={uuid}"))
 }
 
-/// Returns the inputs of the probe. While they are unchanged, its last result in this boot is still valid.
+/// Returns the inputs of the probe. As long as they are unchanged, the last validation in this boot is still valid.
 fn inputs(
     state: &ContainerState,
     spec: &RuntimeSpec,
@@ -146,7 +146,7 @@ fn inputs(
     lines.join("\n") + "\n"
 }
 
-/// Returns the validation for one runtime.
+/// Returns the change that validates one runtime.
 fn validation_run(
     state: &ContainerState,
     spec: &RuntimeSpec,
@@ -171,7 +171,7 @@ fn validation_run(
     }
 }
 
-/// Returns the validations for all runtimes, regardless of earlier results. Empty if there is nothing to validate.
+/// Returns the changes that validate all runtimes, regardless of earlier results. Empty if there is nothing to validate.
 ///
 /// # Errors
 /// If the machine state cannot be read.
@@ -265,7 +265,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
 }
 
 /// Returns the reason for a new validation, and whether it only repeats the last one after a boot. `None` if the last
-/// one is still valid. `nothing` describes the missing validation.
+/// one is still valid. `nothing` is the text for a missing validation.
 pub(super) fn due(
     record: Option<&ValidationRecord>,
     inputs: &str,
@@ -283,7 +283,7 @@ pub(super) fn due(
     (!record.is_of_boot(boot)).then(|| (format!("{nothing} since this boot"), true))
 }
 
-/// Lists new input lines.
+/// Lists the input lines that are not in the record.
 fn moved(record: &str, inputs: &str) -> String {
     let new: Vec<&str> = inputs
         .lines()
@@ -372,7 +372,7 @@ mod tests {
             why,
             "docker: since the last probe: package=docker.io 26.1.5"
         );
-        // A new MIG layout is validated again. An unknown NVML value is not a difference.
+        // A new MIG layout is validated again. If NVML does not respond, the devices are not compared.
         state.installed = packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]);
         state.uuids = Some(vec!["GPU-a".into(), "MIG-c".into()]);
         let (why, _) = decide(&state, &want, &facts).expect_needs();

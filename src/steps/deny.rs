@@ -44,7 +44,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
-        // Cloud kernels do not contain these drivers, and listing an initramfs decompresses all of it.
+        // Skip kernels without these drivers, such as cloud kernels, because listing an initramfs decompresses all of it.
         let list = files.read_text(&kmod::list_of(&kernel))?;
         if list.is_some_and(|list| has_none(&list, &cx.desired.deny_modules)) {
             continue;
@@ -52,7 +52,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
-            // A missing entry in the file is known without reading an initramfs.
+            // No command may run (`--root`), so the initramfs is unknown. Ignore this if the file must be written anyway.
             Err(error)
                 if error.not_queried().is_some()
                     && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}
@@ -65,8 +65,8 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     })
 }
 
-/// Returns whether a kernel has none of these modules, from the module list of `depmod`. An empty list is not
-/// evidence.
+/// Returns whether a kernel has none of these modules, from the module list of `depmod`. `false` if the list is empty,
+/// because an interrupted `depmod` leaves an empty one.
 fn has_none(list: &str, modules: &[String]) -> bool {
     let mut names = list.lines().filter_map(|line| line.split(':').next());
     !list.is_empty()
@@ -122,7 +122,7 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     }
     if !state.initramfs_with_denied.is_empty() {
         whys.push(format!(
-            "the initramfs of {} contains one of them",
+            "the initramfs of {} contains a denied module",
             state.initramfs_with_denied.join(", ")
         ));
         changes.push(Change::RebuildInitramfs {

@@ -23,8 +23,8 @@ use crate::{
     },
 };
 
-/// How long to retry a slow NVML. Without persistence mode, initializing many GPUs can take longer than one deadline.
-/// A faulty GPU never responds.
+/// How long to retry an NVML query that timed out. Without persistence mode, initializing many GPUs can take longer than
+/// one query may take. The retries are limited, because a faulty GPU never responds.
 const SLOW_NVML: Duration = Duration::from_secs(180);
 
 /// The `validation.devices` step.
@@ -43,13 +43,13 @@ pub struct DevicesState {
     nodes: Vec<u32>,
     /// An existing device node that is not usable.
     node_fault: Option<NodeFault>,
-    /// Where the GPUs were counted, for messages.
+    /// The place where the GPUs were counted, for messages.
     place: &'static str,
 }
 
 impl DevicesState {
-    /// Reads the state of the machine. NVML runs in a child process, because it can hang on a faulty GPU. It is not
-    /// called if no driver is loaded or if it is not needed.
+    /// Reads the state of the machine. NVML runs in a child process, because it can hang on a faulty GPU. NVML is not
+    /// queried if no driver is loaded or if `ask_nvml` is `false`.
     ///
     /// # Errors
     /// If an existing file cannot be read.
@@ -70,7 +70,7 @@ impl DevicesState {
         }
         let nodes = nodes(files)?;
         let loaded = state.loaded_driver()?.cloned();
-        // Device nodes of an image do not belong to the loaded driver.
+        // Device nodes of another tree (`--root`) do not belong to the loaded driver.
         let node_fault = match state.is_of_this_machine() && loaded.is_some() {
             true => device_nodes::fault(files)?,
             false => None,
@@ -164,7 +164,6 @@ pub struct Disagreement {
     pub why: String,
     /// The remedy.
     pub hint: String,
-    /// How the mismatch can be resolved.
     pub recovery: DeviceRecovery,
 }
 
@@ -175,7 +174,7 @@ pub enum DeviceRecovery {
     Administrator,
     /// By a package change, by loading the module, or by a reboot.
     Run,
-    /// Also by waiting for this long.
+    /// As for `Run`, or by waiting for up to this duration.
     Time(Duration),
 }
 
@@ -220,7 +219,7 @@ pub fn agree(
             }
         }
     }
-    // A faulty node can be the reason that NVML fails.
+    // Reported before NVML errors, because a faulty node can be the cause of one.
     if let Some(NodeFault { why, remedy }) = &state.node_fault {
         return Err(differ(ProbeLayer::DeviceNodes, why.clone(), remedy));
     }
@@ -280,7 +279,7 @@ pub fn agree(
     Ok(())
 }
 
-/// Explains why NVML lists no GPUs although a driver is loaded. See [`agree`] for `reinstall`.
+/// Explains why NVML reports no GPUs although a driver is loaded. See [`agree`] for `reinstall`.
 #[must_use]
 pub fn unready(state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
     unready_nvml(&state.nvml, state, reinstall)
@@ -359,8 +358,8 @@ fn decide(
     facts: &Facts,
     expected_gpus: Option<ExpectedGpus<'_>>,
 ) -> Assessment {
-    // Checked before the driver is installed, and even if no GPU is left and none is required. Images are excluded,
-    // because they are built on a different machine.
+    // Checked before the driver is installed, and even if no GPU is on the bus and none is required. Images are
+    // excluded, because they are built on a different machine.
     if let (Some(why), false) = (expected_gpus.and_then(|one| one.broken()), desired.image) {
         return Assessment::blocked(why, expected::REMEDY);
     }
@@ -482,12 +481,12 @@ mod tests {
     }
 
     #[test]
-    fn agreement_passes() {
+    fn matching_views_are_satisfied() {
         decide(&good(), &desired(), &facts(), None).expect_satisfied();
     }
 
     #[test]
-    fn each_disagreement_is_named() {
+    fn each_mismatch_is_reported() {
         let mut state = good();
         state.bound[0].1 = Some("nouveau".into());
         assert!(why(&state).contains("bound to `nouveau`"));

@@ -40,17 +40,17 @@ struct DriverPackagesState {
     kernels_without_module: Vec<String>,
     /// The file that disables DKMS builds in package scripts exists.
     no_autoinstall: bool,
-    /// The packages can leave the module build to a later change, for the same kernels.
+    /// The package scripts can leave the module builds to later changes, which build for the same kernels.
     leaves_module: bool,
     /// The main error of the last failed DKMS build, if the packages are installed and the module is missing.
     build: Option<String>,
     /// The existing driver, regardless of its install method.
     found: FoundDriver,
-    /// The reason that the existing driver cannot be kept, if the settings request that.
+    /// The reason that the existing driver cannot be kept, if `driver.existing = "keep"` is set.
     unfit: Option<String>,
     /// The uninstaller of the NVIDIA installer exists.
     uninstaller: bool,
-    /// Packages that gpu-bootstrap installed and holds.
+    /// Packages that gpu-bootstrap has installed, and packages that it holds.
     ours: Ours,
     /// The enabled stream of the DNF module that contains the driver packages.
     stream: Option<String>,
@@ -87,9 +87,10 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     })
 }
 
-/// Returns whether a later change can build the module in parallel with other packages, instead of the package
-/// scripts. This is possible if it will be the only DKMS module, if it is built for the same kernels and exists for
-/// none of them, and if these include the kernels of the next boot and of the last installation.
+/// Returns whether later changes can build the module, in parallel with other packages, instead of the package scripts.
+/// This is possible if DKMS has no module and no source of this one yet, and if all bootable kernels are installed and
+/// have no module, including the newest kernel and the kernel of the next boot. Then the changes build for the same
+/// kernels as the package scripts.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverSpec, without: &[String]) -> Result<bool, StepError> {
     let (Some(module), true) = (
         &driver.dkms,
@@ -109,18 +110,19 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverSpec, without: &[String]) -> Result
     }
     match knows_others(cx.host.files(), module) {
         Ok(others) => Ok(!others),
-        // The image does not have these files.
+        // A recording may not contain these files.
         Err(error) if error.not_reported().is_some() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Returns whether DKMS has any module, or would find a source of this one.
+/// Returns whether DKMS has any module, or already has a source of this one.
 fn knows_others(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
     Ok(dkms::is_used(files)? || dkms::has_source(files, module)?)
 }
 
-/// Returns the main error in the log of the last DKMS build. Some package scripts ignore a failed build.
+/// Returns the main error in the log of the last DKMS build. Some package scripts ignore a failed build, so the packages
+/// can be installed without a module.
 fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<String> {
     let path = dkms::log_path(module, &version.to_string());
     match cx.host.files().read(&path) {
@@ -128,12 +130,12 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
         Ok(Some(log)) => dkms::telling_line(&String::from_utf8_lossy(&log))
             .map(|line| format!("`{path}`: {line}")),
         Ok(None) => None,
-        Err(error) => Some(format!("failed to read its log: {error}")),
+        Err(error) => Some(format!("failed to read the DKMS log: {error}")),
     }
 }
 
-/// Returns the reason that a driver does not support the GPUs. The kernel is irrelevant, because the driver is
-/// installed for it.
+/// Returns the reason that a driver does not support the GPUs. The kernel is ignored, because the existing driver was
+/// already built for it.
 fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> {
     let spec = Constraints {
         version: Some(version(found)?.clone()),
@@ -160,7 +162,7 @@ const fn installed(origin: Origin) -> Option<&'static str> {
     }
 }
 
-/// Returns a warning if an existing driver of a different branch is kept.
+/// Returns a warning if a driver that was installed without packages is kept, although its branch differs.
 pub async fn kept_branch(state: &State, desired: &Desired) -> Option<String> {
     let driver = (desired.driver.as_ref()).filter(|one| one.existing == Existing::Keep)?;
     let found = state.driver().await;
@@ -285,9 +287,9 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// Returns the build changes to run after an installation that does not build the module: its package script defers
-/// the build, an earlier run was interrupted, or builds are disabled. All packages that contain DKMS sources have
-/// `dkms` in their names.
+/// Returns the build changes to run after an installation that does not build the module, because package scripts leave
+/// the builds to later changes, the DKMS sources are already installed (an interrupted run), or builds in package scripts
+/// are disabled. All packages with DKMS sources have `dkms` in their names.
 fn builds_beside(
     driver: &DriverSpec,
     desired: &Desired,
@@ -307,8 +309,8 @@ fn builds_beside(
     }
 }
 
-/// Assesses installed packages that require exactly their driver version but have a different one. The driver
-/// transaction installs the matching version.
+/// Returns an assessment if packages that must have exactly the driver version, such as the fabric manager, have a
+/// different one. The driver transaction installs the matching version.
 fn companions(
     driver: &DriverSpec,
     desired: &Desired,
@@ -334,7 +336,8 @@ fn companions(
     }
 }
 
-/// Assesses a driver without packages: it is kept, replaced or blocks, but is never mixed with ours.
+/// Assesses a driver that was installed without packages: it is kept, is replaced or blocks the step. Driver packages are
+/// never installed in addition to it.
 fn foreign(driver: &DriverSpec, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
@@ -405,8 +408,8 @@ impl Step for DriverPackages {
     }
 }
 
-/// Blocks changes to a driver that another program manages, unless they are configured or gpu-bootstrap changed it
-/// before.
+/// Blocks changes to a driver that another program manages, unless `driver.existing` permits them, gpu-bootstrap has
+/// already installed packages, or the machine becomes an image.
 fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment> {
     let driver = desired.driver.as_ref()?;
     let is_ours = !ours.packages.is_empty();
@@ -604,7 +607,7 @@ mod tests {
             ),
             "{why}"
         );
-        // A hold on the fabric manager is the administrator's.
+        // The administrator holds the fabric manager.
         with("nvidia-fabricmanager!=535.247.01-1").expect_blocked();
     }
 
@@ -616,7 +619,7 @@ mod tests {
         found.push("nvidia-settings=550.163.01-1");
         let with_helpers = state(&found, &[]);
         decide(&with_helpers, &desired()).expect_satisfied();
-        // With a different driver it is unchanged.
+        // A replacement of the driver does not remove the helper.
         let mut want = desired();
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let old = state(
@@ -639,14 +642,16 @@ mod tests {
         decide(&empty, &want).expect_satisfied();
         // A different branch is also kept if it supports the GPUs.
         let mut facts = facts();
-        facts.kernel.running = "6.17.0-1001-aws".parse().ok();
-        let mut keep = |version: &str| {
+        let mut keep = |version: &str, kernel: &str| {
+            facts.kernel.running = kernel.parse().ok();
             empty.found.loaded_version = Some(version.parse().expect("a version"));
             empty.unfit = unfit(&matrix(), &facts, &empty.found);
             decide(&empty, &want)
         };
-        keep("570.211.01").expect_satisfied();
-        let (why, _) = keep("470.256.02").expect_blocked();
+        keep("570.211.01", "6.17.0-1001-aws").expect_satisfied();
+        // It is already built for this kernel, although a new build would need patches.
+        keep("550.163.01", "6.17.1").expect_satisfied();
+        let (why, _) = keep("470.256.02", "6.17.0-1001-aws").expect_blocked();
         assert!(
             why.contains("cannot be kept") && why.contains("H100"),
             "{why}"
@@ -655,7 +660,7 @@ mod tests {
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let (_, changes) = decide(&empty, &want).expect_needs();
         assert!(matches!(&changes[0], Change::RunTool { .. }));
-        // Evidence of the installer without its uninstaller does not run it.
+        // A missing uninstaller is not run.
         let mut removed = empty.clone();
         removed.uninstaller = false;
         let (_, changes) = decide(&removed, &want).expect_needs();

@@ -25,8 +25,8 @@ impl<'f> ExpectedGpus<'f> {
     /// Looks up the instance type of the machine.
     ///
     /// # Errors
-    /// The reason that nothing can be compared: the type is unknown, has no whole GPUs, or its count is not
-    /// confirmed.
+    /// If the counts cannot be compared: the instance type is unknown, the PCI bus is unreadable, or the matrix has no
+    /// confirmed number of whole GPUs for the type.
     pub fn of(facts: &'f Facts, matrix: &Matrix) -> Result<Self, String> {
         let (Some(provider), Some(name)) = (&facts.cloud.provider, &facts.cloud.instance_type)
         else {
@@ -36,7 +36,7 @@ impl<'f> ExpectedGpus<'f> {
             return Err(format!("failed to read the PCI bus: {}", unread.why));
         }
         let row = matrix.instance_type(provider, name).filter(|row| {
-            // No reliable rule counts fractional GPUs and vGPUs.
+            // The number of PCI devices of fractional GPUs and vGPUs is not known reliably.
             row.gpus > 0
                 && row.driver == InstanceDriver::DataCenter
                 && row.confidence == Confidence::Verified
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn unconfirmed_counts_are_not_compared() {
         for (provider, name, why) in [
-            // A fractional GPU, a whole GPU as vGPU, an undocumented count, an unknown type.
+            // A fractional GPU, a whole GPU as vGPU, two undocumented counts, an unknown type.
             ("aws", "g6f.xlarge", "number of whole GPUs for g6f.xlarge"),
             (
                 "azure",

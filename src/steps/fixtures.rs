@@ -134,7 +134,7 @@ pub(crate) fn matrix() -> Arc<Matrix> {
     Arc::clone(&MATRIX)
 }
 
-/// The context of a step on such a machine.
+/// The context of a step with these inputs and the built-in matrix.
 pub(crate) fn cx<'a>(
     host: &'a Host,
     facts: &'a Facts,
@@ -336,7 +336,7 @@ impl Assessment {
         }
     }
 
-    /// Returns the step that it waits for, and its later action.
+    /// Returns the step that it waits for, and its expected changes.
     #[track_caller]
     pub(crate) fn expect_after(self) -> (StepId, Vec<Change>) {
         match self {

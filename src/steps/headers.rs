@@ -19,11 +19,10 @@ use crate::{
 /// The `kernel.headers` step.
 pub struct Headers;
 
-/// The state of this step.
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: InstalledPackages,
-    /// The existing driver is adopted.
+    /// An existing driver that was installed without packages is kept.
     adopts: bool,
 }
 

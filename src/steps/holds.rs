@@ -64,7 +64,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .as_ref()
         .is_some_and(|driver| driver.existing == Existing::Keep);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
-        Purpose::Driver | Purpose::Headers => !adopts,
+        Purpose::Driver | Purpose::Headers | Purpose::ContainerModules => !adopts,
         Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
     });
@@ -107,12 +107,15 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         && state.exclusion.as_deref() != Some(&content)
     {
         whys.push(format!(
-            "unattended upgrades are not configured to exclude them (`{path}`)"
+            "unattended upgrades do not exclude the packages to hold (`{path}`)"
         ));
         changes.push(Change::write(path, content));
     }
     if changes.is_empty() {
-        return Assessment::satisfied(format!("{} packages are held", matching.len()));
+        return Assessment::satisfied(match matching.len() {
+            1 => "1 package is held".to_owned(),
+            count => format!("{count} packages are held"),
+        });
     }
     Assessment::needs(whys.join("; "), changes)
 }
@@ -195,7 +198,7 @@ mod tests {
         lacks.installed = packages(&["libnvidia-ml1=535.1", "plugin=4"]);
         let (why, _) = decide(&lacks, &want).expect_blocked();
         assert!(why.contains("or disabled"), "{why}");
-        // A package does not help against a setting.
+        // If a setting disables holds, installing the package does not help.
         lacks.installed = packages(&["libnvidia-ml1=535.1"]);
         lacks.needs = lacks.needs.map(|needs| NoHolds {
             package: false,

@@ -1,5 +1,5 @@
-//! `validation.image`: pulls the validation image into each runtime. Starts as soon as the runtimes respond, while
-//! the driver module is built and loaded. The validation itself needs all parts.
+//! `validation.image`: pulls the validation image into each runtime. The pull starts as soon as the runtimes respond, in
+//! parallel with the build of the driver module. The validation itself also requires the loaded driver.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl Step for ValidationImage {
     }
 
     fn after(&self) -> &[StepId] {
-        // A daemon restart would abort a pull.
+        // Also after the daemon configuration, because a daemon restart would abort a pull.
         runtime_steps![]
     }
 
@@ -222,7 +222,7 @@ mod tests {
         let mut bare = facts.clone();
         bare.gpus.clear();
         assert_eq!(why(&with_image(), &bare), "no NVIDIA GPU is on the PCI bus");
-        // An image for instances with GPUs.
+        // A machine image for instances with GPUs, built without a GPU.
         let mut baked = with_image();
         baked.image = true;
         assert_eq!(wanted(&baked, &bare), Ok(IMAGE));

@@ -8,7 +8,7 @@ use crate::{
     tools::packages::Exclusion,
 };
 
-/// Mentions an installed kernel that is newer than the default kernel of the boot loader.
+/// Returns a clause about an installed kernel that is newer than the default kernel of the boot loader, or an empty string.
 pub(super) fn unbooted(asked: &Asked) -> String {
     let kernels = &asked.question.kernels;
     let Some(base) = kernels.base() else {
@@ -22,14 +22,14 @@ pub(super) fn unbooted(asked: &Asked) -> String {
     })
 }
 
-/// Blocks with the reason and the remedy.
+/// Returns the reason that no kernel can have a module, and the remedy.
 pub(super) fn refusal(
     refused: &Refused,
     asked: &Asked,
     spec: &KernelSpec,
     desired: &Desired,
 ) -> (String, String) {
-    // Module methods of several branches only differ in the branch.
+    // Module methods of several branches differ only in the branch, so the packages of the first one represent all.
     let branches: Vec<String> = (spec.methods.iter())
         .filter_map(|method| method.branch.map(|branch| branch.to_string()))
         .collect();
@@ -79,7 +79,7 @@ pub(super) fn refusal(
     }
     let why = format!("{}{}", whys.join("; "), unbooted(asked));
     if !asked.hidden.is_empty() {
-        // Packages of other kernels are hidden as well.
+        // The same lines also hide packages of other kernels, so another kernel is not a remedy.
         let lines = asked.hidden.join("; ");
         return (
             format!("{lines}, so {why}"),

@@ -1,6 +1,6 @@
-//! `kernel.release`: the running kernel and the default boot kernel can have a driver module. Otherwise a different
-//! kernel is booted or installed, if `driver.may-change-kernel` permits it. No other step installs a kernel, because
-//! its simulated transaction would be rejected (`Guard`).
+//! `kernel.release`: the running kernel and the default boot kernel can have a driver module. Otherwise the machine boots
+//! the default boot kernel, or a different kernel is installed if `driver.may-change-kernel` permits it. Transactions
+//! that would install a kernel as a dependency are rejected (`Guard`).
 
 use async_trait::async_trait;
 
@@ -25,7 +25,6 @@ use crate::{
 /// The `kernel.release` step.
 pub struct KernelRelease;
 
-/// The state of this step.
 #[derive(Debug, Clone, Default)]
 struct KernelState {
     asked: Asked,
@@ -33,7 +32,7 @@ struct KernelState {
     kernel: Vec<PackageSpec>,
     /// An existing driver will be replaced.
     replaces: bool,
-    /// The enabled stream of the module with the driver packages.
+    /// The enabled stream of the DNF module that contains the driver packages.
     stream: Option<String>,
 }
 
@@ -57,8 +56,8 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
     })
 }
 
-/// Returns the packages of a kernel: its image, packages corresponding to those of the current kernel, and the
-/// metapackages of the series.
+/// Returns the packages of a kernel to install: its image, the counterparts of installed packages of the default boot
+/// kernel, and missing metapackages of the series. Except for the image, packages that are not available are omitted.
 async fn to_install(
     cx: &Cx<'_>,
     spec: &KernelSpec,
@@ -161,7 +160,7 @@ fn answer(
                 .get(*method)
                 .is_some_and(|method| method.complete)
             {
-                format!("kernel {needed}: its packages are installed")
+                format!("kernel {needed}: the driver packages for it are installed")
             } else {
                 format!("kernel {needed}: {means} available, {reboots}")
             };
@@ -357,7 +356,7 @@ mod tests {
         let names: Vec<&str> = packages.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names[0], "linux-image-6.8.0-1050-aws");
         assert!(names.contains(&"nvidia-smi"), "{names:?}");
-        // Packages to be replaced conflict with it. The driver step replaces them.
+        // Packages of a driver to be replaced would conflict, so `driver.packages` installs the new driver.
         let mut replaces = state(&[NEW]);
         replaces.replaces = true;
         let (_, changes) = decide(&replaces, &want()).expect_needs();
@@ -436,13 +435,13 @@ mod tests {
     }
 
     #[test]
-    fn old_lists_neither_block_nor_reboot() {
+    fn old_lists_are_refreshed_before_a_block_or_reboot() {
         let mut older = state(&[]);
         older.asked.certain = false;
         decide(&older, &want()).expect_blocked_by_old_lists();
         older.asked.certain = true;
         decide(&older, &want()).expect_blocked();
-        // With these lists, the kernel of the next boot can have a module.
+        // The running kernel cannot have a module, but the kernel of the next boot can.
         let mut next = state(&[NEW]);
         let kernels = &mut next.asked.question.kernels;
         kernels.next = NEW.parse().ok();

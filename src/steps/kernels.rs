@@ -1,5 +1,5 @@
-//! Decides the kernel question of a machine: reads which packages exist for which kernel, and derives the required
-//! packages.
+//! Decides which kernel a machine uses and how it gets its driver module: reads which packages exist for which kernel,
+//! and derives the required packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,29 +29,30 @@ use crate::{
 const UNSIGNED: &str = "Secure Boot is enabled, and modules compiled on this machine have no \
     trusted signature";
 
-/// The kernel question with its inputs.
+/// The inputs and the result of this decision.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Asked {
     pub(super) question: KernelQuestion,
-    /// The answer, or the reason that it is unknown.
+    /// The answer. `None` if it is unknown until package lists are available.
     pub(super) answer: Option<KernelAnswer>,
     /// The package lists were not needed for the answer, or were downloaded in this run.
     pub(super) certain: bool,
-    /// Kernels with a packaged module of a different version than the libraries, with a message.
+    /// Kernels whose packaged module cannot be used, with the reason: no libraries of its version are available, or the
+    /// libraries have a different version.
     pub(super) other_module: BTreeMap<KernelVersion, String>,
-    /// The running kernel, if it cannot have a module but the next boot may start one that can. It then needs no
-    /// module. With the reason.
+    /// The running kernel and the reason, if a rule excludes a module for it, but not for the kernel of the next boot.
+    /// The running kernel then needs no module.
     pub(super) left: Option<(KernelVersion, String)>,
-    /// The reasons from the matrix to not install kernels, although a module could be compiled for them.
+    /// The matrix rules against available kernels that are therefore not installed, although they have headers.
     pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: InstalledPackages,
-    /// Lines of the administrator that hide packages for the kernels of the machine.
+    /// Lines in package manager configuration that hide packages for the kernels of the machine.
     pub(super) hidden: Vec<String>,
     /// Module packages that are built for one kernel each.
     pub(super) builds: Builds,
 }
 
-/// Decides the question. `None` if no driver is configured.
+/// Decides which kernel and module method to use. `None` if no driver is configured.
 pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     let Some(spec) = &cx.desired.kernel else {
         return Ok(None);
@@ -104,11 +105,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
     let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
-    // The packages of one method can be a subset of a later method's, but not of an earlier one's.
-    let begun = (spec.methods.iter()).rposition(|method| {
-        let common: Vec<PackageSpec> = method.common().cloned().collect();
-        !common.is_empty() && is_met(&common)
-    });
+    let begun = begun_method(&spec.methods, is_met);
     if let Some(begun) = begun {
         asked.question.methods[begun].begun = true;
     }
@@ -146,7 +143,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             });
         found.kernels = match kernels.next() {
             Some(first) => kernels.fold(first, |all, more| &all & &more),
-            // The method needs no kernel packages.
+            // No package of this method depends on the kernel.
             None => (asked.question.images.iter().cloned())
                 .chain(needed.clone())
                 .collect(),
@@ -157,7 +154,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
                 .filter(|name| !lists.has(name))
                 .collect();
             if !missing.is_empty() && missing.len() == names.len() && !asked.certain {
-                // Its repository has not been added yet.
+                // The repository of this method has probably not been added yet.
                 return Ok(Some(asked));
             }
             found.closed = (!missing.is_empty())
@@ -187,8 +184,20 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     Ok(Some(asked))
 }
 
-/// Returns the lines of the administrator that hide packages of the driver or of kernels to be installed. In the
-/// package lists, they look like missing packages.
+/// Returns the last method whose kernel-independent packages are installed: an earlier run or the administrator began with it.
+/// The last one, because the packages of a method can be a subset of the packages of a later method, but not of an earlier one.
+fn begun_method(
+    methods: &[ModuleMethod],
+    is_met: impl Fn(&[PackageSpec]) -> bool,
+) -> Option<usize> {
+    methods.iter().rposition(|method| {
+        let common: Vec<PackageSpec> = method.common().cloned().collect();
+        !common.is_empty() && is_met(&common)
+    })
+}
+
+/// Returns the lines in package manager configuration that hide packages to be installed for the driver module. In the
+/// package lists, hidden packages look like missing ones.
 fn hidden(
     cx: &Cx<'_>,
     spec: &KernelSpec,
@@ -209,8 +218,8 @@ fn hidden(
         .collect())
 }
 
-/// Returns the running kernel if the matrix or the profile excludes a module for it, but not for the kernel of the
-/// next boot.
+/// Returns the running kernel with the reason, if the matrix or the profile excludes a module for it, but not for the
+/// kernel of the next boot.
 fn left(
     cx: &Cx<'_>,
     spec: &KernelSpec,
@@ -238,8 +247,8 @@ fn left(
     why(next).is_none().then(|| (running.clone(), reason))
 }
 
-/// Returns whether a module compiled on this machine would certainly be rejected. The `secure-boot` step checks
-/// whether the machine trusts a configured signing key.
+/// Returns whether Secure Boot would certainly reject a module compiled on this machine. `false` if a signing key is
+/// configured, because the `secure-boot` step checks whether the machine trusts it.
 fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
     let signs = (cx.desired.driver.as_ref()).is_some_and(|driver| driver.signing.is_some());
     if signs {
@@ -248,8 +257,8 @@ fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
     Ok(cx.facts.secure_boot == SecureBoot::Enabled && cx.state.loaded_driver()?.is_none())
 }
 
-/// Matrix results about compiling the driver module for installable kernels. The selection of the driver has
-/// evaluated the kernels of the machine, and packaged modules were compiled by their vendor.
+/// Matrix rules about compiling the driver module for kernels that could be installed. Needed only for these: the
+/// driver selection has evaluated the kernels of the machine, and packaged modules are already compiled.
 struct CompilableKernels<'a> {
     matrix: Option<&'a Matrix>,
     arch: Option<&'a str>,
@@ -279,7 +288,7 @@ impl<'a> CompilableKernels<'a> {
         strongest(self.matrix?, kernel, self.arch, self.offer.as_ref()?)
     }
 
-    /// Removes kernels with more problems than the kernels of the machine. Returns the reasons.
+    /// Removes kernels that the matrix rates worse than the kernels of the machine. Returns the reasons.
     fn rule_out(&self, kernels: &mut BTreeSet<KernelVersion>) -> BTreeSet<String> {
         let rank = |kernel: &KernelVersion| {
             let evaluation = self
@@ -300,17 +309,18 @@ impl<'a> CompilableKernels<'a> {
     }
 }
 
-/// Kernel packages in the package lists and in the database.
+/// Kernel and driver packages in the package lists and in the package database.
 struct KernelLists {
     arch: String,
-    /// Kernels in package names, by template, for the kernel flavor of the machine.
+    /// The kernels that may have a package of each template: the needed kernels, and newer ones of the same flavor in
+    /// the package lists.
     named: Vec<(PackageSpec, BTreeSet<KernelVersion>)>,
-    /// Available or installed versions.
+    /// Available or installed versions, by package.
     versions: BTreeMap<String, Vec<String>>,
 }
 
 impl KernelLists {
-    /// Reads the lists. `None` if they are missing.
+    /// Reads the lists. `None` if they are missing or the kernels of the machine are unknown.
     async fn read(
         cx: &Cx<'_>,
         spec: &KernelSpec,
@@ -324,7 +334,7 @@ impl KernelLists {
         let Some(base) = kernels.base() else {
             return Ok(None);
         };
-        // Skip versions older than every installed kernel.
+        // Skip kernels of other flavors, and kernels older than the default boot kernel.
         let of_use = |kernel: &KernelVersion| {
             needed.contains(kernel) || (kernel.flavor() == base.flavor() && *kernel > base)
         };
@@ -370,10 +380,10 @@ impl KernelLists {
                 versions.extend(package.further.iter().cloned());
             }
         }
-        // The kernel is the package version instead of a part of its name.
+        // Templates where the package version contains the kernel version, instead of the package name.
         for (template, kernels) in &mut found.named {
             if template.version.as_deref() == Some("{kernel-version}") {
-                // Packages of a kernel variant have a different name.
+                // Only packages of the variant of this kernel, because other variants have different package names.
                 let name = for_kernel(template, &base, &spec.arch).name;
                 let variant = (base.as_str().split_once('+'))
                     .map(|(_, variant)| format!("+{variant}"))
@@ -422,7 +432,7 @@ impl KernelLists {
         Ok(differs.collect())
     }
 
-    /// The driver version of this method.
+    /// Returns the driver version that this method would install, from its kernel-independent packages.
     fn driver(&self, backend: &dyn Backend, method: &ModuleMethod) -> Option<DriverVersion> {
         method.common().find_map(|spec| {
             let wanted = spec.version.as_deref()?;
@@ -446,7 +456,7 @@ impl KernelLists {
                 let spec = for_kernel(template, kernel, &self.arch);
                 let versions = self.versions.get(&spec.name).map_or(&[][..], Vec::as_slice);
                 match &spec.version {
-                    // The package versions are kernel versions.
+                    // An exact version, which is the kernel version.
                     Some(version) => versions.contains(version),
                     None => !versions.is_empty(),
                 }
@@ -456,7 +466,7 @@ impl KernelLists {
     }
 }
 
-/// The selected method, and the kernels that it serves.
+/// Returns the index of the selected method, and the kernels that need a module of it.
 pub(super) fn chosen(
     answer: &KernelAnswer,
     kernels: &Kernels,
@@ -470,8 +480,8 @@ pub(super) fn chosen(
     }
 }
 
-/// Completes the desired state when the package lists are usable: the driver packages for the kernels that will run,
-/// with the selected method. `None` if nothing changes.
+/// Completes the desired state when the answer is known: the packages for the kernels that will run, with the selected
+/// method. `None` if the answer is unknown or nothing changes.
 ///
 /// # Errors
 /// If the machine state or the lists cannot be read.
@@ -494,7 +504,7 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
         driver.packages = asked
             .builds
             .resolved(packages::backend(cx), method, packages);
-        // A packaged module needs its kernel, which must be listed explicitly in the transaction.
+        // A packaged module needs its kernel, and `Guard` rejects a new kernel that the transaction does not list.
         if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &spec.image) {
             let images = spec.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
@@ -510,13 +520,42 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, CompilableKernels, left};
+    use super::{Candidate, CompilableKernels, PackageSpec, begun_method, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,
         model::{gpu::Flavor, version::KernelVersion},
         steps::fixtures,
     };
+
+    #[test]
+    fn method_with_installed_packages_is_begun() {
+        let method = |names: &[&str]| {
+            let mut method = fixtures::desired()
+                .kernel
+                .expect("a kernel")
+                .methods
+                .remove(0);
+            method.headers.clear();
+            method.packages = crate::steps::specs::fixtures::specs(names);
+            method
+        };
+        // The first method, with precompiled modules, has only packages for one kernel each.
+        let methods = [
+            method(&["modules-{kernel}"]),
+            method(&["driver"]),
+            method(&["driver", "driver-dkms"]),
+        ];
+        for (installed, expected) in [
+            (&[][..], None),
+            (&["driver"], Some(1)),
+            (&["driver", "driver-dkms"], Some(2)),
+        ] {
+            let is_met =
+                |specs: &[PackageSpec]| specs.iter().all(|spec| installed.contains(&&*spec.name));
+            assert_eq!(begun_method(&methods, is_met), expected, "{installed:?}");
+        }
+    }
 
     #[test]
     fn running_kernel_without_module_is_ignored_before_reboot() {
@@ -556,7 +595,7 @@ mod tests {
     fn kernel_with_known_build_failure_is_not_installed() {
         let matrix = crate::steps::fixtures::matrix();
         let kernel = |text: &str| text.parse().expect("a kernel");
-        // `[[kernel-report]]`, OPEN-RESIZE.
+        // From the `[[kernel-report]]` entries of the matrix with the source `OPEN-RESIZE`.
         let (old, newer, broken) = ("6.1.0-44-amd64", "6.1.0-55-amd64", "6.1.0-56-amd64");
         let evaluated = |version: &str, needed: &str| CompilableKernels {
             matrix: Some(&matrix),
@@ -575,7 +614,7 @@ mod tests {
             whys.iter().any(|why| why.contains("pci_resize_resource")),
             "{whys:?}"
         );
-        // A release with the fix, and a machine that runs such a kernel, whose existing build shows that it works.
+        // No kernel is excluded for a driver version with the fix, or on a machine that already runs the broken kernel.
         for (version, needed) in [("535.309.01", old), ("535.261.03", broken)] {
             let mut kernels: std::collections::BTreeSet<_> = all();
             assert!(evaluated(version, needed).rule_out(&mut kernels).is_empty());

@@ -19,7 +19,7 @@ pub(super) fn time(seconds: i64) -> String {
     )
 }
 
-/// Joins the first names of a long list.
+/// Joins names. A list of more than four names is shortened.
 pub(super) fn some(names: &[&str]) -> String {
     const SHOWN: usize = 4;
     match names.len().checked_sub(SHOWN) {
@@ -28,7 +28,7 @@ pub(super) fn some(names: &[&str]) -> String {
     }
 }
 
-/// The GPUs that this machine uses itself, without those reserved for virtual machines.
+/// The GPUs that are not reserved for virtual machines.
 pub(super) fn usable<'a>(cx: &Cx<'a>) -> Result<Vec<&'a GpuFact>, StepError> {
     let mut usable = Vec::new();
     for gpu in &cx.facts.gpus {
@@ -48,7 +48,7 @@ pub(super) fn indices(gpus: &[u32]) -> String {
     }
 }
 
-/// Formats a GPU count as an object.
+/// Formats a GPU count without a verb.
 pub(super) fn count(gpus: usize) -> String {
     match gpus {
         1 => "1 GPU".into(),

@@ -1,4 +1,5 @@
-//! The steps, one file for each. [`all`] is the only list. It sets the order of execution and of reports.
+//! The steps, and functions that several steps share. [`all`] is the only list of the steps. It sets the order of execution
+//! and of reports.
 
 mod autoload;
 mod builds;
@@ -110,7 +111,7 @@ pub const CLUSTER_KERNEL: StepId = StepId::new("cluster.kernel");
 pub const CLUSTER_PACKAGES: StepId = StepId::new("cluster.packages");
 /// The machine is a node of its cluster.
 pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
-/// The node is Ready and its taints are removed.
+/// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
 /// A timer that writes `check` results for other programs.
@@ -289,7 +290,7 @@ mod tests {
         }
     }
 
-    /// The `check` timer also reports a blocked preflight.
+    /// The `check` timer does not follow the preflight, because it must also report a blocked preflight.
     #[test]
     fn each_step_follows_the_preflight() {
         let mut waiting = vec![PREFLIGHT];

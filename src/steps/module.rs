@@ -307,6 +307,13 @@ mod tests {
     }
 
     #[test]
+    fn machine_without_gpu_needs_no_module() {
+        let mut facts = facts();
+        facts.gpus.clear();
+        decide(&state("", "535.261.03"), &desired(), &facts).expect_not_applicable();
+    }
+
+    #[test]
     fn kept_driver_may_have_any_version() {
         let mut kept = state("570.211.01", "");
         decide(&kept, &desired(), &facts()).expect_after();

@@ -23,13 +23,13 @@ use crate::{
     },
 };
 
-/// The unit that creates nodes and symlinks.
+/// The unit that creates device nodes and their symlinks.
 pub const UNIT: &str = "gpu-bootstrap-devices.service";
 
 /// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-devices.service";
 
-/// The rule that starts the unit if the driver is loaded after boot, or again.
+/// The udev rule that restarts the unit each time a driver module is loaded.
 const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 
 /// Returns the units that need the nodes: container runtimes and the kubelet.
@@ -57,13 +57,13 @@ struct NodesState {
 }
 
 /// The unit text. The unit loads no module: the file of `driver.autoload` does that at boot, unless `engine/guard.rs`
-/// prevents it during an unattended run. A GPU node is created on first use, so symlinks are created for all possible
-/// nodes. `--create-all` stops at a gap in the MIG device IDs, so a second command covers the existing nodes.
+/// prevents it during an unattended run. A GPU node is created on first use, so `--create-all` creates symlinks for all
+/// possible nodes. Because it stops at a gap in the MIG device IDs, a separate command covers the existing nodes.
 fn unit() -> String {
     let users = users();
     format!(
         "{HEADER}[Unit]\n\
-         Description=Device nodes of the NVIDIA driver, and their links below /dev/char\n\
+         Description=Create NVIDIA device nodes and their symlinks in /dev/char\n\
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After=systemd-modules-load.service nvidia-persistenced.service\n\
@@ -105,8 +105,8 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         symlinks: device_nodes::symlinks(files, false)?,
         ..NodesState::default()
     };
-    // The kernel creates no node for this module. Container runtimes can only pass existing nodes, so CUDA fails in
-    // containers although NVML works. An image has no nodes, so they are not expected there.
+    // The kernel does not create the nodes of nvidia-uvm. Container runtimes can only pass existing nodes, so without them
+    // CUDA fails in containers although NVML works. An image has no `/dev/nvidiactl`, so no nodes are expected there.
     let names = files.list("/dev".into())?;
     let has = |path: &str| {
         names
@@ -124,8 +124,8 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
     Ok(state)
 }
 
-/// Returns whether a unit that gpu-bootstrap installed starts at boot. Reads its symlink, so this also works on an
-/// image, where no command runs.
+/// Returns whether a unit that gpu-bootstrap installed starts at boot. Reads the symlink of the unit, so this also works
+/// on an image, where no command may run.
 pub(super) fn is_enabled(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
     let link = Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(unit);
     Ok(cx.host.files().stat(&link)?.is_some())
@@ -154,7 +154,7 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     if !state.enabled || !changes.is_empty() {
         changes.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
-            // In an image the conditions of the unit are not met, so it starts nothing.
+            // In an image the conditions of the unit are not met, so systemd does not start it.
             start: true,
         });
         return Assessment::needs(
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_is_configured_while_the_toolkit_is() {
+    fn unit_is_obsolete_without_a_toolkit() {
         let unit = Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: true,

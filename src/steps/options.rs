@@ -1,11 +1,11 @@
-//! `driver.options`: driver module options that a board or an instance type needs. They are applied when the module
+//! `driver.options`: driver module options that a board or an instance type needs. They take effect when the module
 //! is loaded, so a module that was loaded without them requires a reboot. Options set by the administrator are not
 //! changed.
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{PREFLIGHT, messages};
 use crate::{
@@ -49,16 +49,13 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
         });
     }
     let mut others = Vec::new();
-    for directory in kmod::CONFIGURATION {
-        for name in files.list(Utf8Path::new(directory))? {
-            let path = Utf8PathBuf::from(format!("{directory}/{name}"));
-            if !name.ends_with(".conf") || path == PATH {
-                continue;
-            }
-            let text = files.read_lossy(&path)?.unwrap_or_default();
-            let settings = kmod::settings(&text);
-            others.extend(settings.map(|one| (format!("`{path}`"), one)));
+    for path in kmod::configuration(files, |_| true)? {
+        if path == PATH {
+            continue;
         }
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        let settings = kmod::settings(&text);
+        others.extend(settings.map(|one| (format!("`{path}`"), one)));
     }
     let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
     let line = line.unwrap_or_default();
@@ -83,12 +80,12 @@ fn parse_parameters(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns the value from another source, with its location. As in `modprobe`, the last one wins.
+/// Returns the value of an option in another source, with this source. As in `modprobe`, the last setting wins.
 fn other<'s>(state: &'s OptionsState, spec: &ModuleOption) -> Option<(&'s str, &'s str)> {
     let module = kmod::canonical(&spec.module);
     (state.others.iter())
         .filter(|(_, one)| one.option == spec.name)
-        // The kernel uses the module's internal name, regardless of its file name.
+        // A setting may also use the internal module name `nvidia`, whatever the name of the module file is.
         .rfind(|(_, one)| one.module == module || one.module == "nvidia")
         .map(|(place, one)| (place.as_str(), one.value.as_str()))
 }
@@ -123,11 +120,15 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     let mut changes = Vec::new();
     let mut whys = Vec::new();
     let wanted = content(&ours);
-    if !ours.is_empty() && state.content.as_ref() != Some(&wanted) {
+    // Without our options, an existing file must not override those of the administrator.
+    if (!ours.is_empty() || state.content.is_some()) && state.content.as_ref() != Some(&wanted) {
         let names: Vec<String> = (ours.iter())
             .map(|spec| format!("{}={}, which {}", spec.name, spec.value, spec.why))
             .collect();
-        whys.push(format!("`{PATH}` does not set {}", names.join("; ")));
+        whys.push(match names.is_empty() {
+            true => format!("`{PATH}` sets options that are now set elsewhere"),
+            false => format!("`{PATH}` does not set {}", names.join("; ")),
+        });
         changes.push(Change::write(PATH, wanted));
     }
     let differ = not_loaded(state, driver);
@@ -160,8 +161,8 @@ fn content(options: &[&ModuleOption]) -> String {
     text
 }
 
-/// Returns loaded values that differ from the values of the next boot. A parameter that the module does not list cannot be
-/// compared.
+/// Returns values of the loaded module that differ from the values of the next boot. A parameter that the module does not
+/// list cannot be compared.
 fn not_loaded(state: &OptionsState, driver: &DriverSpec) -> Vec<String> {
     let mut differ = Vec::new();
     for spec in &driver.options {
@@ -170,8 +171,7 @@ fn not_loaded(state: &OptionsState, driver: &DriverSpec) -> Vec<String> {
         if let Some(found) = state.loaded.get(name)
             && found != wanted
         {
-            let found = if found.is_empty() { "no value" } else { found };
-            differ.push(format!("{found} for {}, not {wanted}", spec.name));
+            differ.push(format!("{}={found}, not {wanted}", spec.name));
         }
     }
     differ
@@ -271,7 +271,7 @@ mod tests {
         let (why, changes) = decide(&written(loaded("18")), &wanted()).expect_needs();
         assert_eq!(
             why,
-            "the loaded module has 18 for NVreg_EnableGpuFirmware, not 0"
+            "the loaded module has NVreg_EnableGpuFirmware=18, not 0"
         );
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
         let (_, changes) = decide(&loaded("18"), &wanted()).expect_needs();
@@ -305,5 +305,11 @@ mod tests {
         // The next boot uses the other value, so the loaded module must match it.
         let (_, changes) = decide(&theirs("1", "0"), &wanted()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+        // A file of an earlier run would override it.
+        let (_, changes) = decide(&written(theirs("1", "1")), &wanted()).expect_needs();
+        let [Change::WriteFile { content, .. }] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert!(!content.contains("NVreg"), "{content}");
     }
 }

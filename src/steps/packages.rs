@@ -13,7 +13,8 @@ pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
     cx.desired.packages.manager.backend()
 }
 
-/// Returns installed packages from the package database of the machine.
+/// Returns unpacked or held packages from the package database of the machine. A held package that is not unpacked has an
+/// empty version.
 pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let mut found = InstalledPackages::new();
     for package in database(cx).await? {
@@ -45,8 +46,8 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepErro
     Ok(found)
 }
 
-/// Like [`installed`], but ignores holds that gpu-bootstrap set. They protect against other programs, and are set
-/// again after a change.
+/// Like [`installed`], but ignores holds that gpu-bootstrap has set. These holds only prevent changes by other programs,
+/// and are set again after a change.
 pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let (mut found, ours) = (installed(cx).await?, cx.state.ours());
     for (name, package) in &mut found {
@@ -64,7 +65,7 @@ pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package],
     })
 }
 
-/// Describes packages that an interrupted package manager left unconfigured.
+/// Describes packages that an interrupted package manager left unconfigured, and the interrupted program if it is known.
 pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     let backend = backend(cx);
     let database = cx.state.database(cx.desired.packages.manager).await?;
@@ -75,9 +76,9 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     Ok(packages.chain(program).collect())
 }
 
-/// Returns an assessment that remains valid while packages are unconfigured. A repair may remove the problem, e.g. a
-/// kernel package whose scripts have not yet updated the boot loader. The problem must therefore not prevent the
-/// repair.
+/// Turns a blocking assessment into `BlockedNow` if packages are unconfigured. Their repair by an earlier step may also
+/// remove the problem, e.g. if the scripts of a kernel package have not yet updated the boot loader, so the problem must
+/// not prevent the repair.
 pub(super) async fn unless_half_done(
     cx: &Cx<'_>,
     answer: Assessment,
@@ -90,7 +91,7 @@ pub(super) async fn unless_half_done(
     })
 }
 
-/// Makes an assessment temporary, so that it is repeated after an earlier step has made its changes.
+/// Turns a blocking assessment into `BlockedNow`, so that the step is assessed again after the changes of earlier steps.
 fn passing(answer: Assessment) -> Assessment {
     match answer {
         Assessment::Blocked { why, hint } | Assessment::BlockedByOldLists { why, hint } => {
@@ -113,7 +114,7 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
     Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Returns whether package lists are usable. They are not if none was downloaded, or if a power loss truncated them.
+/// Returns whether package lists exist and are complete. A power loss may truncate them.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
     Ok(backend.has_lists(files)? && backend.truncated_lists(files)?.is_empty())
@@ -158,8 +159,8 @@ pub(super) async fn contents(
     Ok(backend.parse_contents(&output.stdout))
 }
 
-/// Returns the minimum versions of dependencies that these packages accept. Empty if the package manager does not
-/// support it.
+/// Returns the minimum versions of dependencies that these packages accept. Empty if the package manager has
+/// no such query.
 pub(super) async fn lower_bounds(
     cx: &Cx<'_>,
     names: &[&str],
@@ -181,7 +182,7 @@ mod tests {
     };
 
     #[test]
-    fn missing_or_truncated_lists_are_not_queried() {
+    fn missing_or_truncated_lists_are_not_usable() {
         let (host, fakes) = fake::host();
         let (facts, want) = (facts(), desired());
         let state = fixtures::state(&host, facts.clone());

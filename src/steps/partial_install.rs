@@ -7,7 +7,8 @@ use crate::{
     tools::packages::{Backend, Package},
 };
 
-/// Returns the bytes of required packages that are unpacked, and of their archives.
+/// Returns the installed size of the required packages that are already unpacked, plus the size of the downloaded archives
+/// of required packages.
 pub(super) fn here(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
@@ -30,7 +31,7 @@ pub(super) fn here(
         let Some((name, version)) = backend.downloaded(&file) else {
             continue;
         };
-        // Without a required version, any installed version matches. An archive of another version is outdated.
+        // Ignore the archive if another version of the package is unpacked: if no version is required, that one suffices.
         let outlived = unpacked().any(|package| package.name == name && package.version != version);
         if wanted(&name, &version)
             && !outlived
@@ -42,8 +43,8 @@ pub(super) fn here(
     Ok(bytes)
 }
 
-/// Returns whether this version of a package is required or belongs to a required package. A pin covers all packages
-/// that must have the driver version.
+/// Returns whether this version of a package is required, directly or as a dependency: a pin covers all packages that
+/// must have the driver version.
 fn wanted(
     backend: &dyn Backend,
     name: &str,

@@ -1,6 +1,6 @@
-//! `driver.persistence`: the driver keeps its state between clients. Otherwise each first use of a GPU takes seconds.
-//! The daemon must run and start at boot, and persistence mode must be enabled. The Ubuntu unit starts the daemon
-//! with an option that leaves it disabled.
+//! `driver.persistence`: the driver keeps a GPU initialized without clients. Otherwise the first client after an idle period
+//! waits for seconds. The daemon must run and start at boot, and persistence mode must be enabled. The Ubuntu unit starts
+//! the daemon with an option that leaves persistence mode disabled.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -51,7 +51,7 @@ async fn detect(cx: &Cx<'_>, spec: &Persistence) -> Result<PersistenceState, Ste
     Ok(PersistenceState { unit, command, off })
 }
 
-/// Returns the drop-in that removes the option, if the command line has it.
+/// Returns the drop-in that removes [`OFF`] from the command line. `None` if the command line does not contain it.
 fn drop_in(spec: &Persistence, command: Option<&str>) -> Option<Change> {
     let command = command?;
     if !command.split_whitespace().any(|word| word == OFF) {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn enabled_and_active() {
+    fn enabled_and_active_daemon_is_satisfied() {
         let (mut want, facts) = (desired(), facts());
         decide(&state("enabled", "active", &[]), &want, &facts, false).expect_satisfied();
         let failed = state("enabled", "failed", &[0, 1]);

@@ -1,6 +1,6 @@
-//! `driver.prebuilt`: before DKMS compiles the driver modules, it fetches modules that another machine compiled for
-//! the same kernel and driver. Configured in a file next to the DKMS configuration. The file stays, so that later
-//! kernels also get precompiled modules.
+//! `driver.prebuilt`: before DKMS compiles the driver modules, it tries to fetch modules that another machine compiled for
+//! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which makes DKMS run gpu-bootstrap for this. The
+//! file stays after the run, so that later kernels also get precompiled modules.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -20,15 +20,15 @@ pub struct PrebuiltModules;
 
 #[derive(Debug, Clone)]
 struct PrebuiltState {
-    /// The content of the file next to the DKMS configuration.
+    /// The content of `/etc/dkms/MODULE.conf`.
     content: Option<String>,
-    /// The executable for the file, or the reason that it must not be used.
+    /// The gpu-bootstrap executable that DKMS should run, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
-    /// Output of the program from the DKMS build for the running kernel.
+    /// The last line that gpu-bootstrap printed during the DKMS build for the running kernel.
     said: Option<String>,
 }
 
-/// Returns the command line of the program, without the arguments that DKMS adds.
+/// Returns the arguments of gpu-bootstrap, without those that depend on the build ([`dkms::override_text`] adds them).
 fn words_of(driver: &DriverSpec, spec: &Prebuilt) -> Vec<String> {
     let fixed =
         (dkms::FETCH.split(' ').map(str::to_owned)).chain([format!("--flavor={}", driver.flavor)]);
@@ -75,7 +75,7 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
         .is_some_and(|text| !text.starts_with(HEADER))
     {
         return Assessment::blocked(
-            format!("`{path}` would configure DKMS, but was not created by gpu-bootstrap"),
+            format!("`{path}` exists, but was not created by gpu-bootstrap"),
             format!(
                 "move its content to `/etc/dkms/{module}-VERSION.conf`, which DKMS reads after it, or do not set \
                  `driver.prebuilt.sources`"
@@ -95,7 +95,7 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
         let last = state
             .said
             .as_deref()
-            .map(|last| format!("; for this kernel it {last}"))
+            .map(|last| format!("; last build for this kernel: {last}"))
             .unwrap_or_default();
         return Assessment::satisfied(format!(
             "DKMS fetches modules from {sources} before compiling{last}"
@@ -213,10 +213,10 @@ mod tests {
             panic!("it is already configured");
         };
         assert!(
-            why.ends_with("for this kernel it took nvidia from /srv/modules"),
+            why.ends_with("last build for this kernel: took nvidia from /srv/modules"),
             "{why}"
         );
-        // A different source, or no signatures, changes the file.
+        // Different sources change the file.
         want.driver
             .as_mut()
             .and_then(|driver| driver.prebuilt.as_mut())
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_configured_while_a_source_is() {
+    fn file_is_obsolete_without_sources() {
         let mut want = wanted();
         assert!(PrebuiltModules.wants(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;

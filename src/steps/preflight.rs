@@ -1,5 +1,5 @@
-//! `preflight`: conditions for the first change. All are checked and reported together, so that they can be fixed at
-//! once.
+//! `preflight`: conditions for the first change. All are checked and reported together, so that all problems can be fixed
+//! before the next attempt.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::{
     tools::mounts,
 };
 
-/// Filesystems that must be writable and need free space. `ROOT` and `BOOT` have a minimum in the profile.
+/// Filesystems with a required minimum of free space (`preflight.min-free-root`, `preflight.min-free-boot`).
 const ROOT: &str = "/";
 const BOOT: &str = "/boot";
 /// Paths that must be writable. A read-only path blocks the run before anything is changed. On an image-based system,
@@ -39,29 +39,29 @@ const WRITTEN: [&str; 5] = ["/etc", ROOT, BOOT, "/usr", "/var"];
 /// Tolerance for the clock of the machine that built the image, which may have been ahead.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
-/// The fraction of the minimum (1/8) that must stay free as long as a package is missing.
+/// Divisor: as long as a package is missing, 1/8 of the minimum must be free on each package filesystem.
 const LEAST_PART: u64 = 8;
 
 /// The `preflight` step.
 pub struct Preflight;
 
-/// Where package managers write: package files, their state and container images, and downloads if their directory is
-/// known.
+/// Paths for package files, package manager state and container images. [`detect`] adds the download directory of the
+/// package manager.
 const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 
 #[derive(Debug, Clone)]
 struct PreflightState {
     root: FreeSpace,
     boot: FreeSpace,
-    /// Paths of [`WRITTEN`] that are mounted read-only.
+    /// Paths of [`WRITTEN`] that are mounted read-only, also for PID 1.
     read_only: Vec<&'static str>,
     /// The sandbox that hides parts of the machine from this process.
     sandbox: Option<Sandbox>,
-    /// Other filesystems for packages, by mount point.
+    /// Filesystems other than `/` that packages are written to, with their mount points.
     others: Vec<(String, FreeSpace)>,
-    /// Packages are missing. Also true if this was not queried because there is enough space.
+    /// Packages are missing. Also true if this was not checked because there is enough space.
     to_come: bool,
-    /// Installed and downloaded bytes of the required packages.
+    /// Installed and downloaded bytes of the required packages. 0 if there is enough space without them.
     here: u64,
     now: i64,
     last_package_run: Option<i64>,
@@ -138,7 +138,7 @@ fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup
     Ok(unfinished)
 }
 
-/// The minimum for each package filesystem as long as a package is missing.
+/// Returns the minimum for each package filesystem as long as a package is missing.
 fn least(most: u64) -> u64 {
     most / LEAST_PART
 }
@@ -160,8 +160,8 @@ impl Shortage {
 /// manager has simulated the transaction. At that point, the exact sizes are compared.
 fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let want = &desired.settings.preflight;
-    // The minimum covers all packages. Packages from an interrupted run need no more space. The rest keeps some space
-    // for unpacking and building.
+    // The minimum covers all packages. Packages from an interrupted run need no more space, but some space must stay
+    // free for unpacking and building.
     let most = want.min_free_root.bytes();
     let left = most.saturating_sub(state.here).max(least(most));
     let of_each = if state.others.is_empty() {
@@ -216,7 +216,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     short
 }
 
-/// Returns all packages that are configured on this machine.
+/// Returns all packages that must be installed on this machine.
 fn requested(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageSpec> {
     let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.is_compiled());
     let is_wanted = |purpose: &Purpose<'_>| match purpose {
@@ -225,7 +225,7 @@ fn requested(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> 
         Purpose::Runtime(spec) => {
             !(spec.alternatives.iter()).any(|name| installed.contains_key(name))
         }
-        Purpose::Toolkit | Purpose::Cluster => true,
+        Purpose::ContainerModules | Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
     };
     (desired.package_groups().into_iter())
@@ -239,7 +239,7 @@ fn requested(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> 
 struct PreflightIssue {
     why: String,
     hint: String,
-    /// The maximum duration of a transient obstacle.
+    /// The maximum duration of a transient issue. `None` if waiting does not help.
     retryable: Option<Duration>,
 }
 
@@ -290,7 +290,7 @@ fn preflight_issues(
             retryable: None,
         });
     }
-    // Images are built without devices, and the builder may use a mount namespace.
+    // For an image, only read-only paths matter: it is built without devices, possibly in a mount namespace.
     let concerns = |sandbox: &&Sandbox| !desired.image || !sandbox.view.read_only.is_empty();
     if let Some(sandbox) = state.sandbox.as_ref().filter(concerns) {
         found.push(PreflightIssue {
@@ -359,7 +359,7 @@ fn preflight_issues(
             retryable: Some(Duration::from_secs(minutes * 60)),
         });
     }
-    // With a configured branch and flavor, the machine that builds an image needs no GPU.
+    // If a driver is selected, an image can be built on a machine without a GPU.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
     if !(has_gpus || is_for_others || desired.settings.is_gpu_optional()) {
@@ -480,7 +480,7 @@ mod tests {
             "{why}"
         );
         assert_eq!(retryable, Some(Duration::from_secs(20 * 60)));
-        // A permanent obstacle blocks at once.
+        // A permanent issue blocks at once.
         early.read_only = vec!["/usr"];
         decide(&early, &desired(), &facts()).expect_blocked();
         fakes
@@ -528,7 +528,7 @@ mod tests {
              private `/dev`, caused by `ProtectSystem=strict`, `PrivateDevices=yes`"
         );
         assert!(hint.contains("`systemctl edit setup.service`"), "{hint}");
-        // An image builder has no devices.
+        // An image is built without devices.
         let sandbox = private.sandbox.as_mut().expect("a sandbox");
         sandbox.view.read_only.clear();
         let mut want = desired();

@@ -9,12 +9,13 @@ use crate::{
     tools::mounts,
 };
 
-/// The usual install path. Used if the own path is unknown.
+/// The usual install path. Used if the path of the running executable is unknown.
 const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// Returns the path of our executable, or the reason that no file may contain it: non-root users could replace it, at
-/// once or after a boot has emptied the directory, or the path has a meaning in a shell. The DaemonSet and
-/// administrators install it to different paths.
+/// Returns the path of our executable, or the reason that no file may contain this path: non-root users can replace the
+/// executable, its directory may be emptied at boot, or the path contains shell metacharacters. The path differs between
+/// machines, because the DaemonSet and administrators install the executable in different directories. Returns [`USUAL`] if
+/// a directory (`--root`) is inspected instead of the running machine.
 pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
     let files = cx.host.files();
     if !cx.state.is_of_this_machine() {
@@ -38,8 +39,8 @@ pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, Ste
     }
 }
 
-/// Returns the executable in one of our files, as long as it exists and only root can replace it, because another
-/// copy may have written the file. Otherwise the same as [`persistent`].
+/// Returns `named`, the executable path in one of our files, if that executable exists and only root can replace it.
+/// Otherwise returns the result of [`persistent`]. The two paths differ if another copy of gpu-bootstrap has written the file.
 pub(super) fn named_or_persistent(
     cx: &Cx<'_>,
     named: Option<&Utf8Path>,
@@ -57,7 +58,8 @@ pub(super) fn named_or_persistent(
     persistent(cx)
 }
 
-/// Returns the assessment of a step that needs the executable in a file but must not use it.
+/// Returns the blocked assessment of a step whose file must contain the path of our executable, if [`persistent`]
+/// rejects that path.
 pub(super) fn not_persistent(why: &str, file: &str) -> Assessment {
     Assessment::blocked(
         format!("`{file}` would make root run an unsafe executable: {why}"),

@@ -23,7 +23,7 @@ const DISTRIBUTION: &str = "distribution";
 
 /// The driver packages of the machine.
 pub(super) struct There<'s> {
-    /// Installed packages. A held package is held by the administrator.
+    /// Installed packages. Only holds of the administrator count as held.
     pub(super) installed: &'s InstalledPackages,
     /// Packages that gpu-bootstrap installed.
     pub(super) ours: &'s Ours,
@@ -31,8 +31,8 @@ pub(super) struct There<'s> {
     pub(super) origin: Option<Origin>,
 }
 
-/// Returns driver packages of a different branch or origin, as `name version`. They conflict with ours, in files or
-/// in the version that libraries and module must share.
+/// Returns the name and version of each installed package of a driver with a different branch or origin. These packages
+/// conflict with the configured ones: in files, or in the version that libraries and module must share.
 pub(super) fn others(
     driver: &DriverSpec,
     desired: &Desired,
@@ -43,7 +43,8 @@ pub(super) fn others(
     } else {
         Origin::Vendor
     };
-    // A met requirement has the configured origin, regardless of the package vendor.
+    // If an installed driver package meets its version requirement, the driver has the configured origin, regardless of the
+    // vendor field of the package.
     let is_met = |spec: &PackageSpec| {
         (carries_driver(&spec.name) || is_driver_part(&spec.name))
             && spec.version.is_some()
@@ -92,8 +93,8 @@ pub(super) fn outdated(driver: &DriverSpec, desired: &Desired, there: &There<'_>
         let version = DriverVersion::from_package(version);
         (driver.version.as_ref()).is_some_and(|wanted| version.is_ok_and(|found| found != *wanted))
     };
-    // Package names of both flavors differ in one word. Packages that need the module of one flavor are replaced with
-    // it.
+    // The package names of the two flavors differ in one word. This also finds packages that depend on the module of the
+    // other flavor.
     let neutral = |name: &str| name.replace("-open", "").replace("-latest", "");
     // Also includes modules for other kernels and their metapackages.
     let of_kernels: Vec<String> = (desired.kernel.iter())
@@ -153,8 +154,9 @@ pub(super) fn blocked_downgrade(
     ))
 }
 
-/// Keeps, replaces or blocks other packages, depending on the settings. Packages that gpu-bootstrap installed are
-/// replaced.
+/// Replaces the packages from [`others`] if `driver.existing` is `replace` or gpu-bootstrap installed all of them. Otherwise
+/// blocks. Holds of the administrator always block. A downgrade that is not configured blocks, unless `driver.existing` is
+/// `replace`.
 pub(super) fn instead_of(
     others: &[(String, String)],
     driver: &DriverSpec,

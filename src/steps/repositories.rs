@@ -24,7 +24,7 @@ pub struct Repositories;
 struct OnDisk {
     source: Option<String>,
     keyring: Keyring,
-    /// Key files of the distribution without an accepted key.
+    /// Key files of the distribution that are missing, writable by non-root users, or without an accepted key.
     key_files: Vec<Utf8PathBuf>,
     priority: Option<String>,
     /// The administrator's file that already configures the repository correctly.
@@ -35,7 +35,7 @@ struct OnDisk {
 struct RepositoriesState {
     repositories: Vec<OnDisk>,
     pins: Vec<Option<String>>,
-    /// The administrator's record that selects other versions of the driver packages.
+    /// Message about the administrator's preference that selects other versions of the driver packages.
     contrary: Option<String>,
 }
 
@@ -125,7 +125,8 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     }
 }
 
-/// Returns the missing preference that sets the priority of a repository.
+/// Returns the path and content of the preference file that sets the priority of a repository, if the file is missing or
+/// different.
 fn missing_priority(
     backend: &dyn Backend,
     repository: &Repository,

@@ -1,5 +1,5 @@
 //! `runtime.docker-nvidia`, `runtime.containerd-nvidia`, `runtime.crio-nvidia`: the nvidia runtime is configured in
-//! the container runtime. Decided by the configuration that the daemon reports, and for containerd by its files.
+//! the container runtime. Decided by the configuration that the daemon reports, and by its files.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -35,17 +35,17 @@ impl NvidiaRuntime {
 #[derive(Debug, Clone)]
 struct RuntimeState {
     said: LiveConfig,
-    /// A configuration file that is not readable.
+    /// A configuration file that the daemon cannot parse.
     broken: Option<Broken>,
-    /// The source of a setting that makes it read a different file.
+    /// A line in another file that makes the daemon read a different configuration file.
     other: Option<Elsewhere>,
     /// The default configuration file.
     usual: String,
-    /// Missing keys of the files.
+    /// Required keys that the configuration files lack.
     lacking: Vec<FileSettings>,
     /// Whether the first file that the daemon reads exists.
     configured: bool,
-    /// Whether the daemon may not have reloaded the files of an earlier run.
+    /// Whether the daemon may not have reloaded the files that an interrupted run wrote.
     unread: bool,
     /// Whether CDI must be enabled explicitly.
     cdi: bool,
@@ -118,7 +118,7 @@ fn runtime_of(desired: &Desired) -> &'static str {
     }
 }
 
-/// Returns whether the daemon is configured, for the toolkit or for a kubelet.
+/// Returns whether the settings require a configuration of the daemon, for the toolkit or for a kubelet.
 fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
     desired.toolkit.is_some() || (daemon.configured().is_for_kubelet() && serves_kubelet(desired))
 }
@@ -193,7 +193,7 @@ fn decide(
                 .as_ref()
                 .filter(|name| !config.runtimes.contains(*name));
             if let Some(lost) = lost {
-                // Containers that do not request GPUs could not start.
+                // Containers that do not request GPUs use the default runtime, so they could not start.
                 format!("{name} no longer has its default runtime {lost}")
             } else if !registered {
                 format!(
@@ -260,7 +260,7 @@ type DropIn = (&'static str, Result<Change, String>);
 const START: &str = "ExecStartPre=-";
 
 /// Returns the drop-in and its path if another program writes the daemon's file and the drop-in is missing or starts
-/// a missing executable, or the reason that our executable must not be used.
+/// a missing or unsafe executable, or the reason that our executable must not be used.
 fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
     let Some(rewritten) = daemon.configured().rewritten() else {
         return Ok(None);
@@ -287,7 +287,7 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
     Ok(Some((path, change)))
 }
 
-/// Returns a different daemon of this kind that the kubelet uses. It is never configured.
+/// Returns a message if the kubelet uses a different daemon of this kind, which gpu-bootstrap never configures.
 fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
     if daemon.kind().runtime().owners().is_empty() {
         return Ok(None);
@@ -343,8 +343,8 @@ impl Step for NvidiaRuntime {
                 "another program rewrites the {name} configuration, and `{path}` is missing or starts a missing executable"
             );
             match &mut answer {
-                // Reverted first, otherwise the drop-in would restore the runtime when the daemon starts with its
-                // former file.
+                // The last change is reverted first. If the drop-in were reverted later, it would restore the runtime when the
+                // daemon starts with its former file.
                 Assessment::Needs { changes, .. } => changes.push(change),
                 Assessment::Satisfied { .. } => {
                     answer = Assessment::needs(why, vec![change]);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_configured_while_their_runtime_is() {
+    fn changes_stay_while_their_runtime_is_configured() {
         let docker = NvidiaRuntime::of(Daemon::Docker);
         let restart = Change::RestartUnit {
             unit: "docker.service".into(),
@@ -557,7 +557,7 @@ mod tests {
             "{why}"
         );
         assert!(!may_stop);
-        // The key is written and containers run, so there is nothing to do. Later no container runs.
+        // The key is written, but containers run, so nothing is changed. The restart follows when no container runs.
         assert_eq!(said(&state(&[], &["web"]), &want), None);
         let (why, _) = said(&state(&[], &[]), &want).expect("a restart");
         assert_eq!(why, "docker enables CDI at its next start");

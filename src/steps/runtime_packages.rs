@@ -29,7 +29,7 @@ pub struct RuntimePackages(pub RuntimeKind);
 #[derive(Debug, Clone, Default)]
 struct RuntimePackagesState {
     installed: InstalledPackages,
-    /// The runtime is installed in another form.
+    /// An installed form of the runtime that cannot be configured.
     other: Option<OtherForm>,
     /// The manually installed executable of a daemon with a unit.
     by_hand: Option<Utf8PathBuf>,
@@ -44,7 +44,7 @@ async fn detect(cx: &Cx<'_>, spec: &RuntimeSpec) -> Result<RuntimePackagesState,
         None => None,
         Some(unit) => match cx.state.unit(unit).await {
             Ok(unit) => unit,
-            // Missing packages are known without systemd.
+            // If packages are missing, the unit state is not needed.
             Err(error) if error.not_queried().is_some() && lacks(cx.desired, &installed, spec) => {
                 None
             }
@@ -69,8 +69,8 @@ async fn detect(cx: &Cx<'_>, spec: &RuntimeSpec) -> Result<RuntimePackagesState,
     })
 }
 
-/// Returns the executable outside of package directories, if there is no packaged one. A packaged one would have a
-/// different version than the daemon, because administrator units take precedence, and so does this directory.
+/// Returns the executable in `/usr/local/bin`, if `/usr/bin` has none. In that case no package is installed, because the
+/// daemon would continue to use the manually installed version: its unit and `/usr/local/bin` take precedence.
 fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBuf>, FilesError> {
     let facts = kind.runtime().facts();
     let name = facts
@@ -228,7 +228,7 @@ mod tests {
     };
 
     #[test]
-    fn installed_enabled_and_running() {
+    fn missing_runtime_is_installed_and_stopped_daemon_started() {
         let want = desired();
         let docker = spec(&want, RuntimeKind::Docker).expect("docker");
         let (_, changes) = decide(&RuntimePackagesState::default(), docker, &want).expect_needs();
@@ -254,7 +254,7 @@ mod tests {
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
     }
 
-    /// Without systemd, only a runtime that is not installed is known to have no service.
+    /// If systemd cannot be queried, only a runtime that is not installed is assessed. Otherwise the error is returned.
     #[test]
     fn runtime_without_any_installation_is_lacking() {
         let want = desired();
@@ -270,8 +270,8 @@ mod tests {
         }
     }
 
-    /// A restarting daemon is neither running nor missing. A daemon that fails repeatedly is started, and reports its
-    /// error.
+    /// The run waits for a restarting daemon. A daemon that fails repeatedly is started instead, so that its error is
+    /// reported.
     #[test]
     fn restarting_daemon_delays_the_run() {
         let want = desired();
@@ -330,7 +330,7 @@ mod tests {
         assert!(why.contains("docker-ce"), "{why}");
     }
 
-    /// As in the installation guide of containerd.
+    /// The installation guide of containerd installs executables in `/usr/local`, without a package.
     #[test]
     fn daemon_without_a_package_is_kept() {
         let files = FakeFiles::new();

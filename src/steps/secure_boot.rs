@@ -42,13 +42,13 @@ enum SigningKeyState {
     None,
     /// The installed or selected dkms has this version, which does not support a configured key.
     Unread(String),
-    /// A key file is missing or not accessible only by root: the path and the reason.
+    /// The key or the certificate is missing or has unsafe permissions: the path and the reason.
     Unusable(String, String),
-    /// The certificate is not in DER format.
+    /// The certificate is in PEM format.
     NotDer,
-    /// The firmware does not trust the certificate.
+    /// The certificate is enrolled neither in the firmware nor as a machine owner key (MOK).
     NotEnrolled,
-    /// The firmware trusts the certificate.
+    /// The certificate is enrolled in the firmware or as a machine owner key.
     Enrolled,
     /// No certificate list is readable.
     Unknown,
@@ -91,7 +91,7 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepE
         }
     }
     let certificate = files.read(&signing.certificate)?.unwrap_or_default();
-    // A DER certificate is a sequence of more than 255 bytes. A PEM certificate starts with dashes.
+    // A PEM certificate starts with dashes, a DER certificate does not.
     if certificate.starts_with(b"-----") {
         return Ok(SigningKeyState::NotDer);
     }
@@ -102,8 +102,8 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepE
     })
 }
 
-/// Returns the installed dkms version, or the version that would be installed. `None` if the package lists do not
-/// contain it.
+/// Returns the installed dkms version, or the version that would be installed. `None` if the package lists are missing or do
+/// not contain dkms.
 async fn dkms_version(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
     let installed = packages::installed(cx).await?;
     let version = (installed.get("dkms")).map(|package| package.version.clone());
@@ -167,7 +167,7 @@ fn signed_source(driver: &DriverSpec) -> String {
     }
 }
 
-/// Signs modules that DKMS compiles with the administrator's key if the machine trusts it.
+/// Configures DKMS to sign modules with the administrator's key. Blocks if the key cannot be used or is not enrolled.
 fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
     let SigningKey { key, certificate } = signing;
     let blocked = |why: String, hint: String| Assessment::Blocked { why, hint };

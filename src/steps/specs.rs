@@ -32,7 +32,7 @@ pub struct Comparison {
     pub met: Vec<String>,
     /// Messages about packages that are missing, unconfigured or at a different version.
     pub unmet: Vec<String>,
-    /// Messages about held packages that need a different version.
+    /// Messages about held packages that are not installed or need a different version.
     pub held: Vec<String>,
 }
 
@@ -102,7 +102,7 @@ impl Comparison {
         self.unmet.join("; ")
     }
 
-    /// Blocks because a held package would need a different version.
+    /// Returns the blocked assessment if [`Comparison::held`] is not empty.
     #[must_use]
     pub fn refusal(&self, manager: Manager) -> Option<Assessment> {
         (!self.held.is_empty())
@@ -115,13 +115,14 @@ impl Comparison {
         let backend = manager.backend();
         let unhold = backend.commands().unhold;
         let place = (backend.hold_list())
-            .map(|list| format!(" with its entry in `{}`", list.path()))
+            .map(|list| format!(" with the entry from `{}`", list.path()))
             .unwrap_or_default();
         format!("release the hold (`{unhold}`{place}), or configure the held version")
     }
 }
 
-/// Returns required packages that gpu-bootstrap installed at a different version, so it may change them again.
+/// Returns the required packages that gpu-bootstrap installed and whose version is not the required one. Their version may
+/// be changed.
 #[must_use]
 pub fn outdated(
     manager: Manager,
@@ -142,7 +143,7 @@ pub fn outdated(
         .collect()
 }
 
-/// Assesses a step that only needs packages. The packages of `replacing` may change their version.
+/// Assesses a step that only needs packages. See [`install`] for `replacing`.
 pub fn package_step(
     manager: Manager,
     specs: &[PackageSpec],
@@ -159,8 +160,8 @@ pub fn package_step(
     Assessment::needs(comparison.unmet_text(), install(specs, replacing))
 }
 
-/// Returns the changes that meet the requirements: fresh package lists, then one transaction that also replaces
-/// installed packages.
+/// Returns the changes that meet the requirements: fresh package lists, then one transaction, which may change the version
+/// of the packages in `replacing` or remove them.
 #[must_use]
 pub fn install(specs: &[PackageSpec], replacing: Vec<String>) -> Vec<Change> {
     vec![

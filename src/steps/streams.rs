@@ -1,4 +1,4 @@
-//! The module stream of the driver packages, if any. It is enabled before they are installed.
+//! The DNF module stream of the driver packages, if any. It is enabled before they are installed.
 
 use super::packages;
 use crate::{
@@ -32,8 +32,8 @@ pub(super) fn change(driver: &DriverSpec, enabled: Option<&str>) -> Option<Chang
     })
 }
 
-/// Puts the stream change first. The required repository is only known when its packages are available, and decides
-/// whether a failed list download matters.
+/// Puts the stream change first, because the packages are available only after their stream is enabled. The refresh that
+/// follows then knows which repository the packages require, and fails if the lists of this repository cannot be downloaded.
 pub(super) fn before(
     changes: Vec<Change>,
     driver: &DriverSpec,

@@ -35,7 +35,7 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     if !matches!(answer, Assessment::Satisfied { .. }) {
         return answer;
     }
-    // Repositories may have different versions, but the four packages are released together and must match.
+    // Repositories may have different versions, but the packages are released together and must match.
     let versions: BTreeSet<&str> = (specs.iter())
         .filter_map(|spec| installed.get(&spec.name))
         .map(|package| package.version.as_str())
@@ -45,7 +45,7 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     }
     let there = compare(manager, specs, installed).met.join(", ");
     Assessment::needs(
-        format!("its packages have different versions: {there}"),
+        format!("the toolkit packages have different versions: {there}"),
         install(specs, Vec::new()),
     )
 }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn older_version_of_own_packages_is_allowed() {
+    fn only_our_packages_may_be_downgraded() {
         let installed = packages(&[
             "nvidia-container-toolkit=1.21.0-1",
             "nvidia-container-toolkit-base=1.20.0-1",
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn all_packages_at_one_version() {
+    fn all_packages_must_have_one_version() {
         let want = desired();
         decide(&packages(&[]), &want).expect_needs();
         let all = [

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-/// Users.
 pub const PASSWD: &str = "/etc/passwd";
 
 pub const GROUP: &str = "/etc/group";

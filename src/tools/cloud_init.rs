@@ -26,7 +26,7 @@ const SERVICES: [&str; 6] = [
     "cloud-final.service",
 ];
 
-/// Whether cloud-init has not finished all stages of this boot.
+/// Whether cloud-init has started, but not finished all stages of this boot.
 ///
 /// # Errors
 /// If the existence of the cloud-init files cannot be determined.

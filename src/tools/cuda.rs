@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_the_names_of_the_header() {
+    fn table_entries_have_cuda_names_and_texts() {
         assert!(TABLE.len() > 30);
         for (code, row) in TABLE.iter() {
             assert!(row.name.starts_with("CUDA_ERROR_"), "{code}: {}", row.name);

@@ -120,8 +120,9 @@ fn of_node(
     Ok(Some(recreated(why, remove, path)))
 }
 
-/// Containers that use the node must be restarted, because they have mounted the wrong one. If a device node to mount is
-/// missing on the host, a container runtime creates a directory in its place.
+/// Returns the fault, with the commands that recreate the node. Containers that use the node must be restarted, because they
+/// have mounted the wrong one. If a device node to mount is missing on the host, a container runtime creates a directory in
+/// its place.
 fn recreated(why: String, remove: &str, path: &str) -> NodeFault {
     NodeFault {
         why,
@@ -164,8 +165,8 @@ pub struct Symlinks {
     pub missing: Vec<Utf8PathBuf>,
 }
 
-/// Searches the symlinks. In a copy of a machine (`is_copy`), regular files may replace device nodes. The numbers of nodes with
-/// a fixed major number are then derived from their names.
+/// Returns the device nodes without a symlink. In a copy of a machine (`is_copy`), regular files may replace device nodes.
+/// The numbers of nodes with a fixed major number are then derived from their names.
 ///
 /// # Errors
 /// If `/dev`, a node or a symlink cannot be read.

@@ -103,11 +103,11 @@ mod tests {
              127.0.0.1:5000/x:none: not found", "image-not-found";
             "Error response from daemon: pull access denied for x, repository does not exist or \
              may require 'docker login': denied: requested access to the resource is denied",
-                "image-unauthorised";
+                "image-unauthorized";
             "Error response from daemon: Head \"http://127.0.0.1:5000/v2/x/manifests/1\": no \
-             basic auth credentials", "image-unauthorised";
+             basic auth credentials", "image-unauthorized";
             "ctr: failed to resolve reference \"x\": unexpected status from HEAD request: 401 \
-             Unauthorized", "image-unauthorised";
+             Unauthorized", "image-unauthorized";
             "filesystem layer verification failed for digest sha256:00", "image-damaged";
             "ctr: failed commit on ref \"layer-sha256:00\": unexpected commit digest sha256:11, \
              expected sha256:00: failed precondition", "image-damaged";
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_registry_is_reachable_and_hints_depend_on_runtime() {
+    fn plain_http_registry_is_not_retried_and_hints_depend_on_runtime() {
         let plain = of_pull("http: server gave HTTP response to HTTPS client");
         let silent = of_pull("connection refused");
         assert_eq!((&plain.reason, plain.retryable), (&silent.reason, false));

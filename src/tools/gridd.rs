@@ -22,19 +22,19 @@ pub const CONFIG: &str = "/etc/nvidia/gridd.conf";
 /// Its unit.
 pub const UNIT: &str = "nvidia-gridd.service";
 
-/// The files with its messages if there is no journal.
+/// The log files with the messages of `nvidia-gridd` if there is no journal.
 const LOGS: [&str; 2] = ["/var/log/syslog", "/var/log/messages"];
 
 /// A faulty GPU can delay `nvidia-smi`.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Queries the license status. No list of fields contains it.
+/// Queries the license status. `nvidia-smi --query-gpu` has no field for it.
 #[must_use]
 pub fn status() -> Query {
     Query::new("nvidia-smi", ["--query"]).deadline(DEADLINE)
 }
 
-/// Queries its messages of this boot. Only a root process of the unit can write them.
+/// Queries the messages of the unit since boot. The filter excludes messages of non-root processes.
 #[must_use]
 pub fn journal() -> Query {
     let unit = format!("_SYSTEMD_UNIT={UNIT}");
@@ -64,13 +64,13 @@ pub fn unlicensed(text: &str) -> Option<&str> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attempt {
     Acquired,
-    /// The server rejected it, or did not respond. `None` if the message does not contain its name.
+    /// The server rejected the request or did not respond. `server` is `None` if the message does not contain a safe name.
     Failed {
         server: Option<String>,
     },
 }
 
-/// Returns the result of the last attempt in its messages, or `None` if there was no attempt.
+/// Returns the result of the last attempt in these messages, or `None` if there was no attempt.
 #[must_use]
 pub fn last_attempt(text: &str) -> Option<Attempt> {
     text.lines().rev().find_map(|line| {
@@ -79,7 +79,7 @@ pub fn last_attempt(text: &str) -> Option<Attempt> {
                 let server = rest
                     .strip_prefix(" from ")
                     .and_then(|rest| rest.split_whitespace().next())
-                    // Every user can write to a system log.
+                    // Every user can write to a system log, so the name may contain shell metacharacters.
                     .filter(|name| name.len() < 256 && shell_word(name) == *name);
                 return Some(Attempt::Failed {
                     server: server.map(str::to_owned),

@@ -238,7 +238,7 @@ pub struct Line {
     pub why: String,
     /// The remedy.
     pub remedy: String,
-    /// The remedy if the driver runs in a container of NVIDIA's GPU Operator, if it is another one.
+    /// The remedy if the driver runs in a container of NVIDIA's GPU Operator, or `None` if it is the same.
     #[serde(default)]
     pub operator: Option<String>,
 }
@@ -310,8 +310,8 @@ pub fn ring() -> Query {
 }
 
 /// Files with kernel messages, possibly of several boots. They are used only if no command can be executed, because they are
-/// less trustworthy: a syslog daemon also writes a `kernel` line for a user who sends that name to its socket, and for each
-/// line of a message.
+/// less trustworthy: a syslog daemon also writes a `kernel` line for a user who sends that name to its socket, and writes a
+/// separate `kernel` line for each line of a message.
 pub const FILES: [&str; 3] = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/messages"];
 
 /// A field of a journal record.
@@ -362,8 +362,8 @@ pub fn records(text: &str) -> Vec<String> {
     records
 }
 
-/// Returns the message in a line: `[ 12.345678] NVRM: …`, `[ 12.345678] kernel: NVRM: …` (`/var/log/dmesg` of Ubuntu), or `Aug
-/// 14 09:00:01 node kernel: [ 12.345678] NVRM: …` (rsyslog). `None` if the line is not from the kernel.
+/// Returns the message in a line: `[ 12.345678] NVRM: …`, `[ 12.345678] kernel: NVRM: …` (`/var/log/dmesg` of Ubuntu), or
+/// `Aug 14 09:00:01 node kernel: [ 12.345678] NVRM: …` (rsyslog). `None` if the line is not from the kernel.
 fn of_kernel(line: &str) -> Option<&str> {
     if let Some(rest) = behind_time(line) {
         return Some(rest.strip_prefix("kernel: ").unwrap_or(rest));
@@ -505,7 +505,7 @@ pub enum Message {
 pub enum Recovery {
     /// No action.
     None,
-    /// Stop the programs that use it together with other GPUs.
+    /// Stop the programs that use this GPU together with other GPUs.
     DrainPeers,
     Reset,
     /// Stop its programs, then reset it.
@@ -778,8 +778,8 @@ fn no_firmware(it: &Matched<'_>) -> Option<Message> {
     })
 }
 
-/// Ignores `BAR 7` and higher, which are windows of bridges and virtual functions, and the I/O port window, which the driver
-/// does not need.
+/// Ignores `BAR 6` and higher, which are the expansion ROM and the windows of bridges and virtual functions, and I/O port
+/// windows, because the driver does not need them.
 fn no_window(it: &Matched<'_>) -> Option<Message> {
     let bar = it.number.filter(|bar| *bar < 6)?;
     (!it.rest.contains("[io")).then_some(Message::NoWindow { gpu: it.at, bar })
@@ -1121,7 +1121,7 @@ mod tests {
             };
             let length: usize = pattern.start.iter().map(shortest).sum();
             assert!(length > PROGRAM, "{pattern:?}");
-            // User text in the middle has a maximum length, and users cannot write the text after it.
+            // The text after a program name must be longer than a program name can be, so that no name contains it.
             for (index, part) in pattern.start.iter().enumerate() {
                 let next = pattern.start.get(index + 1);
                 let bounded = matches!(next, Some(Part::Text(text)) if text.len() > PROGRAM);

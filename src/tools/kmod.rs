@@ -1,6 +1,6 @@
 //! Kernel modules: `modprobe`, its configuration, and the list of loaded modules.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,7 +12,7 @@ use crate::{
 /// The list of loaded modules.
 pub const MODULES: &str = "/proc/modules";
 
-/// Initializing eight GPUs takes tens of seconds, and a faulty one hangs.
+/// Initializing eight GPUs takes tens of seconds, and a faulty GPU can hang.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The directory of files that list modules to load at every boot, `modules-load.d(5)`.
@@ -43,7 +43,7 @@ pub fn list_of(kernel: &str) -> Utf8PathBuf {
     directory_of(kernel).join("modules.dep")
 }
 
-/// Returns the path of a module in such a list, relative to the directory of the kernel.
+/// Returns the path of a module in the content of `modules.dep`, relative to the directory of the kernel.
 #[must_use]
 pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
@@ -179,25 +179,44 @@ pub const CONFIGURATION: [&str; 5] = [
 /// # Errors
 /// If an existing file cannot be read.
 pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>, FilesError> {
-    let (mut read, mut found) = (BTreeSet::new(), Vec::new());
     // gpu-bootstrap reverts its own denials, unless their record is lost.
     let has_record = files.exists(Utf8Path::new(STATE))?;
-    let persistent = |directory: &&str| !directory.starts_with("/run/");
-    for directory in CONFIGURATION.into_iter().filter(persistent) {
-        for name in files.list(Utf8Path::new(directory))? {
-            let path = Utf8Path::new(directory).join(&name);
-            // A file hides files of the same name in later directories. `/lib` may be `/usr/lib`.
-            let is_known = has_record && name.contains("gpu-bootstrap");
-            if !name.ends_with(".conf") || is_known || !read.insert(name) {
-                continue;
-            }
-            let text = files.read(&path)?.unwrap_or_default();
-            for (line, text) in denied(&String::from_utf8_lossy(&text), modules) {
-                found.push(format!("`{path}`, line {line}: `{text}`"));
-            }
+    let is_ours = |name: &str| has_record && name.contains("gpu-bootstrap");
+    let mut found = Vec::new();
+    for path in configuration(files, |directory| !directory.starts_with("/run/"))? {
+        if path.file_name().is_some_and(is_ours) {
+            continue;
+        }
+        let text = files.read(&path)?.unwrap_or_default();
+        for (line, text) in denied(&String::from_utf8_lossy(&text), modules) {
+            found.push(format!("`{path}`, line {line}: `{text}`"));
         }
     }
     Ok(found)
+}
+
+/// Returns the files in the selected directories of [`CONFIGURATION`] in the order in which modprobe reads them: by name. A file
+/// hides files of the same name in later directories. `/lib` may be `/usr/lib`.
+///
+/// # Errors
+/// If an existing directory cannot be read.
+pub fn configuration(
+    files: &dyn ReadFiles,
+    is_selected: impl Fn(&str) -> bool,
+) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let mut found = BTreeMap::new();
+    for directory in CONFIGURATION {
+        if !is_selected(directory) {
+            continue;
+        }
+        for name in files.list(Utf8Path::new(directory))? {
+            if name.ends_with(".conf") {
+                let path = Utf8Path::new(directory).join(&name);
+                found.entry(name).or_insert(path);
+            }
+        }
+    }
+    Ok(found.into_values().collect())
 }
 
 /// Returns the lines of a file in [`CONFIGURATION`] that deny one of the modules. `blacklist` prevents loading at boot
@@ -327,9 +346,9 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// Returns a dangling symlink to the NVIDIA module in the module directory of this kernel, and its target. `weak-modules` of RHEL and related
-/// distributions creates symlinks to the modules of another kernel, and a symlink may outlive that kernel
-/// (AlmaLinux/almalinux-deploy issue 271).
+/// Returns a dangling symlink to the NVIDIA module in a subdirectory of `weak-updates` of this kernel, and its target.
+/// `weak-modules` of RHEL and related distributions creates symlinks to the modules of another kernel, and a symlink may
+/// outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -340,7 +359,7 @@ pub fn dangling(
     let weak = Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
         let directory = weak.join(part);
-        // Some packages do not have a subdirectory.
+        // Some packages install files without a subdirectory.
         if files
             .stat(&directory)?
             .is_none_or(|about| about.kind != FileKind::Directory)
@@ -363,6 +382,32 @@ pub fn dangling(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn configuration_is_read_by_name_and_hides_later_directories() {
+        let files = FakeFiles::new();
+        for path in [
+            "/etc/modprobe.d/zz.conf",
+            "/etc/modprobe.d/nvidia.conf",
+            "/etc/modprobe.d/README",
+            "/lib/modprobe.d/nvidia.conf",
+            "/lib/modprobe.d/a.conf",
+        ] {
+            files.put(path, "");
+        }
+        let found = configuration(&files, |_| true).unwrap();
+        assert_eq!(
+            found,
+            [
+                "/lib/modprobe.d/a.conf",
+                "/etc/modprobe.d/nvidia.conf",
+                "/etc/modprobe.d/zz.conf"
+            ]
+        );
+        let found = configuration(&files, |directory| directory == "/lib/modprobe.d").unwrap();
+        assert_eq!(found.len(), 2);
+    }
 
     #[test]
     fn only_the_main_module_is_nvidia() {

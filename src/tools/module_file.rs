@@ -62,7 +62,7 @@ pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
     Some(symbols.collect())
 }
 
-/// Returns the flavor of NVIDIA modules with a license. The open modules have `Dual MIT/GPL`.
+/// Returns the flavor of the NVIDIA modules that have this license. The open modules have `Dual MIT/GPL`.
 #[must_use]
 pub fn flavor_of_license(license: &str) -> Option<Flavor> {
     match license.trim() {

@@ -40,8 +40,8 @@ pub fn list(files: &dyn ReadFiles) -> Result<String, FilesError> {
         .unwrap_or_default())
 }
 
-/// Returns the mount that contains a path without symlinks. If several mounts have the same mount point, the last one is
-/// visible.
+/// Returns the mount that contains a path. The path must not contain symlinks. If several mounts have the same mount point,
+/// the last one is visible.
 #[must_use]
 pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
     list.lines()
@@ -93,7 +93,7 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
         let there = existing(files, Utf8Path::new(path))?;
         let (device, mount) = match holding(&mounts, &there) {
             Some(mount) => (mount.device.to_owned(), mount.point),
-            // Without the list, assume that equal sizes mean the same filesystem.
+            // Without the list, assume that equal sizes and free space mean the same filesystem.
             None => (format!("{free_space:?}"), path.into()),
         };
         match found.iter_mut().find(|(other, _)| *other == device) {

@@ -29,7 +29,7 @@ pub const EMPTY: &[u8] = b"{}";
 /// The annotation with the file name of a layer.
 const TITLE: &str = "org.opencontainers.image.title";
 
-/// The file in which `docker login` of root stores credentials.
+/// The file in which `docker login` stores credentials if root runs it.
 pub const LOGINS: &str = "/root/.docker/config.json";
 
 /// A repository in a registry.
@@ -259,9 +259,10 @@ pub fn refusal(answer: &[u8]) -> Option<String> {
 pub enum Login {
     /// The `Authorization` header.
     Basic(Secret),
-    /// The program `docker-credential-NAME` with this name returns the credentials.
+    /// The NAME of the program `docker-credential-NAME` that is configured for this registry.
     Helper(String),
-    /// The same program for all registries, so it may have no credentials for this one.
+    /// The NAME of the program `docker-credential-NAME` that is configured for all registries. It may have no credentials for
+    /// this one.
     Store(String),
 }
 

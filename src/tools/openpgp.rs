@@ -49,8 +49,8 @@ pub struct KeyFile {
     /// The file content. In an armored file the `Version:` headers are removed, because they depend on the program that created
     /// the armor and change although the key does not.
     pub bytes: Vec<u8>,
-    /// The SHA-256 of `bytes`, or `None` for a file without armor, because no package manager accepts it instead of an armored
-    /// file.
+    /// The SHA-256 of `bytes`, by which a repository can accept the file as its keyring. `None` for a file without armor,
+    /// because package managers do not accept such a file in place of an armored keyring.
     pub digest: Option<String>,
     /// All keys in the file.
     pub keys: Vec<Key>,
@@ -59,7 +59,7 @@ pub struct KeyFile {
 /// Parses all public keys of a file, armored or binary.
 ///
 /// # Errors
-/// If the file contains no key or is not OpenPGP.
+/// If the file contains no key, is not OpenPGP, or has a key without a self-signed user ID.
 pub fn parse(file: &[u8]) -> Result<KeyFile, OpenPgpError> {
     // RFC 9580, 4.2: the highest bit of the first byte of a packet is set.
     let is_binary = file.first().is_some_and(|first| first & 0x80 != 0);
@@ -111,8 +111,8 @@ fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     }
 }
 
-/// Removes everything that the key has not signed itself, and returns whether the key is revoked. Anyone can add a subkey to a
-/// public key, and some programs trust it, for example rpm before 4.17.1 (CVE-2021-3521).
+/// Removes all parts that the key has not signed itself or has revoked, and returns whether the key itself is revoked. Anyone
+/// can add a subkey to a public key, and some programs trust it, for example rpm before 4.17.1 (CVE-2021-3521).
 fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpError> {
     let fingerprint = key.fingerprint().to_string().to_uppercase();
     let (primary, mut details) = (key.primary_key, key.details);
@@ -149,9 +149,9 @@ fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpErro
     Ok((SignedPublicKey::new(primary, details, subkeys), revoked))
 }
 
-/// Splits a file into armored blocks and removes their `Version:` headers. Text between two blocks belongs to the second one.
-/// Every block is parsed, as rpm does. A distribution's file may start with a sentence, but no other text is allowed outside
-/// the blocks.
+/// Splits a file into armored blocks and removes their `Version:` headers. Blank lines between two blocks belong to the second
+/// one. Every block is parsed, as rpm does. A distribution's file may start with a sentence, but no other text is allowed
+/// outside the blocks.
 fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
     #[derive(PartialEq)]
     enum ArmorPart {
@@ -240,7 +240,7 @@ fn expires(key: &SignedPublicKey) -> Option<i64> {
 pub mod forged {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
 
-    /// The header of an old-format packet with a private type (RFC 9580, 5.15), which every program skips.
+    /// The header of a new-format packet with a private type (RFC 9580, 5.15), which every program skips.
     fn skipped(length: usize) -> Vec<u8> {
         let [high, low] = u16::try_from(length).unwrap().to_be_bytes();
         let mut header = vec![0xff, 0xff];

@@ -47,7 +47,8 @@ const MANIFEST: &str = "manifest.json";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BuildTarget {
-    /// `ID` in os-release, because distributions use the same name for different kernels.
+    /// `ID` in os-release. The kernel release is not sufficient, because different kernels of two distributions may have the
+    /// same release.
     pub distribution: String,
     /// The kernel release.
     pub kernel: KernelVersion,
@@ -201,7 +202,8 @@ pub struct Trust {
 /// trusted comment is `timestamp:SECONDS`, `file:NAME` and `hashed`, separated by tabs.
 ///
 /// # Errors
-/// If the archive is not signed with one of the keys, or if the signature cannot be parsed, is of another file, or is too old.
+/// If the archive is not signed with one of the keys, or if the signature cannot be parsed, does not contain this file name, is
+/// too old, or has no timestamp although `not_before` requires one.
 pub fn verify(archive: &[u8], name: &str, signature: &[u8], trust: &Trust) -> Result<(), Unfit> {
     let signature = signed(archive, signature, &trust.keys)?;
     let field = |key: &str| {
@@ -310,7 +312,7 @@ impl PrivateKey {
 /// Unpacks the requested modules in memory, so that names in an archive cannot decide where a file is written.
 ///
 /// # Errors
-/// If the archive is for another target, is corrupted, or does not contain a module.
+/// If the archive is for another target or compiler, is corrupted, or does not contain a requested module.
 pub fn unpack(
     archive: &[u8],
     purpose: &BuildTarget,
@@ -408,7 +410,7 @@ pub struct KernelInterface {
 }
 
 impl KernelInterface {
-    /// Checks whether the kernel accepts these modules. The kernel does the same comparison when it loads them (Linux,
+    /// Checks whether the kernel accepts these modules. The kernel makes similar comparisons when it loads them (Linux,
     /// `check_modinfo` and `check_version` of `kernel/module`).
     ///
     /// # Errors
@@ -433,8 +435,8 @@ impl KernelInterface {
             }
             let needed =
                 needed_symbols(content).ok_or_else(|| Unfit::NoSymbols { module: module() })?;
-            // Only the first module must find all its symbols in the kernel. The others also need symbols of the first module,
-            // which are not compared.
+            // A module that does not depend on another NVIDIA module must find all its symbols in the kernel. The other modules
+            // also use symbols of the NVIDIA modules, which are not compared.
             let is_first = modinfo(content, "depends").is_none_or(|text| !text.contains("nvidia"));
             for (symbol, checksum) in needed {
                 match self.symbols.get(&symbol) {
@@ -514,7 +516,7 @@ pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     ))
 }
 
-/// Returns the text that gpu-bootstrap has written to the DKMS build log.
+/// Returns the lines that gpu-bootstrap has written to the DKMS build log, without their prefix.
 pub fn said(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter_map(|line| line.strip_prefix(SAYS))
 }
@@ -526,7 +528,7 @@ pub mod keys {
         RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA3V8rGcTGVBIz/P/h/sJ/PwGyQngo95H1ds7dTuaUvVRVew8/\
         aWD3PZPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n";
     pub const ITS_PUBLIC: &str = "RWTdXysZxMZUEpPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0";
-    /// Another test key.
+    /// The public key of another test key pair.
     pub const OTHER_KEY: &str = "RWSPFEMrZHmxOkVSFudkzYFoM8f9ICLa39c/jQrsh0yyfEVEseQbbZF2";
 }
 
@@ -583,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn archive_name_is_unique_for_each_target() {
+    fn archive_name_contains_the_target() {
         assert_eq!(
             purpose().archive(),
             "nvidia-535.261.03-open-debian-6.1.0-44-amd64-x86_64.tar.gz"
@@ -651,7 +653,7 @@ mod tests {
     #[test]
     fn damaged_archive_is_rejected() {
         let archive = pack(&purpose(), None, &modules()).expect("packed");
-        // A compressed archive without its end still has its complete content.
+        // Without its last bytes, an archive can still contain all modules, because the end of a tar archive is only padding.
         for cut in (0..archive.len() - 16).step_by(7) {
             let read = unpack(&archive[..cut], &purpose(), None, &names());
             assert!(read.is_err() || read == Ok(modules()), "{cut}");
@@ -754,7 +756,7 @@ mod tests {
                 "{name}, {not_before:?}: {result:?}"
             );
         }
-        // With a comment, as written by `minisign -t`.
+        // Trusted comments that `minisign -t` has replaced.
         for (comment, wrong) in rows! {
             "release 7", Unfit::File { has: "without a file name".to_owned() };
             "file:a.tar.gz", Unfit::NoTime;

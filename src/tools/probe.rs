@@ -1,5 +1,5 @@
-//! The document of `probe`: the status of each layer, and the results of the GPUs. It is also printed in a container, and
-//! parsed by the container probe.
+//! The document of `probe`: the status of each layer, and the results of the GPUs. The container probe runs `probe` in a
+//! container, and parses the document that it prints.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -119,11 +119,11 @@ pub struct ProbeDocument {
     pub schema: u32,
     /// The program that created it.
     pub tool: ProbeTool,
-    /// Whether all layers work.
+    /// Whether no layer failed.
     pub passed: bool,
-    /// The first failed layer, or `None` if all layers work.
+    /// The first failed layer, or `None` if no layer failed.
     pub failed_layer: Option<ProbeLayer>,
-    /// The validated result, or the error.
+    /// A summary of the result if no layer failed, otherwise the error.
     pub why: String,
     /// The remedy.
     pub remedy: Option<String>,
@@ -178,7 +178,7 @@ impl LayerResults {
         self.add(layer, LayerStatus::Skip, why.into());
     }
 
-    /// Adds a failed layer. Only the first one is kept.
+    /// Adds a failed layer. The document contains the error and the remedy of the first failed layer.
     pub fn fail(&mut self, fault: LayerFault) {
         self.add(fault.layer, LayerStatus::Fail, fault.why.clone());
         self.fault.get_or_insert(fault);
@@ -260,7 +260,8 @@ pub fn label(device: &ProbedDevice) -> String {
     }
 }
 
-/// Evaluates the CUDA results for the upper layers. The argument `devices` is the result of [`devices`].
+/// Adds the layers `Cuda` and `Compute` from the CUDA results, and stores the result of each device in `devices`, which is the
+/// output of [`devices`].
 pub fn evaluate(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,
@@ -311,8 +312,8 @@ pub fn evaluate(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &
     layers.fail(LayerFault::new(ProbeLayer::Compute, why, remedy));
 }
 
-/// CUDA and NVML must list the same devices. In MIG mode, CUDA lists at most one device, which depends on the process, so the
-/// devices are compared one by one.
+/// Returns an error if CUDA and NVML list different devices. If there are MIG devices, the lists are not compared, because CUDA
+/// lists at most one MIG device in each process.
 fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     if devices.iter().any(|device| device.mig_index.is_some()) {
         return None;

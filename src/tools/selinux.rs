@@ -1,4 +1,4 @@
-//! SELinux: the enforcement mode of the kernel, and file labels, restorecon(8).
+//! SELinux: whether it is enabled, and the default labels of files, restorecon(8).
 
 use std::time::Duration;
 

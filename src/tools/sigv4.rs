@@ -1,4 +1,4 @@
-//! Signs AWS requests with Signature Version 4: one request to the root path of a service.
+//! Signs AWS requests with Signature Version 4. Supports only POST requests to the root path of a service.
 //!
 //! Sources: AWS, "Create a signed AWS API request"; its test suite, from bazelbuild/bazel, `third_party/aws-sig-v4-test-suite`.
 
@@ -28,8 +28,8 @@ pub struct SignedEndpoint<'t> {
     pub host: &'t str,
 }
 
-/// Returns the headers that sign a POST of this document to `/`, in addition to the given headers, which are also signed.
-/// Header names are in lower case.
+/// Signs a POST of this document to `/`. Returns all headers except `host`: `authorization`, the given headers, and the other
+/// signed headers. The given names must be in lower case.
 #[must_use]
 pub fn sign(
     target: SignedEndpoint<'_>,
@@ -84,7 +84,7 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// The common input of all cases in the suite.
+    /// Signs with the inputs that all cases of the test suite share.
     fn signed(
         session: Option<&str>,
         given: &[(&'static str, &str)],

@@ -19,7 +19,7 @@ pub const INTERFACES: &str = "/sys/class/net";
 /// The bridge that the CNI plugin `bridge` creates for pods. Source: containernetworking/plugins, `bridge`.
 pub const BRIDGE_OF_PODS: &str = "cni0";
 
-/// Swapped pages must be moved to memory first.
+/// `swapoff` moves all swapped pages to memory, which can take minutes.
 const SWAP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Returns the file of a parameter.

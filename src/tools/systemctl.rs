@@ -55,8 +55,8 @@ pub fn files_of(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, F
     Ok(paths)
 }
 
-/// Returns the values of a setting in the files of a unit, which systemd reads at the next boot. An empty value resets the
-/// list, systemd.syntax(7).
+/// Returns the values of a setting in the files of a unit, which take effect at the next boot or `daemon-reload`. An empty
+/// value resets the list, systemd.syntax(7).
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -89,7 +89,8 @@ pub fn own_file(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
 }
 
-/// Formats a path as an argument of `ExecStart`, according to systemd.service(5): quoted, with `%` and `$` doubled.
+/// Formats a path as an argument of `ExecStart`, according to systemd.service(5): `%` and `$` are doubled, quotes and
+/// backslashes are escaped, and a path with whitespace is quoted.
 #[must_use]
 pub fn quoted(path: &Utf8Path) -> String {
     let text = path
@@ -282,7 +283,7 @@ pub fn parse_once(text: &str) -> Option<OneshotState> {
     })
 }
 
-/// Queries the command of a unit, which systemd has read from the unit file and all drop-ins.
+/// Queries the command of a unit that systemd has read from the unit file and all drop-ins.
 #[must_use]
 pub fn command(unit: &str) -> Query {
     Query::new("systemctl", ["show", "--property=ExecStart", "--", unit])
@@ -333,7 +334,7 @@ pub fn parse_spares_children(text: &str) -> Option<bool> {
     Some(spares_children(mode))
 }
 
-/// The same for a value of `KillMode`.
+/// Whether stopping a unit with this value of `KillMode` kills only its main process and not its child processes.
 #[must_use]
 pub fn spares_children(kill_mode: &str) -> bool {
     kill_mode == "process"
@@ -345,8 +346,8 @@ pub fn drop_in_directory(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}.d"))
 }
 
-/// Queries whether files of a unit changed since systemd read them, and which drop-ins it has read. systemd reads a unit from
-/// disk when a unit that is not loaded is queried by name, so such a unit needs no reload.
+/// Queries whether files of a unit changed since systemd read them, and which drop-ins it has read. A unit that is not loaded
+/// needs no reload, because systemd reads its files when it is queried by name.
 #[must_use]
 pub fn needs_reload(unit: &str) -> Query {
     Query::new(
@@ -494,7 +495,7 @@ mod tests {
             "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
              InactiveEnterTimestampMonotonic=61500000\n",
                 OneshotState::Failed { code: Some(6), at: Duration::from_millis(61_500) };
-            // The number is a signal number.
+            // With the result `signal`, `ExecMainStatus` is a signal number.
             "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
              InactiveEnterTimestampMonotonic=7\n",
                 OneshotState::Failed { code: None, at: Duration::from_micros(7) };

@@ -28,7 +28,8 @@ use crate::{
 const VALUES: [&str; 3] = ["-HOSTILE", "--kubeconfig=/HOSTILE", "--HOSTILE"];
 const MARK: &str = "HOSTILE";
 
-/// Commands that are built in other modules, with their number in each file.
+/// Files outside of `tools`, `dkms`, `joins` and `runtimes` that build commands: the number of these commands, and the reason
+/// why they are not in [`commands`].
 const ELSEWHERE: [(&str, usize, &str); 5] = [
     ("src/engine/reboot.rs", 1, "all arguments are constants"),
     (
@@ -154,7 +155,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         dkms::status(value),
         docker::info(),
         docker::daemon_version(),
-        // The flags that systemd passes to the daemon.
+        // The flags are from the daemon's systemd unit, so they are options.
         docker::validate(&[], path),
         docker::running(),
         docker::inspect_image(value),
@@ -282,7 +283,7 @@ fn places(directory: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.expect("a name").to_owned();
         if path.is_dir() {
-            // `src/host` is the capability itself. It builds the commands that run gpu-bootstrap again.
+            // `src/host` implements the execution of commands. The only commands that it builds run gpu-bootstrap again.
             if name != "tests" && !path.ends_with("src/host") {
                 places(&path, found);
             }
@@ -327,7 +328,7 @@ fn every_command_of_the_program_is_covered() {
     assert!(missing.is_empty(), "add them to `commands`: {missing:#?}");
 }
 
-/// Checks each function, because a single line there may build the commands of several functions.
+/// Checks each function, because in these files, a single line may build the commands of several functions.
 #[test]
 fn every_package_manager_function_is_covered() {
     let own = include_str!("tests.rs");
@@ -340,7 +341,7 @@ fn every_package_manager_function_is_covered() {
             let signature = function.split('{').next().unwrap_or_default();
             let name = signature.split('(').next().unwrap_or_default();
             let builds = signature.contains("-> Cmd") || signature.contains("-> Query");
-            // These two are called by `dnf::offers`, and `quiet` modifies a command.
+            // `dnf::offers` calls `offers` and `offers_of_all_streams`, and `quiet` only modifies a command.
             if builds && !["quiet", "offers", "offers_of_all_streams"].contains(&name) {
                 assert!(
                     own.contains(&format!("{module}::{name}(")),

@@ -4,30 +4,33 @@ use toml::{Table, Value};
 
 use crate::model::document::check_toml;
 
-/// The name of its runtime, used by Docker to find it.
+/// The program name of the toolkit runtime. Docker's configuration contains this name instead of the path.
 pub const RUNTIME_NAME: &str = "nvidia-container-runtime";
 
-/// The path of its runtime in the packages.
+/// The path of the toolkit runtime from the packages.
 pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 
-/// The name prefix of its packages.
+/// The name prefix of the toolkit packages.
 pub const PACKAGES: &str = "nvidia-container-toolkit";
 
 /// The first version that can omit the groups of device nodes from a specification. Versions since 1.19.1 include them by
 /// default. Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
 pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
 
-/// Its configuration file. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and the issues mentioned below.
+/// The configuration file of the toolkit. Source: NVIDIA/nvidia-container-toolkit, `internal/config`.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// The configuration that the toolkit container of the GPU Operator generates (its `tools/container/toolkit`).
+/// The configuration that the toolkit container of the GPU Operator generates. Source: NVIDIA/nvidia-container-toolkit,
+/// `tools/container/toolkit`.
 pub const OPERATOR_CONFIG: &str =
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml";
 
-/// The first version that uses the existing `ldconfig`, regardless of the configured name (release notes of 1.15.0).
+/// The first version that uses `ldconfig` or `ldconfig.real`, whichever exists, regardless of the configured name (release
+/// notes of 1.15.0).
 pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
 
-/// The first version that uses CDI by default (release notes of 1.18.0). No errors with `no-cgroups` were reported for it.
+/// The first version that uses CDI by default (release notes of 1.18.0). The known errors that `no-cgroups = true` causes occur
+/// only without CDI.
 pub const BY_CDI: (u64, u64) = (1, 18);
 
 /// The settings that gpu-bootstrap uses.
@@ -35,7 +38,7 @@ pub const BY_CDI: (u64, u64) = (1, 18);
 pub struct ToolkitFile {
     /// The root directory of the driver, or `None` for the root of the machine.
     pub root: Option<String>,
-    /// The host program that generates the library cache of a container, or `None` if it is in the image.
+    /// The host program that generates the library cache of a container, or `None` if it is not set or is in the image.
     pub ldconfig: Option<String>,
     /// Containers do not get device permissions. This works only for rootless daemons.
     pub no_cgroups: bool,
@@ -85,14 +88,15 @@ pub fn both_names(ldconfig: &str) -> [String; 2] {
     [plain.to_owned(), format!("{plain}.real")]
 }
 
-/// Whether a container runtime configuration contains a toolkit runtime outside of comments, from the packages or from the
-/// NVIDIA GPU Operator, which has another path.
+/// Whether a container runtime configuration contains a toolkit runtime outside of comments. The runtime may be from the
+/// packages or from the NVIDIA GPU Operator, which installs it in another directory.
 #[must_use]
 pub fn is_named_in(configuration: &str) -> bool {
     effective(configuration).any(|line| line.contains(RUNTIME_NAME))
 }
 
-/// Whether it contains the runtime from the packages, or a sibling such as `nvidia-container-runtime.cdi`.
+/// Whether a container runtime configuration contains the toolkit runtime from the packages, or a sibling such as
+/// `nvidia-container-runtime.cdi`.
 #[must_use]
 pub fn needs_packages(configuration: &str) -> bool {
     let is_theirs = |text: &str| comes_with(text, RUNTIME);

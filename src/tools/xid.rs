@@ -18,7 +18,8 @@ pub const CATALOG: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
 /// The remedy for a GPU that a reboot does not recover.
 pub const POWER: &str = "run `systemctl poweroff`, then switch the machine on again, because a reboot does not cut the power \
-                         of the GPU; stop and start a cloud instance, which erases its local disks";
+                         of the GPU; if the machine is a cloud instance, stop and start the instance instead, which \
+                         erases its local disks";
 
 /// The remedy that resets a GPU.
 pub const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs that use the GPU have stopped; if it fails, reboot, which \
@@ -47,13 +48,13 @@ pub enum XidAction {
 }
 
 impl XidAction {
-    /// The remedy, as text. An error can have its own one: [`Xid::remedy`].
+    /// The remedy, as text. An entry in the table can override it ([`Xid::remedy`]).
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::None => "no action is needed: the driver handled the error",
             Self::RestartApp => "restart the application",
-            // Only Xid 78 asks for an update.
+            // Only Xid 78 requires an update.
             Self::Update => {
                 "install the vGPU guest driver that matches the vGPU release of the hypervisor"
             }
@@ -73,7 +74,7 @@ impl XidAction {
     }
 }
 
-/// An error.
+/// An entry of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Xid {

@@ -75,7 +75,7 @@ impl ChangeError {
         Self::new(reason, what).exiting(Exit::Blocked)
     }
 
-    /// An external tool failed, and no more specific reason is known.
+    /// An external tool failed, and a more specific reason is not known.
     pub fn tool(what: impl Into<String>, source: ExecError) -> Self {
         Self::new("tool-failed", what).caused_by(source)
     }

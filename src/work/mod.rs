@@ -112,7 +112,7 @@ pub struct Hands {
     /// The state directory.
     pub state: Utf8PathBuf,
     pub stop: CancellationToken,
-    /// The secrets that the run hides. Secrets that a change reads are added.
+    /// The secrets that are hidden in all output of the run. Secrets that a change reads are added.
     pub secrets: Secrets,
 }
 
@@ -191,8 +191,8 @@ impl Hands {
         })
     }
 
-    /// The last journal lines of the unit, or `None` if there are none. If they cannot be read, returns the reason instead of
-    /// an error, because the original failure must be reported.
+    /// Returns the last journal lines of the unit, or `None` if there are none or `journalctl` is not installed. If the journal
+    /// cannot be read, the text is the reason, because an error would hide the original failure.
     pub(crate) async fn words_of(&self, unit: &str) -> Option<String> {
         let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
             Ok(output) => output.stdout,
@@ -203,7 +203,7 @@ impl Hands {
         (!words.is_empty()).then(|| words.to_owned())
     }
 
-    /// The state of a unit. `None` if systemd is not running, such as in the chroot of an image.
+    /// Returns the state of a unit, or `None` if systemd is not running, for example in the chroot of an image builder.
     pub(crate) async fn unit_state_if_any(
         &self,
         unit: &str,
@@ -219,8 +219,9 @@ impl Hands {
         }
     }
 
-    /// Returns a message if this machine is a clone of the one that joined, based on the machine id at that time. The cluster
-    /// cannot detect this, because the kubelet of the clone writes its own id to the node object of both.
+    /// Returns a message if this machine may be a clone of the machine that joined: `joined` is the machine ID at the time of
+    /// the join, and differs from the current one. The cluster cannot detect a clone, because both machines use the same Node
+    /// object, and the kubelet of the clone overwrites the machine ID in it.
     pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);
@@ -234,7 +235,7 @@ impl Hands {
         }))
     }
 
-    /// The machine id that the kubelet reports, and its file.
+    /// Returns the file that contains the machine ID, and the ID. The kubelet reports this ID.
     pub(crate) fn machine_id(&self) -> Result<Option<(&'static str, String)>, ChangeError> {
         for path in MACHINE_IDS {
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {

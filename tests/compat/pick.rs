@@ -513,6 +513,11 @@ fn unlisted_gpus() {
             .iter()
             .any(|r| r.contains("verified after the module is loaded"))
     );
+    // The proprietary modules are the default of branch 550, but the GPU is probably too new for them.
+    let old = with(&["10de:3fff"], |constraints| {
+        constraints.branch = Some("550".parse().unwrap());
+    });
+    assert_eq!(brief(&old), "550 open");
     let refusal = refused(&gpus(&["10de:0040"]));
     assert!(refusal.unknown, "{refusal:?}");
     // Kepler, by its id range.
@@ -648,4 +653,19 @@ fn instance_types_failing_with_gsp_get_proprietary_modules() {
         reasons.contains("failed with the GSP firmware"),
         "{reasons}"
     );
+}
+
+/// Reasons and warnings of a selection do not overlap.
+#[test]
+fn missing_cudnn_data_is_a_warning_only() {
+    let pick = picked(&with(&[H100], |constraints| {
+        constraints.cudnn = "9.28".parse().ok();
+    }));
+    let missing = |lines: &[String]| {
+        lines
+            .iter()
+            .any(|line| line.contains("9.28 is not in the matrix"))
+    };
+    assert!(missing(&pick.warnings), "{pick:?}");
+    assert!(!missing(&pick.reasons), "{pick:?}");
 }

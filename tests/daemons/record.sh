@@ -48,4 +48,4 @@ if command -v go >/dev/null; then
         )
     done
 fi
-DAEMONS=$work/programs cargo test --quiet --locked --lib state::arrangements
+DAEMONS=$work/programs cargo test --quiet --locked --lib runtimes::tests::arrangements

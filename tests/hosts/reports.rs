@@ -30,6 +30,8 @@ struct Case {
     args: Vec<String>,
     exit: u8,
     #[serde(default)]
+    healthy: Option<Platform>,
+    #[serde(default)]
     first: Option<String>,
     #[serde(default)]
     line: Vec<String>,
@@ -46,6 +48,50 @@ struct Case {
     #[serde(default)]
     finds: BTreeMap<String, String>,
 }
+
+/// The platforms that `check` must not change or call broken if they work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Platform {
+    Operator,
+    Talos,
+    Cos,
+    Gke,
+    Eks,
+    DgxOs,
+    Jetson,
+    K3s,
+    Microk8s,
+    Mig,
+    TimeSlicing,
+}
+
+const PLATFORMS: [Platform; 11] = [
+    Platform::Operator,
+    Platform::Talos,
+    Platform::Cos,
+    Platform::Gke,
+    Platform::Eks,
+    Platform::DgxOs,
+    Platform::Jetson,
+    Platform::K3s,
+    Platform::Microk8s,
+    Platform::Mig,
+    Platform::TimeSlicing,
+];
+
+/// Advice that stops the workloads of a healthy machine, or replaces its driver.
+const HARMFUL: [&str; 9] = [
+    "gpu-bootstrap install",
+    "reinstall",
+    "ldconfig",
+    "rmmod",
+    "reboot",
+    "--gpu-reset",
+    "nvidia-uninstall",
+    "purge",
+    "systemctl",
+];
 
 /// Writes the files of an input: `==> PATH` starts a text file, `=x> PATH HEX` is a binary file, `--> PATH TARGET` a symlink,
 /// `==/ PATH` a directory.
@@ -136,6 +182,9 @@ impl Case {
         }
         let findings = document.map(|document| document["findings"].as_array().unwrap().clone());
         let findings = findings.unwrap_or_default();
+        if self.healthy.is_some() {
+            wrong.extend(not_healthy(&line, &flat, &findings));
+        }
         let of = |id: &str| findings.iter().find(|finding| finding["id"] == id);
         if let Some(first) = &self.first {
             let found = findings.iter().find(|finding| {
@@ -175,9 +224,49 @@ impl Case {
     }
 }
 
+/// Describes the faults and the harmful advice in the results of a healthy machine.
+fn not_healthy(line: &str, text: &str, findings: &[Value]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if !line.starts_with("healthy") {
+        wrong.push(format!("the first line is `{line}`"));
+    }
+    for advice in HARMFUL.iter().filter(|advice| text.contains(**advice)) {
+        wrong.push(format!("it says `{advice}`"));
+    }
+    for finding in findings {
+        let status = finding["status"].as_str().unwrap();
+        if status == "fail" || status == "warn" && finding["kind"] == "fault" {
+            wrong.push(format!("{} is {status}: {}", finding["id"], finding["why"]));
+        }
+        // The remedies of settings that are not evaluated are only in the JSON document.
+        if status == "skip" {
+            continue;
+        }
+        let advice = format!("{} {}", finding["remedy"], finding["command"]);
+        for harmful in HARMFUL.iter().filter(|harmful| advice.contains(**harmful)) {
+            wrong.push(format!("the remedy of {} says `{harmful}`", finding["id"]));
+        }
+    }
+    wrong
+}
+
+fn table() -> Table {
+    toml::from_str(include_str!("reports.toml")).unwrap()
+}
+
+#[test]
+fn each_platform_has_a_healthy_machine() {
+    let mut found: Vec<Platform> = (table().case.iter())
+        .filter_map(|case| case.healthy)
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    assert_eq!(found, PLATFORMS);
+}
+
 #[test]
 fn publicly_reported_machines_have_correct_results() {
-    let table: Table = toml::from_str(include_str!("reports.toml")).unwrap();
+    let table = table();
     let directory = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/reports");
     let mut wrong = String::new();
     for case in &table.case {

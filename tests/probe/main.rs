@@ -211,7 +211,7 @@ fn all_failing_gpus_are_reported() {
 fn wrong_kernel_result_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
     let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU result \
-                differs from the CPU result, first in number 32768";
+                differs from the CPU result, first at index 32768";
     fails(&node, line, "out of service");
 }
 

@@ -89,15 +89,23 @@ def junit(text):
     return found
 
 
+HEADINGS = {
+    "Faults": "fault",
+    "Risks": "risk",
+    "Differences from the settings": "difference",
+    "Unknown": "unknown",
+}
+
+
 def markdown(text):
-    """The ids of what a person should read, with the heading above each."""
+    """The id of each problem, with its kind according to the heading."""
     page = run(["cmark-gfm"], text).stdout
-    found, heading = {}, None
-    for kind, word, name in re.findall(r"<(h3)>(\w+)</h3>|<p><strong>.*?</strong> \(<code>(.*?)</code>\)", page):
-        if kind:
-            heading = {"Failures": "fail", "Warnings": "warn", "Unknown": "unknown"}[word]
+    found, kind = {}, None
+    for heading, name in re.findall(r"<h3>(.*?)</h3>|<p><strong>.*?</strong> \(<code>(.*?)</code>\)", page):
+        if heading:
+            kind = HEADINGS[heading]
         else:
-            found[name] = heading
+            found[name] = kind
     return found
 
 
@@ -300,7 +308,8 @@ def nagios(root):
         with running("nagios.log", [out / "root/usr/sbin/nagios4", folder / "settings"]) as awaited:
             found = awaited(look, "result in Nagios")
     lines = [found["plugin_output"].split(" - ", 1)[1], *found["long_plugin_output"].split("\\n")]
-    ids = [line.split(": ", 1)[0] for line in lines if ": " in line and not line.startswith("remedy of ")]
+    problems = [re.match(r"(?:fault|risk|difference|unknown) (\S+): ", line) for line in lines]
+    ids = [problem[1] for problem in problems if problem]
     counts = dict(one.split("=") for one in found["performance_data"].split())
     return int(found["current_state"]), ids, {key: int(value) for key, value in counts.items()}
 
@@ -308,12 +317,8 @@ def nagios(root):
 def same_in_nagios(name, root, status, document):
     """Nagios has what the document of a machine says."""
     word, ids = causes(document, status)
-    count = collections.Counter(finding["status"] for finding in document["findings"])
-    wanted = (
-        {"pass": 0, "warn": 1, "fail": 2, "unknown": 3}[word],
-        ids,
-        {key: count[key] for key in ("fail", "warn", "unknown", "pass")},
-    )
+    counts = {key: count for key, count in document["summary"].items() if key != "skip"}
+    wanted = ({"pass": 0, "warn": 1, "fail": 2, "unknown": 3}[word], ids, counts)
     read = nagios(root)
     assert read == wanted, f"{name}, Nagios: {read} instead of {wanted}"
 
@@ -371,8 +376,9 @@ for name, (root, status, gpus, switches) in MACHINES.items():
     metrics = check(root, status, "prometheus")
     run([out / "root/usr/bin/promtool", "check", "metrics"], metrics)
     same(f"{name}, Prometheus", scraped(metrics), wanted)
-    read = {key: verdict for key, verdict in wanted.items() if verdict in ("fail", "warn", "unknown")}
-    same(f"{name}, Markdown", markdown(check(root, status, "markdown")), read)
+    problems = [one for one in document["findings"] if one["status"] in ("fail", "warn", "unknown")]
+    kinds = {one["id"]: one.get("kind") or one["status"] for one in problems}
+    same(f"{name}, Markdown", markdown(check(root, status, "markdown")), kinds)
     same_in_nagios(name, root, status, document)
     page = chromium(name, check(root, status, "html"))
     same(f"{name}, HTML", page.findings, wanted)

@@ -1,7 +1,7 @@
-//! Joins a cluster, and leaves it. One file for each join method.
+//! Joins a cluster, and leaves it. The join methods are in `crate::joins`.
 //!
-//! Only a cluster that gpu-bootstrap joined is left. The undo contains the cluster, which is missing if the join failed, so a
-//! node of the same name is not deleted. A control plane is never reset.
+//! gpu-bootstrap leaves only a cluster that it joined. The undo contains the joined cluster. After a failed join, the undo
+//! contains no cluster, so an existing node with the same name is not deleted. A control plane is never reset.
 //!
 //! The token is read when the machine joins. Settings, changes and the journal only contain its location.
 
@@ -42,7 +42,7 @@ pub struct LeaveCluster {
 }
 
 impl Applier {
-    /// A machine that joins was not a node before, which the step has checked.
+    /// Returns the undo of a join. The step has already checked that the machine is not a node.
     pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, ChangeError> {
         let leave = join.method.implementation().leaving(self, join)?;
         Ok(Undo::LeaveCluster(LeaveCluster {
@@ -54,7 +54,7 @@ impl Applier {
         }))
     }
 
-    /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
+    /// Adds the joined cluster to the undo. If no cluster was joined and the join has not started, there is nothing to undo.
     pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, ChangeError> {
         undo.cluster = self.joined_by(&undo.leave).await?;
         let begun = undo.leave.implementation().has_begun(self)?;

@@ -29,7 +29,7 @@ pub struct Admission {
     pub labels: Labels,
     /// The startup taints, which are removed last.
     pub startup_taints: Vec<Taint>,
-    /// A kubeconfig that may remove them.
+    /// A kubeconfig that may remove the taints.
     pub access: Option<Utf8PathBuf>,
     /// Time limit until the node must be Ready, in seconds.
     pub timeout_seconds: u64,
@@ -50,7 +50,7 @@ pub struct RestoreLabels {
     pub ours: BTreeMap<String, String>,
 }
 
-/// Prefix of the reason a cluster does not respond.
+/// Prefix of the reason that a cluster could not be queried.
 const SILENT: &str = "cannot query the cluster: ";
 
 impl Admission {
@@ -261,7 +261,7 @@ impl Applier {
             .map(|(key, value)| (key.as_str(), value.as_deref()))
             .collect();
         if before.is_empty() {
-            return nothing("none of its labels has our value");
+            return nothing("no label of the node has a value that gpu-bootstrap set");
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let cmd = kubectl.label(&kubeconfig, name, before.into_iter());

@@ -17,8 +17,8 @@ fn flag() -> &'static Utf8Path {
     Utf8Path::new(dkms::NO_AUTOINSTALL)
 }
 
-/// The content of the flag file. A directory that was created for it is removed together with it, even after an interrupted
-/// run.
+/// The content of the flag file. It records whether the directory was created for the file, so that the directory is removed
+/// together with it, even after an interrupted run.
 fn text(with_directory: bool) -> String {
     let directory = match with_directory {
         true => "# The directory was created for this file.\n",
@@ -34,7 +34,8 @@ fn is_source(action: &Action) -> bool {
 
 impl Applier {
     /// Disables compilation in the scripts of a transaction until [`Applier::compile_again`]. The later change compiles only
-    /// one module, so this has no effect if there are others, or if the administrator has set the flag.
+    /// one module, so this does nothing if the transaction installs several, or if DKMS already has a module. A flag file that
+    /// exists already is kept.
     pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
         let files = &self.host.files;
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
@@ -62,7 +63,7 @@ impl Applier {
         if let Some(directory) = flag().parent()
             && found == text(true).as_bytes()
         {
-            // DKMS was not installed.
+            // If DKMS was installed in the meantime, the directory is not empty and is kept.
             files.remove_empty_directory(directory)?;
         }
         Ok(())

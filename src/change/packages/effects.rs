@@ -31,8 +31,8 @@ pub(super) const OTHERS: [&str; 19] = [
     "/etc/ssh",
 ];
 
-/// Directories of the programs that are installed. The removal script of a package may remove files there that belong to no
-/// package, such as `/etc/docker/daemon.json`.
+/// Directories of the programs that are installed, in addition to those of the container runtimes. The removal script of a
+/// package may remove files in all of these directories that belong to no package, such as `/etc/docker/daemon.json`.
 const OF_PROGRAMS: [&str; 4] = [
     "/etc/cni",
     "/etc/default",
@@ -223,7 +223,7 @@ impl Effects {
         let union = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> BTreeSet<String> {
             a.union(b).cloned().collect()
         };
-        // A package that was installed and then removed has no effect, and vice versa.
+        // A package that one transaction installed and the other removed has not disappeared.
         let without = |specs: &[PackageSpec], names: &BTreeSet<String>| -> Vec<PackageSpec> {
             specs
                 .iter()
@@ -249,7 +249,7 @@ impl Effects {
                 .filter(|name| !went.contains(name.as_str()))
                 .collect()
         };
-        // Packages that the later transaction installed again have the mark that it set.
+        // A package that the later transaction installed again has the mark from that transaction.
         let again = later.new_packages();
         let mine_still = self.automatic.difference(&again).cloned().collect();
         Self {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn package_installed_and_removed_has_no_effect() {
+    fn package_installed_and_removed_is_still_purged() {
         let (start, middle) = (inventory(&[("a", "1")], &[]), inventory(&[("b", "1")], &[]));
         let there = start.effects(&middle);
         assert_eq!(there.disappeared[0].name, "a");

@@ -1,5 +1,5 @@
-//! Exclusive package work: waits for running package managers with a time limit, reports them, and pauses timers that would
-//! start others.
+//! Exclusive package work: pauses the timers that start package managers, then reports running package managers and waits for
+//! them, with a time limit.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -29,7 +29,7 @@ const REMIND: Duration = Duration::from_secs(30);
 struct Paused {
     schema: u32,
     units: Vec<String>,
-    /// Whether the state directory was created for this file. It is removed if the run is blocked afterwards.
+    /// Whether the state directory was created for this file. It is then removed with the file, unless it has other content.
     #[serde(default)]
     made_directory: bool,
 }
@@ -61,8 +61,9 @@ impl Applier {
         result
     }
 
-    /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may start and finish
-    /// in the meantime, and a module for another kernel may be built next.
+    /// Pauses the timers until the run ends. A module build needs this because it takes no package lock: package work of other
+    /// steps may finish during the build and would start the timers again. A run may also contain several builds, one for each
+    /// kernel.
     pub(in crate::change) async fn pause_for_run(&self) -> Result<(), ChangeError> {
         self.paused_for_run.store(true, Ordering::Release);
         self.pause().await
@@ -123,9 +124,9 @@ impl Applier {
         Ok(())
     }
 
-    /// Removes lock files of processes that no longer exist. Otherwise the package manager would wait for another process that
-    /// reused the PID. It also rejects truncated lock files; the first one is emptied instead of removed, because it indicates
-    /// an interruption.
+    /// Removes PID files of exited processes, because the package manager would wait for another process that reused the PID.
+    /// Also removes truncated PID files, because the package manager rejects them. The first lock file is never removed,
+    /// because its existence shows that a transaction was interrupted; it is emptied if it is truncated.
     fn remove_stale_locks(&self) -> Result<(), ChangeError> {
         let first = self.backend.locks().first().map(Utf8Path::new);
         if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
@@ -205,7 +206,7 @@ impl Applier {
     }
 
     /// Starts the timers that this run or an interrupted one has paused, unless they stay paused until the run ends. A timer
-    /// that cannot be started is reported, and a later call tries again, because the work is already done.
+    /// that cannot be started is only reported, because the work is already done. A later call tries to start it again.
     pub(in crate::change) async fn release_timers(&self, sink: &dyn Sink) {
         let _pausing = self.pausing.lock().await;
         if self.paused_for_run.load(Ordering::Acquire) {

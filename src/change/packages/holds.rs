@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{inventory::held, not_verified};
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
-    model::pattern,
+    model::{pattern, text::counted},
     tools::packages::{Mark, Package},
 };
 
@@ -32,7 +32,7 @@ impl OwnHolds {
     }
 
     fn set(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // A panic in another thread cannot leave a partial name.
+        // A panic in another thread cannot leave the set in an invalid state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,7 +93,7 @@ impl Applier {
             .join("\n"))
     }
 
-    /// The packages to hold are only known when no other package manager is running. Until then this is an estimate.
+    /// Returns the undo of a hold. It is an estimate, because another package manager may still install or hold packages.
     pub(in crate::change) async fn capture_hold(
         &self,
         patterns: &[String],
@@ -198,7 +198,7 @@ impl Applier {
         .await
     }
 
-    /// Sets or releases holds, with a command or in the list of holds.
+    /// Sets or releases holds, with a command or in the list of holds. [`Mark::Automatic`] always needs a command.
     pub(super) async fn mark(
         &self,
         mark: Mark,
@@ -208,7 +208,7 @@ impl Applier {
         let what = match mark {
             Mark::Hold => "hold packages",
             Mark::Unhold => "release holds",
-            Mark::Automatic => "restore marks",
+            Mark::Automatic => "mark packages as automatically installed",
         };
         let list = self.backend.hold_list().filter(|_| mark != Mark::Automatic);
         let Some(list) = list else {
@@ -306,8 +306,8 @@ impl Applier {
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;
         Ok(Reverted::done(format!(
-            "released the hold on {} packages",
-            names.len()
+            "released the hold on {}",
+            counted(names.len(), "package")
         )))
     }
 }

@@ -191,7 +191,8 @@ impl Applier {
             (work.actions, work.said) = match self.simulate_in_words(&work.request()).await {
                 Ok(simulated) if !simulated.0.iter().any(takes_along) => simulated,
                 Err(error) if !is_unmet(&error) => return Err(error),
-                // A required package depends on one of them, as after an interruption: install its matching version.
+                // A required package depends on a package to remove, for example after an interruption. Install the latter
+                // in the matching version instead.
                 needed => {
                     let named = self.of_same_driver(resolved, &work.removing).await?;
                     if named.is_empty() {
@@ -320,7 +321,8 @@ impl Applier {
             .await
     }
 
-    /// Rejects actions that [`Guard`](crate::config::desired::Guard) excludes.
+    /// Rejects actions that [`Guard`](crate::config::desired::Guard) excludes, and driver components from forbidden
+    /// repositories.
     async fn guard(&self, actions: &[Action], specs: &[PackageSpec]) -> Result<(), ChangeError> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(specs), guard)?;
@@ -410,7 +412,7 @@ impl Applier {
         Ok(Action::describe(actions))
     }
 
-    /// Reinstalls removed packages. Fails if the transaction would remove others.
+    /// Reinstalls removed packages. Fails if the transaction would remove or change other packages without approval.
     pub(super) async fn reinstall_specs(
         &self,
         packages: &[String],
@@ -551,7 +553,7 @@ impl Applier {
         Ok(installed)
     }
 
-    /// Verifies that the required packages are installed and the others are removed.
+    /// Verifies that the required packages are installed, and that the packages in `removed` are not.
     async fn verify(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -559,7 +561,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.check_consistent().await?;
         if let Some(package) = self.present(removed).await?.into_iter().next() {
-            return Err(not_verified(&package, "installed", "no such package"));
+            return Err(not_verified(&package, "still installed", "its removal"));
         }
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
@@ -576,8 +578,8 @@ impl Applier {
     }
 }
 
-/// Returns the requirements of packages that only work with a driver of exactly the same version, with the version of the
-/// driver that this transaction installs or finds.
+/// Sets the version of packages that require a driver of exactly their version: the version of the driver that is installed or
+/// that this transaction installs.
 fn beside_the_driver(
     specs: Vec<PackageSpec>,
     resolved: &BTreeMap<String, String>,
@@ -586,7 +588,7 @@ fn beside_the_driver(
     let of_driver = (resolved.iter())
         .filter(|(name, _)| carries_driver(name))
         .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
-        // The package of a kernel module has the version of its kernel.
+        // Skip the package of a kernel module, because it has the version of its kernel.
         .find(|version| branch.is_none_or(|branch| version.branch() == branch));
     let Some(version) = of_driver else {
         return specs;

@@ -39,7 +39,7 @@ impl Applier {
         keys.map_err(|error| unreadable_database("list the trusted keys", error))
     }
 
-    /// Takes an inventory.
+    /// Takes the whole inventory.
     pub(super) async fn inventory(&self) -> Result<Inventory, ChangeError> {
         Ok(Inventory {
             unowned: self.unowned().await?,
@@ -47,14 +47,16 @@ impl Applier {
         })
     }
 
-    /// The same without accounts and files that belong to no package, which would require reading all file lists.
+    /// Takes the inventory without accounts and without files that belong to no package. Finding such files requires the file
+    /// lists of all packages.
     pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, ChangeError> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
         let mut inventory = Inventory {
             schema: Inventory::SCHEMA,
-            auto: automatic
-                .map_err(|error| unreadable_database("list marks of packages", error))?,
+            auto: automatic.map_err(|error| {
+                unreadable_database("list the automatically installed packages", error)
+            })?,
             keys: self.keys().await?.unwrap_or_default(),
             ..Inventory::default()
         };

@@ -1,7 +1,7 @@
 //! The package lists. They are downloaded once per run, and replaced if they are damaged.
 //!
-//! A failed source is only a warning if no required package comes from it. This is decided by the download URLs of the
-//! transaction, after the lists of the other sources were refreshed.
+//! If no required package comes from a failed source, the failure is only a warning. This is decided by the download URLs of
+//! the transaction, after the lists of the other sources were refreshed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -46,7 +46,7 @@ impl WantedPackages {
         }
     }
 
-    /// Returns `true` if a source entry of the machine is one of the required repositories.
+    /// Returns `true` if a source entry of the machine is one of the required repositories, or was written by gpu-bootstrap.
     fn names(&self, entry: &SourceEntry) -> bool {
         entry.is_ours()
             || self.repositories.iter().any(|one| {
@@ -111,7 +111,8 @@ impl Applier {
         Ok((!needed).then_some(failures))
     }
 
-    /// New lists are only known after the download. But a package manager that cannot read its sources at all is detected here.
+    /// Fails if the package manager cannot read its sources at all. Otherwise `None`, because the new lists are unknown before
+    /// the download.
     pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, ChangeError> {
         let issues = self.backend.source_issues(&*self.host.files)?;
         let worst = issues.into_iter().find(|issue| issue.impact == Impact::All);

@@ -88,7 +88,7 @@ impl Applier {
         Ok(actions)
     }
 
-    /// Also returns the output of the package manager.
+    /// Like [`Self::simulate`], but also returns the output of the package manager.
     async fn simulate_in_words(
         &self,
         request: &TransactionRequest<'_>,
@@ -99,7 +99,8 @@ impl Applier {
         Ok((actions, answer))
     }
 
-    /// Rejects a transaction with actions that the plan does not approve. `removing` are packages that the plan replaces.
+    /// Rejects a transaction with actions that the plan does not approve. `removing` are packages that the plan replaces or
+    /// removes.
     async fn approve(
         &self,
         actions: &[Action],
@@ -137,7 +138,8 @@ impl Applier {
     }
 
     /// Returns the packages that a transaction may replace or remove: the replaced packages, and those driver components that
-    /// gpu-bootstrap has installed and that change together with them. Our own holds are ignored. A hold of others is an error.
+    /// gpu-bootstrap has installed and that change together with them. Our own holds are ignored. Any other hold on
+    /// them is an error.
     async fn moving(
         &self,
         actions: &[Action],

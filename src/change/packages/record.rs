@@ -139,7 +139,7 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// Records the inventory before a download that may import keys. It must not change packages.
+    /// Records the inventory before a download that may import keys. The download must not change packages.
     pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), ChangeError> {
         match undo {
             Undo::Packages { transaction, .. } => self.record_start(transaction, &[]).await,
@@ -157,8 +157,8 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// Returns the effects of an interrupted or failed transaction. If the end of a command is unknown, the package manager may
-    /// still be running, so wait for it.
+    /// Returns the effects of an interrupted or failed transaction. First waits for the package manager if the end of a command
+    /// is unknown, because it may still be running.
     pub(in crate::change) async fn effects_of_interrupted(
         &self,
         name: &str,

@@ -23,8 +23,8 @@ pub struct Reduced {
 }
 
 impl Applier {
-    /// Removes the packages that a transaction installed. Packages in `wanted` are kept, and so are packages that another kept
-    /// package depends on.
+    /// Removes the packages that a transaction installed. Packages in `wanted` are kept, and so are packages that any other
+    /// installed package depends on. If the effects of the transaction are unknown, all of it is reverted.
     ///
     /// `holds` are the packages that gpu-bootstrap holds. A held package cannot be removed, so the holds of the candidates are
     /// released first. Holds on packages that are kept are set again, even after a failure.
@@ -69,7 +69,7 @@ impl Applier {
                 .await
         };
         let reduced = reduced.await;
-        // Only a note, because the removal has already finished, and its own error takes precedence.
+        // A failure is only noted, because the removal has already finished, and an error of the removal takes precedence.
         if let Err(error) = self.hold_again(&held, sink).await {
             sink.note(&format!(
                 "failed to {}; the next `install` holds the packages again",
@@ -125,9 +125,10 @@ impl Applier {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
         } else {
-            let (endings, _) = self
+            let (mut endings, _) = self
                 .exclusively(sink, self.undo_packages(&part, sink))
                 .await?;
+            endings.extend(self.reload_units(sink).await?);
             Reverted::of(endings)
         };
         if is_whole && !matches!(reverted, Reverted::Left { .. }) {
@@ -170,7 +171,8 @@ fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
     let part = Effects {
         appeared: effects.appeared.intersection(going).cloned().collect(),
         refilled: effects.refilled.intersection(going).cloned().collect(),
-        // The undo needs this set to keep packages that were marked as manually installed since then.
+        // With this set, the undo detects packages that were marked as manually installed after the transaction, and keeps
+        // them.
         automatic: effects.automatic.intersection(going).cloned().collect(),
         there: effects.there.clone(),
         ..Effects::default()

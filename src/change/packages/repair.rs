@@ -7,11 +7,12 @@ use crate::{
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
-/// The action for an interrupted transaction.
+/// The action in errors about an interrupted transaction.
 const COMPLETE: &str = "complete an interrupted transaction";
 
 impl Applier {
-    /// Configures unpacked packages, then fixes broken dependencies.
+    /// Configures unpacked packages, then fixes broken dependencies. With a package manager that cannot configure packages
+    /// separately (dnf), reinstalls the packages of the interrupted transaction instead.
     pub(in crate::change) async fn repair(
         &self,
         undo: &Undo,
@@ -26,7 +27,7 @@ impl Applier {
             match self.configure(&configure, undo, sink).await {
                 Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
                 Ok(()) => {}
-                // Only missing dependencies can be added. A failed script or build would fail again.
+                // The loop below adds missing dependencies. A failed script or build would fail again.
                 Err(error) if error.class == Class::PackageManager(Fault::Unmet) => {}
                 Err(error) => return Err(error),
             }
@@ -62,7 +63,8 @@ impl Applier {
         let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
-        // Record its packages first, because after the next transaction (possibly a manual one), it is no longer the last one.
+        // Record the packages first, because `query` returns only the last transaction, which may be another one later, such
+        // as a manual one.
         self.record_begun().await?;
         let mut attempts = Attempts::new();
         loop {
@@ -105,8 +107,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Records the packages of an interrupted transaction if the only evidence is the package manager's file of running work,
-    /// which is lost at the next boot.
+    /// Adds the packages of an interrupted transaction to the record of failed scripts. Otherwise the only evidence of the
+    /// interruption may be the package manager's PID file, which is lost at the next boot.
     pub(super) async fn record_begun(&self) -> Result<(), ChangeError> {
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
@@ -130,7 +132,7 @@ impl Applier {
         Ok(self.host.files.write(&path, text.as_bytes(), 0o600)?)
     }
 
-    /// Removes packages from the record that are no longer installed.
+    /// Removes packages that are no longer installed from the record of failed scripts.
     pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
@@ -148,7 +150,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Installs the rest of an interrupted transaction.
+    /// Installs the packages of an interrupted transaction that are not installed yet.
     async fn install_missing(
         &self,
         missing: &[String],
@@ -182,8 +184,8 @@ impl Applier {
         let is_there = |id: &str| database.iter().any(|one| one.id == id && one.is_there());
         let is_new =
             |action: &Action| matches!(action, Action::Install { name, .. } if !is_there(name));
-        // The installed packages depend on packages that are not installed yet. The package manager could choose other packages
-        // than the transaction, such as the other module flavor, which conflicts with the required one.
+        // The installed packages depend on packages that are not installed yet. Install those of the transaction first, because
+        // the package manager could choose others, such as the other module flavor, which conflicts with the required one.
         if actions.iter().any(is_new) && !missing.is_empty() {
             self.install_missing(missing, undo, sink).await?;
             actions = self.simulate(&request).await?;
@@ -226,8 +228,8 @@ impl Applier {
             ));
             return Err(self.name_exclusions(error.of(Class::NoVersion(name)), &[]));
         }
-        // A removed version is a half-installed package, or a second entry of the version that is installed again, which an
-        // interrupted repair has left.
+        // The reinstallation may remove half-installed packages, and the second entry of a version that is in the database
+        // twice after an interrupted repair.
         let half_done = self.half_done().await?.packages;
         let comes = |id: &str, version: &str| {
             (actions.iter()).any(|action| {
@@ -278,7 +280,7 @@ impl Applier {
             .await?;
         for path in self.backend.parse_configuration(&answer) {
             // The package manager sets the packaged mtime before it renames a file, so a file that a power loss has truncated
-            // has this mtime. A file that the administrator has emptied has another one.
+            // has this mtime. A file that the administrator has emptied has another mtime.
             let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {
                 let packaged = format!("|{}|{path}", stat.mtime);
                 stat.kind == FileKind::File

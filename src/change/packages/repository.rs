@@ -1,4 +1,4 @@
-//! Adds repositories. A file is only written after the key was downloaded and its fingerprint verified.
+//! Adds repositories. If a key must be downloaded, no file is written before its fingerprint is verified.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -57,7 +57,7 @@ fn keyring(
                 |at| at.strftime("%Y-%m-%d").to_string(),
             );
         let why = format!("{} expired on {on}", first.fingerprint);
-        // The key of end-of-life series may not be extended (kubernetes/release issue 3818).
+        // The expiry date in the key file of an end-of-life series is not always extended (kubernetes/release issue 3818).
         let newer = match url.starts_with("https://pkgs.k8s.io/") {
             true => "; the key file of a newer Kubernetes series contains it",
             false => "",
@@ -69,7 +69,7 @@ fn keyring(
         )));
     }
     Ok(match (is_whole_file, wants_armour) {
-        // Later checks compare the digest again.
+        // Keep the file unchanged, because later checks compare its digest.
         (true, _) => file.bytes.clone(),
         (false, true) => valid.iter().flat_map(|key| key.armoured.bytes()).collect(),
         (false, false) => valid.iter().flat_map(|key| key.binary.clone()).collect(),
@@ -86,7 +86,7 @@ fn accepts_file(repository: &Repository, file: &KeyFile) -> bool {
     (file.digest.as_deref()).is_some_and(|digest| accepts(repository, &of_file(digest)))
 }
 
-/// Returns the first source entry with a suite of the repository but another key.
+/// Returns the first source entry with the URL and a suite of the repository but another key.
 fn conflict<'e>(
     repository: &Repository,
     keyring: Option<&Utf8Path>,
@@ -164,7 +164,7 @@ impl Applier {
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
-            // The keyring was already checked. For additional components of an archive, it is part of the distribution.
+            // `check_key_files` has checked an existing keyring. Without a key URL, the package manager's own keyrings apply.
             (Some(_), _) | (None, None) => {}
             (None, Some(url)) => {
                 let keyring = self.fetch_keyring(repository, url).await?;
@@ -214,8 +214,8 @@ impl Applier {
         keyring(repository, url, &file, wants_armour, now)
     }
 
-    /// Checks key files of the distribution or in the settings. They are used unchanged if only root can write them, so their
-    /// author decides which additional keys they contain.
+    /// Checks the existing key files of the repository. They must be writable only by root, and each of `key_files` must
+    /// contain an accepted key. Other keys in these files are not rejected, because root has written them.
     fn check_key_files(&self, repository: &Repository) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         for path in repository.key_files.iter().chain(&repository.keyring) {
@@ -299,7 +299,7 @@ pub fn configured_elsewhere(
     repository: &Repository,
     by_root: bool,
 ) -> Result<Option<Utf8PathBuf>, FilesError> {
-    // A repository without a key URL belongs to the distribution's archive, which is always configured.
+    // Without a key URL or with an existing keyring, the repository has no fingerprints to check an existing entry with.
     if repository.key_url.is_none() || repository.keyring.is_some() {
         return Ok(None);
     }
@@ -335,7 +335,7 @@ fn has_only_accepted_keys(
     entry: &SourceEntry,
     by_root: bool,
 ) -> Result<bool, FilesError> {
-    // Several keyrings, or an inline key, are not a file path.
+    // An inline key does not start with `/`. A list of several keyrings does, but is not the path of an existing file.
     let is_path = |path: &&str| path.starts_with('/');
     let Some(path) = entry.signed_by.as_deref().filter(is_path) else {
         return Ok(false);
@@ -355,16 +355,15 @@ pub enum Keyring {
     /// The keyring is missing or cannot be parsed.
     #[default]
     Unusable,
-    /// All keys are accepted.
+    /// Each key is accepted by its fingerprint and not revoked, or the whole file is accepted by its digest.
     Accepted,
-    /// It contains this key, which is not accepted or was revoked.
+    /// The keyring contains the key with this fingerprint, which is not accepted or was revoked.
     Stranger(String),
 }
 
 /// Checks the keys in a keyring.
 #[must_use]
 pub fn evaluate(repository: &Repository, bytes: &[u8]) -> Keyring {
-    // A file without valid keys is not a usable keyring.
     let Ok(file) = openpgp::parse(bytes) else {
         return Keyring::Unusable;
     };
@@ -390,7 +389,7 @@ pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
     (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
 }
 
-/// The error for an incomplete repository description.
+/// The error for a repository without a fingerprint, or with an unusable key file.
 fn incomplete(repository: &Repository, why: &str) -> ChangeError {
     ChangeError::blocked(
         "repository",
@@ -613,12 +612,12 @@ mod tests {
                 |_| {},
             ),
             (&guide.replace("/k.asc", "/k.asc,/none.asc"), &BOTH, |_| {}),
-            // A required component is missing.
+            // The entry has only source packages, lacks a suite or a component, or has another URL.
             (&guide.replace("deb [", "deb-src ["), &BOTH, |_| {}),
             (guide, &BOTH, |wanted| wanted.suites.push("stable".into())),
             (guide, &BOTH, |wanted| wanted.components.push("main".into())),
             (guide, &BOTH, |wanted| wanted.url.push('x')),
-            // The distribution's archive, with its keyring.
+            // The distribution's archive, which needs no key URL.
             (guide, &BOTH, |wanted| wanted.key_url = None),
         ] {
             assert_eq!(found(text, accepted, change), None, "{text}");

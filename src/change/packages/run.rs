@@ -21,8 +21,8 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
-/// The time limit for all downloads of the lists that fail with a network error. Downloads that take longer fail because
-/// packets are dropped, and each further attempt would take as long.
+/// No further attempt is made if two or more downloads of the lists failed with a network error and took longer than this in
+/// total. Network errors that take so long are caused by dropped packets, and each further attempt would take as long.
 const NETWORK_TIME_LIMIT: Duration = Duration::from_secs(180);
 
 /// The number of compiler log lines in an error.
@@ -106,7 +106,7 @@ impl Applier {
                     return Err(error);
                 }
             }
-            // A proxy cache may be older than the mirror.
+            // A proxy cache may contain older lists than the mirror, so bypass it.
             if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
                 refresh = self.backend.refresh(&self.settings(), true);
             }
@@ -141,7 +141,7 @@ impl Applier {
         let Some(failed) = failed.filter(|_| output.ok()) else {
             return self.check_status(WHAT, refresh, output);
         };
-        // Some versions report a failed source as a warning and succeed.
+        // Some versions of the package manager report a failed source as a warning and succeed.
         let source = ExecError::Failed {
             command: self.backend.short_line(refresh),
             status: output.status,
@@ -263,7 +263,8 @@ impl Applier {
                     done = (done + 1).min(stages);
                     match self.backend.download_part(line) {
                         Some(part) => {
-                            // The line is printed when a download starts.
+                            // apt prints this line when a download starts. dnf prints it when a download is finished, so its
+                            // progress is one download behind.
                             finished = started;
                             started += part;
                             sink.progress(done as u64, Some(stages as u64), "packages");
@@ -312,8 +313,8 @@ impl Applier {
         }
     }
 
-    /// The remedy for this failure. Reports an unusable keyring, or a proxy in the package manager's own configuration, because
-    /// its error messages about signatures or servers often do not.
+    /// The remedy for this failure. For a signature or network error, it also contains the unusable keyrings or the proxies in
+    /// the package manager's configuration, because the package manager's error messages often do not.
     pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
         if let Some(remedy) = self.backend.remedy(words) {
             return Some(remedy.to_owned());
@@ -473,7 +474,7 @@ fn is_network(error: &ChangeError) -> bool {
     error.class == Class::PackageManager(Fault::Network)
 }
 
-/// The number of stages that a transaction will print. A new package is unpacked and then configured.
+/// The number of stages that a transaction will print. An installed or upgraded package is unpacked and then configured.
 pub(super) fn stages(actions: &[Action]) -> usize {
     actions
         .iter()

@@ -1,4 +1,4 @@
-//! Checks that a transaction fits on the filesystems, using the sizes of the package manager's simulation. A full disk during a
+//! Checks that a transaction fits on the filesystems, using the sizes that the package manager reports. A full disk during a
 //! transaction leaves packages half-installed.
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Location of nearly all package files: libraries, programs, and modules (because `/lib` is a symlink).
+/// Location of nearly all package files: libraries, programs, and modules (`/lib` is a symlink to `/usr/lib`).
 const FILES: &str = "/usr";
 
 /// Location of kernels and initramfs images.
@@ -78,7 +78,7 @@ impl Applier {
                 .sum();
             if needed > filesystem.free_space.free {
                 short.push(format!(
-                    "`{}` has {} free, the packages need {}",
+                    "`{}` has {} free, but the packages need {}",
                     filesystem.mount,
                     bytes(filesystem.free_space.free),
                     bytes(needed)

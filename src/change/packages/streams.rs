@@ -4,14 +4,13 @@
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use super::not_verified;
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
     host::digest::sha256,
     tools::packages::Streams,
 };
 
-/// Enables the previous stream of a module, or none.
+/// Enables the previous stream of a module, or resets the module if it had none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreStream {
@@ -59,7 +58,8 @@ impl Applier {
             .await
     }
 
-    /// Enables a stream, or none. A package manager does not replace one stream by another directly.
+    /// Enables a stream, or only resets the module if `wanted` is `None`. The package manager does not switch directly from one
+    /// stream to another, so the module is reset first.
     async fn move_stream(
         &self,
         module: &str,
@@ -86,11 +86,13 @@ impl Applier {
         }
         let or_none = |stream: Option<&str>| format!("stream {}", stream.unwrap_or("none"));
         let (found, wanted) = (or_none(found.as_deref()), or_none(wanted));
-        Err(not_verified(module, &found, &wanted))
+        let what =
+            format!("verify the module stream: `{module}` has {found}, but {wanted} is required");
+        Err(ChangeError::new("package-not-verified", what))
     }
 
-    /// If a run was killed between its two commands, or if the second one failed, no stream is enabled. Enable the previous
-    /// stream immediately, because later this could not be distinguished from a manual reset.
+    /// If a run was killed after the module was reset, or if the new stream could not be enabled, no stream is enabled. Enables
+    /// the previous stream immediately, because later this state could not be distinguished from a manual reset.
     pub(in crate::change) async fn reconcile_stream(
         &self,
         undo: &RestoreStream,
@@ -113,8 +115,8 @@ impl Applier {
         )))
     }
 
-    /// The marker file that exists while an undo switches a module from one stream to another. The module name comes from the
-    /// configuration, so it is not used in the file name.
+    /// The marker file that exists while an undo changes the stream of a module. Its name contains a digest instead of the
+    /// module name, because the module name comes from the configuration and may not be a safe file name.
     fn stream_marker(&self, module: &str) -> Utf8PathBuf {
         self.state
             .join(format!("stream-{}", sha256(module.as_bytes())))
@@ -130,12 +132,12 @@ impl Applier {
         let files = &self.host.files;
         let now = streams.enabled(&**files, module)?;
         let marker = self.stream_marker(module);
-        // An interrupted undo has reset the module. Without the marker, it was reset manually.
+        // If no stream is enabled: with the marker, an interrupted undo reset the module; without it, the administrator did.
         let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
         if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             files.remove(&marker)?;
             return Ok(Reverted::nothing(format!(
-                "stream {stream} of module {module} was not enabled by gpu-bootstrap"
+                "stream {stream} of module {module} is no longer enabled, or was already enabled before"
             )));
         }
         files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;

@@ -98,6 +98,8 @@ impl Applier {
         Ok(())
     }
 
+    /// Reverts the effects except for imported keys. Also returns `true` if no package is kept because it is still used or was
+    /// requested by the administrator.
     pub(super) async fn undo_packages(
         &self,
         effects: &Effects,
@@ -130,7 +132,7 @@ impl Applier {
             remove.retain(|name| !kernel.contains(name));
             endings.push(Reverted::left(
                 listed(&kernel),
-                "this kernel is running; boot another kernel before you remove it",
+                "they belong to the running kernel; boot another kernel before you remove them",
             ));
         }
         // The transaction installed the package as a dependency, and the administrator marked it as manually installed later.
@@ -157,7 +159,8 @@ impl Applier {
         if let Some(why) = &kept.why {
             endings.push(Reverted::left(listed(&kept.names), why.clone()));
         }
-        kept.names.extend(wanted.into_iter().chain(needed_names));
+        kept.names
+            .extend(wanted.into_iter().chain(needed_names).chain(kernel));
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         let there = self.save_existing_files(effects)?;
@@ -248,8 +251,8 @@ impl Applier {
         ))])
     }
 
-    /// Returns the unit files of packages, or none if systemd is not running. Sockets are first, because an active socket would
-    /// start its service again.
+    /// Returns the service and socket units of packages, or none if systemd is not running. Sockets are first, because an
+    /// active socket would start its service again.
     async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
@@ -447,7 +450,7 @@ impl Applier {
     }
 
     /// Returns the reason that a removal is not approved: it would remove more than the packages, `along` and
-    /// `packages.may-remove`.
+    /// `packages.may-remove`, or its dependencies cannot be resolved. `None` if it is approved.
     async fn objection_to_removal(
         &self,
         packages: &[String],
@@ -568,7 +571,10 @@ impl Applier {
 
     /// Makes systemd unload removed unit files. A failure does not fail the undo, because the files are already removed. It is
     /// reported as a remaining part.
-    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
+    pub(super) async fn reload_units(
+        &self,
+        sink: &dyn Sink,
+    ) -> Result<Option<Reverted>, ChangeError> {
         // Not needed if systemd is not running.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);

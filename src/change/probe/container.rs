@@ -14,6 +14,7 @@ use super::{
 use crate::{
     change::{ChangeError, Probe, Sink},
     host::{ExecError, Host},
+    model::text::counted,
     tools::{
         container_view::{ContainerView, LIBRARIES},
         probe::only,
@@ -27,7 +28,7 @@ const FAILED: &str = "container-failed";
 /// of the result.
 ///
 /// # Errors
-/// If a container cannot be run, or has no access to the expected devices.
+/// If the probe cannot be run, a device is missing, or a GPU does not compute correctly.
 pub(super) async fn run(
     host: &Host,
     state: &Utf8Path,
@@ -67,8 +68,8 @@ pub(super) async fn run(
     let result = match &view.probe {
         Some(probe) => host::in_words(probe),
         None => format!(
-            "{} GPUs seen, but none was requested to compute",
-            view.gpus()
+            "{} seen, but none was requested to compute",
+            counted(view.gpus(), "GPU")
         ),
     };
     Ok(match image {
@@ -77,13 +78,13 @@ pub(super) async fn run(
     })
 }
 
-/// Removes the container of an interrupted probe.
+/// Removes the container of an interrupted probe, and the image that the probe has created.
 ///
 /// # Errors
 /// If the runtime returns an error.
 pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ChangeError> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
-        // Its processes exit together with the parent.
+        // A probe on the host has no container, and its processes exit together with their parent.
         return Ok(());
     };
     let Some(client) = runtime.runtime().containers() else {
@@ -100,8 +101,8 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
     job.clear().await.map_err(failed)
 }
 
-/// Checks that a container has the libraries and the devices of the host, and that it computes on them. If NVML returned no
-/// UUIDs, the visible devices are sufficient.
+/// Checks that a container has the libraries and the devices of the host, and that it computes on them. If `uuids` is empty,
+/// because NVML on the host returned none, the visible devices are sufficient.
 fn evaluate(
     view: &ContainerView,
     gpus: usize,
@@ -120,9 +121,10 @@ fn evaluate(
         return Err(ChangeError::new(
             "container-sees-no-gpu",
             format!(
-                "the container fails at the layer device nodes: {} GPUs and {libraries} are \
-                 visible, expected {gpus} GPUs and {} of {driver}",
-                view.gpus(),
+                "the container fails at the layer device nodes: {} and {libraries} are \
+                 visible, expected {} and {} of {driver}",
+                counted(view.gpus(), "GPU"),
+                counted(gpus, "GPU"),
                 LIBRARIES.join(", ")
             ),
         )
@@ -159,7 +161,7 @@ fn evaluate(
     ))
 }
 
-/// Parses the last line of the output.
+/// Parses the output of the program in the container.
 fn view(ran: &ContainerResult) -> Result<ContainerView, ChangeError> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
@@ -341,7 +343,7 @@ mod tests {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "containers" if cmd.args[2] == "list" => ok("other\ngpu-bootstrap-probe\n"),
-            // Its task has already exited.
+            // The task of the container has already exited.
             "tasks" => failed(1, "ctr: no running task found"),
             "run" => ok(SEEN),
             _ => ok(""),

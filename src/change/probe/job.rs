@@ -24,7 +24,8 @@ pub(super) struct ContainerRun<'j> {
     pub(super) runtime: RuntimeKind,
     /// The client of the runtime.
     pub(super) client: &'static dyn Containers,
-    /// The image name for the client. `None` for the minimal image.
+    /// The configured image, as a name for the client. `None` if no image is configured: the container then contains only the
+    /// program and its libraries.
     pub(super) image: Option<&'j str>,
 }
 
@@ -64,16 +65,12 @@ impl ContainerRun<'_> {
             self.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
             self.quiet(import).await?;
         }
-        // The container of an interrupted probe still uses the name.
-        match self.remove_container().await {
-            // Older clients return an error if it does not exist.
-            Err(ExecError::Failed { .. }) if self.client.may_miss() => {}
-            removed => removed?,
-        }
+        // The container of an interrupted probe may still use the name.
+        self.remove_container_if_any().await?;
         let ran = (self.host.exec)
             .run(&cmd, &mut |_, line| self.sink.line(line))
             .await;
-        // Only the client was killed. The container still runs and uses its GPUs.
+        // At the deadline, only the client was killed. The container still runs and uses its GPUs.
         if matches!(ran, Err(ExecError::Deadline { .. }))
             && let Err(error) = self.remove_container().await
         {
@@ -91,12 +88,12 @@ impl ContainerRun<'_> {
         Ok(ContainerResult { output, cmd })
     }
 
-    /// Removes the container of an interrupted probe, and the minimal image.
+    /// Removes the container of an interrupted probe, and the image that the probe has created.
     ///
     /// # Errors
     /// If the runtime returns an error.
     pub(super) async fn clear(&self) -> Result<(), ExecError> {
-        self.remove_container().await?;
+        self.remove_container_if_any().await?;
         // The probe may have been interrupted before the image was created.
         let made = self.image.is_none()
             && makes_image(self.client)
@@ -104,6 +101,15 @@ impl ContainerRun<'_> {
         match made {
             true => self.quiet(&self.client.remove_image(IMAGE)).await,
             false => Ok(()),
+        }
+    }
+
+    /// Kills and removes the container of an interrupted probe.
+    async fn remove_container_if_any(&self) -> Result<(), ExecError> {
+        match self.remove_container().await {
+            // Older clients return an error if the container does not exist.
+            Err(ExecError::Failed { .. }) if self.client.may_miss() => Ok(()),
+            removed => removed,
         }
     }
 
@@ -121,7 +127,7 @@ impl ContainerRun<'_> {
     }
 }
 
-/// Returns `true` if the probe container needs an image.
+/// Returns `true` if the probe must create an image, because the runtime does not accept a directory as root filesystem.
 pub(super) fn makes_image(client: &dyn Containers) -> bool {
     client.import(Utf8Path::new(""), IMAGE).is_some()
 }

@@ -1,4 +1,4 @@
-//! Probes as changes: captured, run, and recorded if they succeed. A probe is a validation run.
+//! Probes as changes: captures the undo, runs the probe, and records a success. A probe is a validation run.
 
 mod container;
 pub mod host;
@@ -25,14 +25,14 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The command that runs a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeCaller {
-    /// `install`, which records its changes: a missing image is pulled.
+    /// `install`, which pulls a missing image, because it records its changes.
     Install,
     /// `check`, which only writes the validation record.
     Check,
 }
 
 impl Applier {
-    /// Runs the probe of a change for `check`, outside a run. Other changes are ignored.
+    /// Runs the probe of a change for `check --validate`, without a journal. Other changes are ignored.
     ///
     /// # Errors
     /// The validation error.
@@ -50,7 +50,7 @@ impl Applier {
             .await
     }
 
-    /// Removes the container of an interrupted validation, and its files.
+    /// Removes the container of an interrupted validation, and the image that it has created.
     ///
     /// # Errors
     /// If the runtime returns an error.
@@ -71,9 +71,9 @@ impl Applier {
         record: &Utf8Path,
     ) -> Result<Undo, ChangeError> {
         let record = if self.host.files.exists(record)? {
-            Undo::nothing("the record is removed with the first validation")
+            Undo::nothing("the undo of an earlier validation removes the record")
         } else {
-            // The record is also written by `check --validate`.
+            // `check --validate` may write the record again later, so the undo accepts any content.
             self.capture_files([(record.to_owned(), FileAfter::Any)])?
         };
         let (runtime, image) = match probe {
@@ -96,7 +96,8 @@ impl Applier {
         })
     }
 
-    /// The undo of a successful probe. Its image is already removed, and a later query for it could fail for other reasons.
+    /// The undo of a successful probe, without the image that the probe has created and removed. A later search for this image
+    /// is unnecessary and could fail.
     pub(super) fn undo_of_successful_probe(undo: Undo) -> Undo {
         match undo {
             Undo::Several { undos } => Undo::Several {
@@ -145,7 +146,7 @@ impl Applier {
         self.write_record(record, inputs, result)
     }
 
-    /// Records the result of a host probe, which `check` runs in any case.
+    /// Records the result of a host probe that `check --validate` has run.
     ///
     /// # Errors
     /// If the record could not be written.

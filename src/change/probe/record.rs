@@ -1,9 +1,9 @@
 //! The validation record: the inputs of a validation, its boot, and its result.
 //!
-//! A record is valid for its inputs and its boot, because a boot can lose a GPU, a link or the fabric. The next `install` and a
-//! resumed run therefore validate again. But a healthy node that was rebooted has not drifted: `check` warns, and `plan` exits
-//! with 0, because `validation.devices` inspects the GPUs anyway. No unit validates at each boot, because it would compete with
-//! the workload for the GPUs.
+//! A record is valid only for its inputs and its boot, because a GPU, a link or the fabric can fail at a reboot. The next
+//! `install` or the resumed run therefore validates again. A reboot alone is not drift: `check` only warns, and `plan` exits
+//! with 0, because `validation.devices` inspects the GPUs in each boot. No unit validates at each boot, because it would
+//! compete with the workload for the GPUs.
 
 /// Prefix of a device line.
 const DEVICE: &str = "device=";

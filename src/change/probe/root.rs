@@ -96,7 +96,7 @@ impl Root {
         }
     }
 
-    /// The mounts that add the probe to a container with another image: host path and container path.
+    /// The mounts that add the probe to a container with a configured image: host path and container path.
     pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
         let libraries = self.loader.iter().map(|_| LIBRARY_DIRECTORY);
         ([PROGRAM].into_iter().chain(libraries))

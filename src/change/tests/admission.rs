@@ -129,7 +129,8 @@ async fn kubeconfig_writable_by_other_users_is_not_used() {
     }
 }
 
-/// The API server is unavailable for some seconds after the node has joined, and again when the labels are set.
+/// The API server is unavailable for some seconds after the node has joined, and again when the labels are set. If it stays
+/// unavailable, the change fails.
 #[tokio::test]
 async fn brief_api_server_outage_is_waited_for() {
     for stays_away in [false, true] {
@@ -181,7 +182,23 @@ async fn labels_of_other_owners_and_machines_are_kept() {
     assert_eq!(labels, 1, "only the labels of the change itself: {lines:?}");
 }
 
-/// The kubelet of a clone has written its own id into the node object.
+#[tokio::test]
+async fn label_that_was_changed_later_is_kept() {
+    let machine = node(0, true);
+    // The cluster then has `team: research`, which is neither the previous value nor ours, and our value of `new`.
+    let undo = machine
+        .apply(&admission(&[("team", "mine"), ("new", "yes")]))
+        .await
+        .expect("Ready");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    let last = lines.iter().rfind(|line| line.contains(" label "));
+    let last = last.expect("a label was removed");
+    assert!(last.contains(" new-") && !last.contains("team"), "{last}");
+}
+
+/// The kubelet of a clone has written the clone's system UUID to the node object.
 #[tokio::test]
 async fn clone_does_not_remove_labels_of_original() {
     let machine = node(0, false);

@@ -75,7 +75,7 @@ fn restarts(machine: &TestMachine) -> usize {
 
 async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
     let (machine, undo) = machine(kind, "process", false).await;
-    // Our own restart after the toolkit installation has no effect while the runtime exists.
+    // The undo of our restart after the toolkit installation does not restart the agent while the runtime exists.
     let ours = Undo::FollowUp {
         then: vec![FollowUp::RestartUnit {
             unit: "k3s-agent.service".into(),

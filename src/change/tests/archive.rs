@@ -56,8 +56,15 @@ pub(super) struct Installed {
 pub(super) enum Verb {
     Refresh,
     Download,
-    Fetch { purge: bool },
-    Put { no_remove: bool, moves: bool },
+    /// Removes packages.
+    Fetch {
+        purge: bool,
+    },
+    /// Installs packages. With `moves`, held packages may change.
+    Put {
+        no_remove: bool,
+        moves: bool,
+    },
 }
 
 /// An interruption of an installation.
@@ -81,13 +88,14 @@ impl Break {
     }
 }
 
-/// The archive and the database. The database files are written after each change.
+/// The archive and the database. Each simulated command that changes packages writes the database files. A test that changes
+/// the database directly must call [`Archive::write`].
 #[derive(Clone, Default)]
 pub(super) struct Archive {
     pub kind: Kind,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
-    /// The error output of the next modifying commands.
+    /// The error output of the next commands that refresh, download, install, remove or configure, in reverse order.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
     /// Interruptions of the next real installations, in reverse order.
     pub breaks: Arc<Mutex<Vec<Break>>>,
@@ -375,7 +383,7 @@ impl Archive {
                 && old.version == offered.version
                 && !old.half
             {
-                // dnf also keeps its mark.
+                // apt marks a requested package as manually installed. dnf keeps its mark.
                 old.auto &= auto || self.kind == Kind::Dnf;
                 continue;
             }
@@ -474,7 +482,7 @@ impl Archive {
             let Some(mut package) = installed.remove(name) else {
                 continue;
             };
-            // dnf locks versions instead of packages.
+            // dnf locks versions instead of packages, so it removes a locked package.
             if package.held && self.kind != Kind::Dnf {
                 return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }

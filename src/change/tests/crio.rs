@@ -1,4 +1,4 @@
-//! Tests the CRI-O configuration. Its binary is simulated according to its documentation.
+//! Tests the CRI-O configuration. The program `crio` is simulated according to its documentation.
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;

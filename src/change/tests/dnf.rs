@@ -13,7 +13,7 @@ use crate::{
 pub(super) const OWNED: &str = "/var/lib/rpm/owned";
 /// While this file exists, no module stream can be enabled.
 pub(super) const NO_METADATA: &str = "/var/lib/rpm/no-metadata";
-/// Package files with flags, sizes and times.
+/// A directory with a file for each package, which lists the package files with flags, sizes and times.
 pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
 
 /// The evidence of an interrupted transaction.
@@ -32,7 +32,7 @@ pub(super) fn row(name: &str, from: Option<&str>, to: Option<&str>) -> String {
     format!("{title}:\n {name}  x86_64  {version}  {repository}  1.0 k\n")
 }
 
-/// The output of a failure class.
+/// Output that shows a failure class.
 pub(super) fn words(fault: Fault, what: &str) -> String {
     let sign = match fault {
         Fault::Locked => "RPMDB already locked by 812",
@@ -48,7 +48,8 @@ pub(super) fn words(fault: Fault, what: &str) -> String {
 }
 
 impl Archive {
-    /// Adds locks of packages that a test holds to the list, and keeps other entries.
+    /// Adds locks for held packages to the list, and keeps other entries. If a package is half-installed, also writes the
+    /// evidence of an interrupted transaction.
     pub(super) fn write_for_dnf(&self, files: &FakeFiles) {
         let installed = self.installed.lock().unwrap();
         let mut list = text(files, LOCK_LIST).unwrap_or_default();

@@ -30,7 +30,7 @@ async fn dry_run_simulates_once() {
     }
 }
 
-/// For any package, even without a driver or replaced packages.
+/// The dry run checks every installation, even one without a driver and without replaced packages.
 async fn unapproved_actions_are_detected_before_the_first_change(kind: Kind) {
     let (mut machine, archive) = docker(kind);
     archive.have("podman", "4");
@@ -53,7 +53,7 @@ async fn unapproved_actions_are_detected_before_the_first_change(kind: Kind) {
         "{error}"
     );
     assert!(error.depends_on_lists);
-    // Unconfigured packages are repaired first.
+    // A run repairs unconfigured packages first, which changes the simulation, so the dry run does not reject its actions.
     (archive.installed.lock().unwrap().get_mut("bash").unwrap()).half = true;
     archive.write(&machine.fakes.files);
     machine.applier.dry_run(&change).await.unwrap();

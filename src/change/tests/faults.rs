@@ -256,7 +256,7 @@ async fn change_after_the_simulation_removes_no_package() {
     };
     *apt.moves.lock().unwrap() = vec![("a", moved)];
     let error = machine.apply(&install("a")).await.unwrap_err();
-    // apt rejected it, and the new transaction is not approved.
+    // apt rejects the removal in the first attempt, and the second attempt is not approved.
     assert!(machine.sink.text().contains("remove is disabled"));
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("would remove podman"), "{error}");

@@ -199,7 +199,7 @@ async fn missing_backup_is_reported_and_file_kept() {
 }
 
 #[tokio::test]
-async fn tool_may_only_write_the_listed_files() {
+async fn only_listed_files_of_a_tool_are_restored() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("nvidia-ctk", |_, files| {
         files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
@@ -373,7 +373,7 @@ async fn file_truncated_by_an_interrupted_tool_is_restored() {
         .await
         .unwrap();
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // A file with content may belong to the administrator.
+    // A file that is not empty may contain an edit by the administrator, so it is kept.
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/docker/daemon.json", "{}");
     let undo = machine.applier.capture(&change).await.unwrap();
@@ -487,7 +487,7 @@ async fn wrong_key_is_rejected_with_both_fingerprints() {
 }
 
 #[tokio::test]
-async fn malformed_and_expired_keys_are_rejected() {
+async fn malformed_expired_and_missing_keys_are_rejected() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, "<html>404</html>");
     let error = machine.apply(&add(FIRST)).await.unwrap_err();

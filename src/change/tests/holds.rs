@@ -1,4 +1,4 @@
-//! Tests holds while other programs change the same packages: exactly the holds that were set are released.
+//! Tests holds while other programs change the same packages: the undo releases exactly the holds that the change has set.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +46,7 @@ fn names(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// An automatic updater takes the lock between the capture and the hold, and an administrator holds one of the packages.
+/// Between the capture and the hold, an automatic updater changes packages, and an administrator holds one of them.
 async fn undo_covers_changes_before_the_hold(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
     let captured = machine.applier.capture(&hold).await.unwrap();
@@ -71,7 +71,7 @@ async fn undo_covers_changes_before_the_hold(kind: Kind) {
         held(&machine).await,
         names(&["docker-extra", "docker.io", "runc"])
     );
-    // A run that was killed before its journal contained the undo computes the same.
+    // If a run is killed before its journal contains the undo, the next run computes the same undo.
     let restarted = machine.restarted();
     let found = restarted.reconcile(&captured, &machine.sink).await.unwrap();
     assert_eq!(found, undo);
@@ -86,7 +86,7 @@ async fn hold_that_was_not_set_is_not_released(kind: Kind) {
     let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
     assert_eq!(applied.await.unwrap_err().reason(), "package-lock-timeout");
     release_lock(&machine.fakes.files);
-    // Then an administrator holds them.
+    // Then an administrator holds one of the packages.
     set(&machine, &archive, "docker.io", true);
     let exact = machine.applier.reconcile(&undo, &machine.sink).await;
     assert!(exact.unwrap().is_nothing());
@@ -100,7 +100,7 @@ async fn hold_that_finished_after_the_run_is_released(kind: Kind) {
     let undo = machine.applier.capture(&hold).await.unwrap();
     let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
     applied.await.unwrap();
-    // The run was killed, and the command finishes only after the next run has checked.
+    // The run was killed, and its command sets the holds only after the next run has called `reconcile`.
     machine.fakes.files.take(LIST);
     for name in ["docker.io", "runc"] {
         set(&machine, &archive, name, false);
@@ -113,7 +113,7 @@ async fn hold_that_finished_after_the_run_is_released(kind: Kind) {
     assert!(held(&machine).await.is_empty());
 }
 
-/// Reinstalled or configured packages keep their version.
+/// A repair reinstalls or configures packages without changing their version, so it does not violate a hold.
 async fn foreign_hold_does_not_block_a_repair(kind: Kind) {
     let (machine, archive, _) = prepared(kind).await;
     (archive

@@ -26,7 +26,7 @@ pub(super) const KUBECONFIG: &str =
     "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
 /// The kubeconfig of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
-/// The machine id that the kubelet reports.
+/// The file with the machine ID, which the kubelet reports as `systemUUID`.
 pub(super) const PRODUCT_UUID: &str = "/sys/class/dmi/id/product_uuid";
 pub(super) const UUID: &str = "EC2E1916-9099-7CAF-FD21-012345ABCDEF";
 pub(super) const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
@@ -72,7 +72,8 @@ fn by_kubeadm() -> Change {
     })
 }
 
-/// A machine with a token, whose kubeadm runs `joins`. `reset` works like the real one.
+/// A machine with a token, whose `kubeadm join` calls `joins` and whose `kubeadm reset` removes the files of a node. Also
+/// returns the configuration of each `kubeadm join`.
 pub(super) fn machine(
     joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
 ) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
@@ -112,7 +113,7 @@ async fn kubeadm_gets_temporary_token_file_and_can_leave() {
     let undo = machine.apply(&by_kubeadm()).await.expect("joined");
     let configurations = configurations.lock().unwrap().clone();
     assert!(configurations.len() == 1 && configurations[0].contains(TOKEN));
-    // Including a token that was written after the run had read its settings.
+    // The token is registered as a secret, although its file may be written after the run has read its settings.
     assert!(machine.applier.secrets.are_in(TOKEN));
     assert!(
         machine
@@ -165,7 +166,7 @@ async fn each_join_failure_has_a_reason() {
             true,
         ),
         ("error: x is forbidden: User y", "join-not-allowed", true),
-        // The signature of `cluster-info` has validated the token.
+        // Retryable, because the signature of `cluster-info` has already validated the token.
         ("error: x: Unauthorized", "join-not-allowed", true),
         (
             "error: tls: failed to verify certificate: x509: certificate has expired or is not yet valid",
@@ -204,6 +205,8 @@ async fn each_join_failure_has_a_reason() {
             "{error}"
         );
         assert!(error.hint().is_some(), "{reason}");
+        let log = (reason == "join-kubelet").then_some("the kubelet's words");
+        assert_eq!(error.words.as_deref(), log, "{reason}");
         for path in [CA, CONFIGURATION] {
             assert!(
                 !machine.host.files.exists(path.into()).unwrap(),
@@ -288,12 +291,12 @@ async fn token_of_an_interrupted_join_is_removed() {
         assert_eq!(exact.expect("exact").is_nothing(), !has_joined);
         let exists = |path: &str| machine.host.files.exists(path.into()).unwrap();
         assert!(!exists(CONFIGURATION));
-        // The rest of an attempt that has not joined is still ours.
+        // If the machine has not joined, the marker remains, so that the next attempt may reset the rest of this one.
         assert_eq!(exists(JOINING), !has_joined);
     }
 }
 
-/// `kubeadm reset` would delete its certificates and its database.
+/// `kubeadm reset` would delete the certificates and the database of the cluster.
 #[tokio::test]
 async fn control_plane_is_never_reset() {
     for mark in [
@@ -323,7 +326,8 @@ async fn control_plane_is_never_reset() {
     }
 }
 
-/// Sets up a kubectl with this result of `drain`, for which every node exists.
+/// Sets up a kubectl that returns this result of `drain` and finds the node. Returns a join with a kubeconfig for the node
+/// object.
 pub(super) fn with_access(
     machine: &TestMachine,
     drain: impl Fn() -> Output + Send + Sync + 'static,
@@ -456,7 +460,7 @@ async fn clone_does_not_delete_the_original_node() {
         "{left:?}"
     );
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
-    // It still leaves the cluster.
+    // The clone itself still leaves the cluster.
     assert!(!machine.host.files.exists(KUBELET_CONF.into()).unwrap());
 }
 
@@ -547,7 +551,7 @@ async fn agent_that_does_not_join_is_stopped() {
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
-    // The agent writes it before its kubelet is running.
+    // The agent writes this file before its kubelet is running.
     let kubeconfig = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig";
     let error = machine.apply(&agent).await.expect_err("it has not joined");
     assert_eq!(error.reason(), "join-timeout");
@@ -613,7 +617,7 @@ async fn agent_of_killed_run_is_stopped() {
     assert_eq!(machine.units.all()["k3s-agent.service"].1, "inactive");
 }
 
-/// The unit starts at the next boot, and our configuration contains a server.
+/// After a failed join, the unit still starts at the next boot and may join, if its configuration contains a server.
 #[tokio::test]
 async fn later_join_is_not_reported_as_restored() {
     let machine = TestMachine::new();
@@ -697,7 +701,7 @@ async fn nodeadm_joins_only_while_it_may() {
     }
 }
 
-/// Killed while `nodeadm` is running, which would start the kubelet at the end.
+/// gpu-bootstrap was killed while `nodeadm` was running, which would start the kubelet at the end.
 #[tokio::test]
 async fn interrupted_nodeadm_join_is_stopped_despite_errors() {
     let machine = TestMachine::new();

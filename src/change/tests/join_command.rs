@@ -45,7 +45,7 @@ async fn command_gets_its_secrets_as_environment() {
     assert_eq!(error.reason(), "join-timeout");
 }
 
-/// It would run as root.
+/// The command would run as root.
 #[tokio::test]
 async fn command_writable_by_other_users_is_not_started() {
     let command = join(JoinMethod::Command {
@@ -119,7 +119,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     );
     let files = &machine.fakes.files;
     files.put(LEAVE, "");
-    // If the command fails or does not leave the cluster, the administrator must finish it.
+    // If the command fails or does not leave the cluster, the administrator must leave it manually.
     for (answer, told) in [(failed(3, "no quorum"), "no quorum"), (ok(""), JOINED)] {
         exec.on(LEAVE, move |_, _| answer.clone());
         let left = machine.revert(&undo).await;
@@ -128,7 +128,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
             "{left:?}"
         );
     }
-    // A command that removed the file before it failed runs again. Without its secrets it does not run.
+    // A command that removed `joined-file` before it failed runs again. Without its secrets it does not run.
     exec.on(LEAVE, |_, files| {
         files.take(JOINED);
         failed(1, "cut off")
@@ -174,7 +174,7 @@ async fn leave_command_gets_its_secrets_as_environment() {
     assert!(lines.iter().all(|line| !line.contains(TOKEN)), "{lines:?}");
 }
 
-/// Like `nodeadm` of hybrid nodes, which writes its kubeconfig before it starts the kubelet.
+/// The command behaves like `nodeadm` of hybrid nodes, which writes the kubeconfig before it starts the kubelet.
 #[tokio::test]
 async fn failed_command_with_early_kubeconfig_deletes_no_node() {
     let (machine, _) = machine(|_| ok(""));
@@ -214,7 +214,7 @@ async fn failed_command_with_early_kubeconfig_deletes_no_node() {
     );
     machine.revert(&exact).await;
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
-    // If its kubelet is running, it is a node, which is deleted with it.
+    // If the kubelet is running, the machine has joined, so the undo deletes the node.
     machine.units.put("kubelet.service", "enabled", "active");
     let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
     machine.revert(&exact).await;

@@ -25,7 +25,7 @@ fn forward() -> Change {
     }
 }
 
-/// Docker or libvirt, which set the same value, was installed later.
+/// Docker or libvirt was installed later, and needs the same value.
 #[tokio::test]
 async fn forwarding_is_kept_for_other_containers() {
     for (bridge, port, docker, stays) in [
@@ -33,7 +33,7 @@ async fn forwarding_is_kept_for_other_containers() {
         ("docker0", None, "active", true),
         ("docker0", Some("veth1"), "inactive", true),
         ("docker0", None, "inactive", false),
-        // A node that has left its cluster has no pods.
+        // After a node has left its cluster, no pod is attached to `cni0`.
         ("cni0", None, "active", false),
         ("cni0", Some("veth1"), "active", true),
     ] {

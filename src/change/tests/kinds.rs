@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// A failure. The tests write it in apt's format.
+    /// The output of a failed command. `words` is in apt's format, and is converted to the format of this package manager.
     pub(super) fn failed(self, status: i32, words: &str) -> Output {
         match self {
             Self::Apt => failed(status, words),

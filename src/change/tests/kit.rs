@@ -146,7 +146,7 @@ impl TestMachine {
 
     pub(super) async fn apply(&self, change: &Change) -> Result<Undo, ChangeError> {
         let undo = self.applier.capture(change).await?;
-        // Use the undo as it would be stored in the journal.
+        // The journal must store the undo without loss.
         let text = serde_json::to_string(&undo).unwrap();
         assert_eq!(serde_json::from_str::<Undo>(&text).unwrap(), undo);
         let applied = self.applier.apply(change, undo, &self.sink).await;

@@ -28,7 +28,7 @@ pub(super) fn hold_lock(files: &FakeFiles) {
     );
 }
 
-/// Simulates its end.
+/// Simulates the exit of this package manager.
 pub(super) fn release_lock(files: &FakeFiles) {
     for path in [
         "/proc/locks",

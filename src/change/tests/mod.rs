@@ -31,7 +31,7 @@ mod system;
 mod tiny;
 mod tokens;
 
-/// Runs each of these tests with each package manager, including the smallest one.
+/// Runs each of these tests with each package manager, including `tiny`, which exists only in the tests.
 macro_rules! with_each_manager {
     ($($test:ident)*) => {
         mod with_apt {

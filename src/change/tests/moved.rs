@@ -17,7 +17,7 @@ with_each_manager! {
     replaced_packages_change_version_or_are_removed
     other_packages_keep_their_version
     undo_contains_the_previous_version
-    our_driver_components_may_follow
+    our_driver_components_may_be_replaced
     foreign_hold_blocks_the_driver_change
     required_package_is_not_removed
 }
@@ -98,7 +98,7 @@ async fn replaced_packages_change_version_or_are_removed(kind: Kind) {
 async fn other_packages_keep_their_version(kind: Kind) {
     let (machine, _) = driver(kind).await;
     let before = machine.snapshot();
-    // A hold that we did not set, and a version change that was not requested.
+    // The change does not replace the driver, so the hold applies, although gpu-bootstrap set it.
     let error = machine.apply(&install("580.*", &[])).await.unwrap_err();
     assert_eq!(error.reason(), "transaction-refused");
     assert!(
@@ -126,12 +126,13 @@ async fn undo_contains_the_previous_version(kind: Kind) {
     assert!(effects.appeared.contains("library-2"));
 }
 
-/// The module of the other flavor is removed by the package manager itself, with dependencies that only it needs.
-async fn our_driver_components_may_follow(kind: Kind) {
+/// The change replaces only the driver, but the package manager also removes driver components that conflict with the new
+/// driver, such as the module of the other flavor.
+async fn our_driver_components_may_be_replaced(kind: Kind) {
     let (machine, archive) = excluding(kind).await;
     machine.apply(&install("580.*", &["driver"])).await.unwrap();
     assert_eq!(installed(&archive), ["driver 580.1"]);
-    // Packages that are not driver components do not follow.
+    // A package that is not a driver component must not be removed with the driver.
     let (machine, archive) = driver(kind).await;
     archive.have("podman", "4");
     archive.write(&machine.fakes.files);
@@ -152,7 +153,7 @@ async fn our_driver_components_may_follow(kind: Kind) {
     );
 }
 
-/// The library follows the driver, but the administrator has held it.
+/// The new driver conflicts with the old library, but the administrator has held the library.
 async fn foreign_hold_blocks_the_driver_change(kind: Kind) {
     let (mut machine, _) = excluding(kind).await;
     machine.applier = machine.restarted().holding(["driver".to_owned()]);

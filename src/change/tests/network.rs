@@ -1,4 +1,4 @@
-//! Tests how long the download of package lists is retried for each kind of network error.
+//! Tests the download of package lists: how long it is retried for each kind of network error, truncated lists, and proxies.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{change::Change, error::Report, host::fake::failed};
 
 const SILENT: &str = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
 
-/// Downloads lists that always fail, after some seconds each. Returns the number of attempts and the reason of the error.
+/// Downloads the lists. Each attempt fails after these seconds. Returns the number of attempts and the reason of the error.
 async fn attempts(seconds: u64, words: &'static str) -> (usize, &'static str) {
     attempts_after(None, seconds, words).await
 }
@@ -42,7 +42,7 @@ async fn refused_connection_is_retried_longer_than_a_timeout() {
                    connection refused";
     assert_eq!(attempts(1, refused).await, (4, "network"));
     assert_eq!(attempts(150, SILENT).await, (2, "network"));
-    // A mirror that is being synced does respond.
+    // A mirror that is being synced responds, so the time limit does not apply.
     let stale = "E: Failed to fetch http://x/Packages  File has unexpected size (1 != 2). Mirror \
                  sync in progress?";
     assert_eq!(attempts(150, stale).await, (4, "repository-stale"));
@@ -50,9 +50,9 @@ async fn refused_connection_is_retried_longer_than_a_timeout() {
 
 #[tokio::test]
 async fn only_connection_time_counts_for_giving_up() {
-    // One slow attempt does not predict the next one.
+    // A single slow attempt is always retried, even if it took longer than the time limit.
     assert_eq!(attempts(200, SILENT).await, (2, "network"));
-    // The wait for another package manager does not count as a network error.
+    // An attempt that another package manager blocked does not count for the time limit.
     let locked = "E: Could not get lock /var/lib/apt/lists/lock.";
     assert_eq!(
         attempts_after(Some(locked), 100, SILENT).await,

@@ -14,7 +14,7 @@ use crate::{
     host::{ReadFiles, fake::Mutation},
 };
 
-// rpm removes a package together with its configuration, or leaves a copy that it does not track.
+// Not with dnf: rpm removes a package together with its configuration, or leaves a copy that it does not track.
 mod where_configuration_stays {
     use super::{Kind, configuration_of_an_earlier_installation_stays as stays};
 
@@ -39,7 +39,7 @@ with_each_manager! {
     existing_file_is_restored_after_interrupted_removal
 }
 
-/// Docker's script, and at the same time a script of the administrator.
+/// While `docker.io` is installed, its script creates files and accounts, and so does another program of the administrator.
 fn beside(machine: &TestMachine, apt: &Archive) {
     let mut archive = apt.archive.lock().unwrap();
     let docker = archive.get_mut("docker.io").expect("it is available");
@@ -111,7 +111,7 @@ async fn files_from_a_failed_attempt_are_not_ours(kind: Kind) {
     assert_eq!(machine.fakes.files.text("/etc/site.conf"), "theirs");
 }
 
-/// `runc` is a dependency of `docker.io`, and `docker.io` of `stack`.
+/// Installs `stack`, which depends on `docker.io`, which depends on `runc`.
 async fn stack(kind: Kind) -> (TestMachine, Archive, Undo) {
     let (machine, apt) = docker(kind);
     apt.offer("stack", Offered::new("1", &["docker.io"]));
@@ -187,7 +187,7 @@ async fn existing_file_is_restored_after_interrupted_removal(kind: Kind) {
     let files = &machine.fakes.files;
     files.put("/etc/default/docker", "theirs\n");
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    // The process dies after the removal, before the file is restored. Only the list contains its path.
+    // The process dies after the removal, before the file is restored. Only the list of backups on disk contains its path.
     let (packages, tree) = (apt.installed.clone(), files.clone());
     files.before_mutations(move |_, mutation| {
         let removed = !packages.lock().unwrap().contains_key("docker.io");
@@ -209,7 +209,7 @@ async fn existing_file_is_restored_after_interrupted_removal(kind: Kind) {
 async fn only_packages_needed_by_others_are_kept(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.offer("stack", Offered::new("1", &["docker.io"]));
-    // One package of each kind would be removed, because `docker.io` had configuration before.
+    // The undo would remove `docker.io`, whose configuration existed before, and purge the other packages.
     apt.have("docker.io", "19");
     apt.installed
         .lock()
@@ -225,7 +225,8 @@ async fn only_packages_needed_by_others_are_kept(kind: Kind) {
     let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("some stay");
     };
-    // Only with rpm they are of one kind.
+    // rpm does not record remaining configuration, so with dnf all packages are purged and sorted. Otherwise the package to
+    // remove is listed after the packages to purge.
     let names = match kind {
         Kind::Dnf => "docker.io, runc",
         Kind::Apt | Kind::Tiny => "runc, docker.io",

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use super::{
-    archive::{Break, Kind},
+    archive::{Break, Kind, Offered},
     dnf::{CONFIGURATION, NO_METADATA, row},
     kit::{STATE, TestMachine},
     moved,
@@ -391,6 +391,59 @@ async fn interrupted_repair_may_remove_duplicates() {
     machine.apply(&Change::RepairPackages).await.unwrap();
 }
 
+/// dnf would complete the dependencies with any suitable packages, such as the other module flavor.
+#[tokio::test]
+async fn repair_first_installs_the_missing_packages_of_the_transaction() {
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    {
+        let mut installed = archive.installed.lock().unwrap();
+        installed.remove("runc");
+        installed.get_mut("docker.io").unwrap().half = true;
+    }
+    archive.write(&machine.fakes.files);
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let mut output = own.dnf(cmd, files);
+        let is_missing = !own.installed.lock().unwrap().contains_key("runc");
+        if has("history") {
+            output
+                .stdout
+                .push_str(" ** Install runc-1.1.5.x86_64 @archive\n");
+        }
+        if has("--assumeno") && has("reinstall") && is_missing {
+            let other = row("crun", None, Some("1.0"));
+            output.stdout = format!("Dependencies resolved.\n{other}\n{}", output.stdout);
+        }
+        output
+    });
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    let installed = archive.installed.lock().unwrap();
+    assert!(installed.contains_key("runc") && !installed["docker.io"].half);
+}
+
+/// A power loss may have truncated the package lists.
+#[tokio::test]
+async fn repair_downloads_package_lists_that_lack_a_package() {
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    archive.write(&machine.fakes.files);
+    archive.archive.lock().unwrap().remove("runc");
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        if cmd.args.iter().any(|arg| arg == "makecache") {
+            own.offer("runc", Offered::new("1.1.5", &[]));
+        }
+        own.dnf(cmd, files)
+    });
+    let (applier, repair) = (machine.restarted(), Change::RepairPackages);
+    let undo = applier.capture(&repair).await.unwrap();
+    applier.apply(&repair, undo, &machine.sink).await.unwrap();
+    assert!(!archive.installed.lock().unwrap()["runc"].half);
+}
+
 #[tokio::test]
 async fn foreign_pattern_blocks_upgrade_but_not_repair() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
@@ -488,7 +541,7 @@ async fn failed_script_is_an_error_until_repaired() {
     assert_eq!(error.unwrap().as_deref(), Some("~ docker.io"));
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
-    // It fails again, and then succeeds.
+    // The script fails again in the first repair, and succeeds in the second one.
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     assert_eq!(error.reason(), "package-script");

@@ -66,7 +66,8 @@ const FLAG: &str = "/etc/dkms/no-autoinstall";
 /// Exists if a package script has seen the flag.
 const SEEN: &str = "/var/lib/seen";
 
-/// An installation that defers the module build, and a machine with a difference.
+/// A machine on which these packages are available, and an installation that defers their module builds. `differs` is an
+/// additional file of the machine, or a directory if it ends with `/`.
 fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachine, Change) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
@@ -106,10 +107,10 @@ async fn scripts_defer_the_only_module() {
         (Kind::Apt, one, "/etc/dkms/framework.conf", true),
         // An existing directory is kept, even if it is empty.
         (Kind::Apt, one, "/etc/dkms/", true),
-        // Other modules are compiled as usual.
+        // The flag would also prevent the compilation of another module, so it is not set.
         (Kind::Apt, two, "", false),
         (Kind::Apt, one, "/var/lib/dkms/zfs/2.1.11/source", false),
-        // These scripts do not support the flag.
+        // The scripts of rpm packages do not support the flag.
         (Kind::Dnf, one, "", false),
     ] {
         let (machine, later) = with_sources(kind, names, differs);
@@ -141,7 +142,7 @@ fn timer_runs(machine: &TestMachine) -> bool {
     machine.units.all()["apt-daily.timer"].1 == "active"
 }
 
-/// This includes a run that only has to build, after one that was killed.
+/// The timers are also paused in a run that only builds modules, such as the run after one that was killed.
 #[tokio::test]
 async fn timers_are_paused_until_the_run_ends() {
     let machine = TestMachine::new();
@@ -169,13 +170,13 @@ async fn build_during_package_work_starts_no_timer() {
         Ok(())
     });
     work.await.unwrap();
-    // The packages of a kernel may follow in the same run.
+    // The timer stays paused, because the same run may install kernel packages later.
     assert!(!timer_runs(&machine));
     ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
 }
 
-/// Package lists are downloaded before the journal exists.
+/// Package lists may be downloaded before the journal exists, so pausing the timers creates the state directory.
 #[tokio::test]
 async fn state_directory_is_removed_with_the_paused_timers() {
     let machine = TestMachine::new();
@@ -285,7 +286,7 @@ async fn interrupted_installation_is_undone_by_its_record(kind: Kind) {
         .apply(&change, undo.clone(), &machine.sink)
         .await
         .unwrap();
-    // The end of the transaction was never recorded.
+    // The journal does not contain the result of the transaction.
     let restarted = machine.restarted();
     let undo = restarted.reconcile(&undo, &machine.sink).await.unwrap();
     restarted.revert(&undo, &machine.sink).await.unwrap();
@@ -298,7 +299,7 @@ async fn packages_installed_during_a_wait_are_not_ours(kind: Kind) {
     let undo = machine.applier.capture(&change).await.unwrap();
     apt.have("vim", "9");
     apt.write(&machine.fakes.files);
-    // If it was interrupted before it started, no change is ours.
+    // If the transaction was interrupted before it started, no package is ours.
     let early = machine
         .restarted()
         .reconcile(&undo, &machine.sink)
@@ -355,7 +356,7 @@ async fn unapproved_actions_are_rejected(kind: Kind) {
     };
     let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
-    // It cannot be installed again, because the archive no longer has it.
+    // `podman` cannot be reinstalled, because the archive does not contain it.
     let reverted = machine.revert(&undo).await;
     assert!(matches!(&reverted, Reverted::Left { what, .. } if what.contains("podman")));
 }
@@ -705,7 +706,7 @@ async fn timers_of_an_interrupted_run_are_restarted() {
         .await
         .unwrap();
     assert!(undo.is_nothing());
-    // The engine also closes failed changes while a transaction of another step is in progress.
+    // `reconcile` starts no timer, because the engine also calls it for failed changes while another step changes packages.
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "inactive");
     machine.restarted().resume_paused(&machine.sink).await;
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
@@ -725,7 +726,7 @@ async fn masked_timer_does_not_fail_the_transaction(kind: Kind) {
         .fakes
         .files
         .before_mutations(move |_, mutation| match mutation {
-            // It is paused, so the transaction is in progress.
+            // The timer is paused, so the transaction is in progress.
             Mutation::Run(_) if units.all()["apt-daily.timer"].1 == "inactive" => {
                 units.put("apt-daily.timer", "masked", "inactive");
                 Ok(())
@@ -748,7 +749,7 @@ async fn failed_timer_start_is_reported_and_retried(kind: Kind) {
     machine.units.put("broken.timer", "enabled", "active");
     machine.units.put("apt-daily.timer", "enabled", "active");
     machine.apply(&install(&["docker.io"])).await.unwrap();
-    // The other one is not affected.
+    // The other timer is not affected.
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     let told = machine.sink.text();
     assert!(
@@ -761,7 +762,7 @@ async fn failed_timer_start_is_reported_and_retried(kind: Kind) {
         recorded.contains("broken.timer") && !recorded.contains("apt-daily"),
         "{recorded}"
     );
-    // An interrupted change can still be closed, and a new one can start.
+    // With a stopped timer, `capture` and `reconcile` still succeed.
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
     let closed = machine
@@ -785,7 +786,8 @@ async fn daemon_is_stopped_with_its_package() {
             "daemon",
             Offered {
                 owns: "/usr/lib/systemd/system/daemon.service\n/usr/lib/systemd/system/daemon.socket\n\
-                       /usr/lib/systemd/system/of-others.service\n/usr/lib/systemd/system/idle.service",
+                       /usr/lib/systemd/system/of-others.service\n/usr/lib/systemd/system/idle.service\n\
+                       /usr/share/doc/daemon/example.service",
                 ..Offered::new("1", &[])
             },
         );
@@ -801,6 +803,7 @@ async fn daemon_is_stopped_with_its_package() {
             ("daemon.socket", "active"),
             ("of-others.service", "active"),
             ("idle.service", "inactive"),
+            ("example.service", "active"),
         ] {
             machine.units.put(unit, "enabled", active);
         }

@@ -96,8 +96,13 @@ async fn permanent_pull_error_is_not_retried() {
         });
     let change = in_image(RuntimeKind::Docker, "registry/x:1");
     let error = machine.apply(&change).await.unwrap_err();
-    assert_eq!(error.reason(), "image-unauthorised");
+    assert_eq!(error.reason(), "image-unauthorized");
     assert!(error.hint().unwrap_or_default().contains("docker login"));
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().any(|line| line.contains("registry/x:1")),
+        "{lines:?}"
+    );
     assert!(machine.fakes.clock.slept().is_empty());
     assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());
 }
@@ -120,7 +125,7 @@ async fn pull_is_retried_within_its_time_limit() {
     assert_eq!(slept, [5, 20].map(Duration::from_secs));
 }
 
-/// The Docker daemon pulls with its own settings. These programs use the given ones.
+/// `ctr` and `podman` pull with the proxy of their environment. The Docker daemon uses its own settings instead.
 #[tokio::test]
 async fn pull_uses_the_proxy_without_showing_its_password() {
     for (runtime, program) in [

@@ -25,7 +25,7 @@ with_each_manager! {
     packages_of_a_failed_attempt_are_undone
     package_manager_of_killed_run_is_awaited
     later_changes_survive_undo_of_an_interruption
-    unknown_result_is_not_the_previous_state
+    inventory_of_an_unfinished_command_is_kept
     stopped_undo_completes_in_the_next_run
 }
 
@@ -128,7 +128,7 @@ async fn package_manager_of_killed_run_is_awaited(kind: Kind) {
         .apply(&change, undo.clone(), &machine.sink)
         .await;
     assert_eq!(failed.unwrap_err().reason(), "package-manager");
-    // While it is running its effects are unknown, and cannot be undone.
+    // While the package manager is running, its effects are unknown and cannot be undone.
     let error = machine
         .applier
         .reconcile(&undo, &machine.sink)
@@ -188,7 +188,7 @@ async fn later_changes_survive_undo_of_an_interruption(kind: Kind) {
     }
 }
 
-async fn unknown_result_is_not_the_previous_state(kind: Kind) {
+async fn inventory_of_an_unfinished_command_is_kept(kind: Kind) {
     let (machine, apt) = docker(kind);
     let undo = machine
         .applier
@@ -323,7 +323,7 @@ async fn unconfigured_packages_are_configured_before_removal() {
     );
 }
 
-/// The removal of a package may require another one that was not requested.
+/// The package manager may resolve a removal by installing a replacement package, which is not approved.
 #[tokio::test]
 async fn undo_installs_no_replacement_packages() {
     let (machine, apt) = docker(Kind::Apt);

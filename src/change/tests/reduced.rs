@@ -247,7 +247,8 @@ async fn edited_file_shows_command_that_completes_undo() {
             panic!("the file is kept");
         };
         assert!(why.contains(command), "{why}");
-        // `install` also undoes removed settings. A hint to run `uninstall` would remove the driver.
+        // `install` also prints this text when it reverts a change that is no longer configured. A hint to run `uninstall`
+        // would then remove the driver.
         assert!(!why.contains("gpu-bootstrap"), "{why}");
         undos.push(undo);
     }

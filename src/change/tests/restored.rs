@@ -22,7 +22,8 @@ const JSON: &str = "/etc/docker/daemon.json";
 const TOML: &str = "/etc/containerd/config.toml";
 const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
 
-/// A machine with both daemons. Each rejects an unknown default runtime, and a file with `broken`.
+/// A machine with Docker and containerd. `dockerd --validate` rejects a file with `broken`. `containerd config dump` prints the
+/// file without validation.
 fn machine(docker: &str, containerd: &str) -> TestMachine {
     machine_with(Kind::Apt, docker, containerd)
 }
@@ -64,7 +65,7 @@ fn docker() -> Change {
     configure(Daemon::Docker, JSON, &["runtimes", "nvidia"], entry)
 }
 
-/// The plugin with the runtimes in versions 2 and 3.
+/// The CRI plugin that contains the runtimes, in versions 2 and 3 of the configuration format.
 const PLUGINS: [(u8, &str); 2] = [
     (2, "io.containerd.grpc.v1.cri"),
     (3, "io.containerd.cri.v1.runtime"),
@@ -83,6 +84,18 @@ fn root(version: u8, plugin: &str) -> String {
     format!(
         "version = {version}\n\n[plugins.'{plugin}'.containerd]\nsnapshotter = 'overlayfs' # the team\n"
     )
+}
+
+/// The CRI plugin may have been disabled before. After an undo, containerd must only run.
+#[tokio::test]
+async fn undo_does_not_require_the_cri_plugin() {
+    let machine = machine("{}\n", &root(2, PLUGINS[0].1));
+    let undo = machine.apply(&containerd(PLUGINS[0].1)).await.unwrap();
+    (machine.fakes.exec).on("ctr", |_, _| {
+        ok("io.containerd.grpc.v1  cri  linux/amd64  skip\n")
+    });
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
 #[tokio::test]
@@ -145,7 +158,7 @@ async fn edited_containerd_entry_is_removed_with_its_runtime() {
             now.contains("# the team\n") && now.contains("gid = 5\n"),
             "{now}"
         );
-        // An entry with a different program.
+        // An entry with a different program is kept.
         let theirs = ours.replace(PROGRAM, "/opt/own/runtime");
         machine.fakes.files.put(TOML, theirs.clone());
         let reverted = machine.revert(&undo).await;
@@ -199,7 +212,7 @@ async fn configuration_rejected_without_our_keys_is_restored() {
     );
     assert_eq!(machine.fakes.files.text(JSON), broken);
     assert_eq!(restarts(&machine), began);
-    // If the entry was edited as well, its removal is not reported.
+    // If the entry was also edited, no removal is reported, because the file with the entry is restored.
     let edited = broken.replace("\"args\": []", "\"args\": [\"--debug\"]");
     machine.fakes.files.put(JSON, edited.clone());
     machine.revert(&undo).await;
@@ -210,7 +223,7 @@ async fn configuration_rejected_without_our_keys_is_restored() {
     machine.fakes.files.put(JSON, right);
     assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
 
-    // The default is in a file that is not ours, so it is kept.
+    // A file that is not ours makes nvidia the default runtime, so our file keeps the runtime.
     for (version, plugin) in PLUGINS {
         let machine = self::machine("{}\n", &format!("version = {version}\n"));
         let undo = machine.apply(&containerd(plugin)).await.unwrap();
@@ -269,7 +282,7 @@ async fn failed_daemon_undo_does_not_block_another() {
             .count()
     };
     assert!(restarted("docker.service") >= 1, "{lines:?}");
-    // It was only restarted with the runtime.
+    // containerd was only restarted by the change, which added the runtime.
     assert_eq!(restarted("containerd.service"), 1, "{lines:?}");
 }
 
@@ -396,7 +409,7 @@ async fn cri_must_be_ready_without_pod_network() {
         "{said}"
     );
 
-    // A client with another CRI version is not evidence.
+    // An error because the client uses another CRI version does not mean that containerd is not ready.
     let old = machine();
     (old.fakes.exec).on("crictl", |_, _| {
         failed(1, "unknown service runtime.v1alpha2.RuntimeService")

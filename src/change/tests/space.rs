@@ -24,7 +24,7 @@ fn free_space(free: u64) -> FreeSpace {
     }
 }
 
-/// A machine with additional filesystems of one gigabyte. Each package download has this size.
+/// A machine with additional filesystems of one gigabyte each. Each package download has `size` bytes.
 fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
     let (machine, apt) = docker(Kind::Apt);
     *apt.size.lock().unwrap() = size;
@@ -49,17 +49,17 @@ async fn transaction_that_does_not_fit_is_rejected() {
         (
             300_000_000,
             &["/usr"][..],
-            Some("`/usr` has 953.7 MiB free, the packages need 1.4 GiB"),
+            Some("`/usr` has 953.7 MiB free, but the packages need 1.4 GiB"),
         ),
         (100_000_000, &["/usr"], None),
         // The package archives.
         (
             1_100_000_000,
             &["/var"],
-            Some("`/var` has 953.7 MiB free, the packages need 1.0 GiB"),
+            Some("`/var` has 953.7 MiB free, but the packages need 1.0 GiB"),
         ),
         (900_000_000, &["/var"], None),
-        // Both on one filesystem.
+        // On separate filesystems, the sizes are not added.
         (190_000_000, &["/usr", "/var"], None),
     ] {
         let (machine, apt) = with_filesystems(size, mounts);
@@ -169,7 +169,7 @@ async fn source_without_required_packages_may_fail() {
             said.contains("warning: http://dead.example.org/deb failed"),
             "{said}"
         );
-        // There is no wait for it.
+        // The download is not retried.
         assert!(machine.fakes.clock.slept().is_empty());
     }
 }

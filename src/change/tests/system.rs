@@ -1,4 +1,4 @@
-//! Tests units, kernel modules and initramfs images.
+//! Tests units, restarts of Docker, kernel modules, DKMS builds and initramfs images.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ async fn unit_that_was_running_is_started_again() {
     machine.units.put("x.service", "disabled", "active");
     let before = machine.units.all();
     let undo = machine.apply(&enable("x.service")).await.unwrap();
-    // It has stopped since then.
+    // The unit has stopped since then.
     machine.units.put("x.service", "enabled", "inactive");
     let reverted = machine.revert(&undo).await;
     assert!(
@@ -217,7 +217,7 @@ async fn unit_is_restarted_with_a_new_drop_in() {
     );
 }
 
-/// A Docker daemon with a running container that reports the runtime after this many queries.
+/// A Docker daemon with two running containers. It reports the nvidia runtime after this many queries.
 fn docker(machine: &TestMachine, after: usize, live_restore: bool, default: &'static str) {
     machine.units.put("docker.service", "enabled", "active");
     let mut asked = 0;
@@ -545,7 +545,7 @@ async fn existing_build_is_not_undone() {
 /// A built module in the DKMS tree.
 const BUILT: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/module/nvidia-current.ko";
 
-/// A machine on which DKMS builds `nvidia` 580.95.05 from source. Its status contains the builds.
+/// A machine on which DKMS builds `nvidia` 580.95.05 from source. `status` is the output of `dkms status` before the build.
 fn machine_with_dkms(status: &'static str) -> TestMachine {
     let machine = TestMachine::new();
     machine
@@ -625,7 +625,7 @@ async fn killed_build_does_not_block_the_next() {
     assert_eq!(files.text(BUILT), "ELF");
 }
 
-/// A process of the machine.
+/// Adds a running process with this command line.
 pub(super) fn run_process(machine: &TestMachine, pid: u32, command: &str) {
     let files = &machine.fakes.files;
     for (file, text) in [
@@ -644,7 +644,7 @@ pub(super) fn run_process(machine: &TestMachine, pid: u32, command: &str) {
     }
 }
 
-/// The incomplete build of a running DKMS.
+/// The log of an incomplete build.
 const UNFINISHED: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
 
 #[tokio::test]
@@ -780,7 +780,7 @@ fn compiles_lean(machine: &TestMachine, line: &str) -> bool {
 
 #[tokio::test]
 async fn modules_are_compiled_without_debug_information() {
-    // If the headers include the kernel image, type information is generated from debug information.
+    // If the kernel headers include `vmlinux`, the build generates BTF from the debug information, so it needs them.
     for (headers, lean) in [("include", true), ("vmlinux", false)] {
         let machine = machine_with_dkms("");
         let file = format!("/usr/src/linux-headers-6.1.0/{headers}");

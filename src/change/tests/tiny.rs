@@ -1,5 +1,5 @@
-//! A third package manager, as small as possible. It shows which methods a new backend needs, and which assumptions the code
-//! above the backends must not make. Its program is `tiny`, and each line of its database is
+//! A fake third package manager, as small as possible. It shows which methods a new backend needs, and which assumptions the
+//! code above the backends must not make. Its program is `tiny`, and each line of its database is
 //! `NAME VERSION [held] [automatic] [half] [gone]`.
 
 use std::{cmp::Ordering, collections::BTreeSet};
@@ -21,7 +21,7 @@ pub(super) const DATABASE: &str = "/var/lib/tiny/database";
 pub(super) const OWNED: &str = "/var/lib/tiny/owned";
 pub(super) const LOCK: &str = "/var/lib/tiny/lock";
 
-/// The backend of the smallest package manager.
+/// The backend of the fake package manager `tiny`.
 #[derive(Debug)]
 pub(super) struct Tiny;
 

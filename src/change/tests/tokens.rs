@@ -11,7 +11,7 @@ use crate::{
     joins::{Discovery, JoinMethod},
 };
 
-/// Azure's metadata service and vault, in the network of the machine.
+/// Serves Azure's metadata service and a vault that contains this secret.
 fn with_vault(machine: &TestMachine, value: &str) {
     let identity = "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01\
                     &resource=https%3A%2F%2Fvault.azure.net";
@@ -23,7 +23,7 @@ fn with_vault(machine: &TestMachine, value: &str) {
     );
 }
 
-/// Checks that the token is not in any file or output of the run, except for the agent's own file.
+/// Checks that the token is registered as a secret, and that the change, its commands and its output do not contain it.
 fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
     assert!(machine.applier.secrets.are_in(secret));
     let journal = serde_json::to_string(change).unwrap();
@@ -44,7 +44,7 @@ async fn agent_token_file_is_removed_with_the_agent() {
     let kept = "/etc/rancher/k3s/gpu-bootstrap.token";
     let machine = TestMachine::new();
     machine.fakes.files.put_directory("/etc/rancher/k3s", 0o755);
-    // Without the secret the agent is not touched.
+    // Without the secret, no command is executed.
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
@@ -52,7 +52,7 @@ async fn agent_token_file_is_removed_with_the_agent() {
     assert_eq!(error.reason(), "join-token-unreachable");
     assert!(error.is_retryable() && machine.fakes.exec.lines().is_empty());
 
-    // It is also not touched with a server token, or with a token without the hash of the CA certificate.
+    // The same applies to a server token, and to a token without the hash of the CA certificate.
     for wrong in ["K10abc::server:hush", "hush"] {
         with_vault(&machine, wrong);
         let error = machine.apply(&agent).await.expect_err(wrong);

@@ -21,7 +21,7 @@ pub(super) fn for_value(path: &[String], value: &Value, why: &str) -> Option<Str
     if takes(Value::Boolean(true)) {
         return Some("use `true` or `false`, without quotes".to_owned());
     }
-    // This is a frequent mistake, because a version without quotes is a number in TOML.
+    // A version without quotes is a frequent mistake: TOML parses it as a number.
     let is_number = |one: &Value| matches!(one, Value::Float(_));
     let holds_number = match value {
         Value::Array(items) => items.iter().any(is_number),
@@ -37,8 +37,8 @@ fn variant(why: &str) -> Option<&str> {
     nearest(name, expected.split('`').skip(1).step_by(2))
 }
 
-/// Returns the key that a name probably means if `-` is replaced by a dot: `_` and `__` of a variable are easily
-/// confused.
+/// Returns the existing key that results if one `-` of an invalid key is replaced by a dot. In an environment variable, `_`
+/// becomes `-` and `__` becomes a dot, and these are easily confused.
 pub(super) fn with_a_dot(name: &str) -> Option<String> {
     let known = keys::all();
     (name.match_indices('-'))

@@ -10,7 +10,7 @@ pub fn mirror_answers_503() -> ChangeError {
     }
 }
 
-/// A change that would break something.
+/// The error of a change that would damage files of another program.
 pub fn refused() -> ChangeError {
     ChangeError::blocked("refused", "owned by another program")
 }

@@ -19,11 +19,12 @@ use crate::{
     steps::fixtures,
 };
 
-/// Package manager simulations run between the assessment and the change and may take a minute.
+/// Between the assessment and the change, package manager simulations may run for a minute. Another
+/// program may write the file in this time.
 #[tokio::test]
 async fn file_changed_after_assessment_is_read_again() {
     const FSTAB: &str = "/etc/fstab";
-    // A program that changes the file permanently makes the run fail.
+    // A program that changes the file again after each assessment makes the run fail.
     for (changes, exit) in [(1, Exit::Ok), (u32::MAX, Exit::StepFailed)] {
         let mut rig = Rig::new([]);
         let files = rig.fakes.files.clone();
@@ -146,7 +147,7 @@ async fn packages_of_a_long_step_are_installed_first() {
     );
     assert!(log[2..].contains(&"install driver".to_owned()), "{log:?}");
     assert!(log[2..].contains(&"write `/image`".to_owned()), "{log:?}");
-    // If its file already exists, no separate transaction is needed.
+    // If the long step has nothing to do, no separate transaction is needed.
     let pulled = rig();
     pulled.fakes.files.put("/image", "");
     pulled.install().await.unwrap();
@@ -235,7 +236,7 @@ async fn unverified_step_fails() {
 }
 
 #[tokio::test]
-async fn a_step_that_needs_something_without_a_change_is_a_bug() {
+async fn unsatisfied_step_without_a_change_is_a_bug() {
     let rig = Rig::new([step("a", |_| needs(Vec::new()))]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Internal);
@@ -246,12 +247,12 @@ async fn a_step_that_needs_something_without_a_change_is_a_bug() {
 }
 
 #[tokio::test]
-async fn a_step_that_becomes_satisfied_after_its_verification_has_changed_the_machine() {
+async fn step_satisfied_after_a_failed_verification_is_changed() {
     let admitted = Arc::new(AtomicU32::new(0));
     let looks = AtomicU32::new(0);
     let seen = admitted.clone();
     let rig = Rig::new([step("node", move |_| {
-        // The cluster is silent in the first look after the admission.
+        // The cluster does not respond to the first assessment after the admission.
         if seen.load(Ordering::SeqCst) > 0 && looks.fetch_add(1, Ordering::SeqCst) > 0 {
             return satisfied("it is Ready");
         }
@@ -305,7 +306,7 @@ async fn node_is_admitted_again_once_if_cluster_is_unreachable() {
 }
 
 #[tokio::test]
-async fn unknown_step_is_assessed_again_after_its_upstream() {
+async fn dependent_step_is_assessed_again_after_its_upstream() {
     let rig = Rig::new([
         file("up", "/up", "x"),
         step("down", |host| {
@@ -440,7 +441,7 @@ async fn change_does_not_wait_for_unrelated_locks() {
     assert!(at("end a") < at("start c"), "{started:?}");
 }
 
-/// Start and end of changes, by their first step.
+/// Returns the start and the end of each change, with its first step.
 fn starts_and_ends(rig: &Rig) -> Vec<String> {
     rig.seen()
         .iter()
@@ -503,7 +504,7 @@ async fn module_is_compiled_in_parallel_with_unrelated_packages() {
     assert!(left(transactions.next()), "{journal}");
     assert!(!left(transactions.next()), "{journal}");
     rig.fakes.files.take("/built/nvidia");
-    // An interrupted run is completed. Only the module is missing.
+    // After an interrupted run, only the module is missing.
     rig.install().await.unwrap();
     assert_eq!(rig.log(), ["build kernel module `nvidia` for 6.1"]);
 }
@@ -526,7 +527,7 @@ async fn refresh_does_not_wait_for_unrelated_changes() {
     let spans = starts_and_ends(&rig);
     let at = |what: &str| spans.iter().position(|line| line == what).unwrap();
     assert!(at("end driver") < at("end long"), "{spans:?}");
-    // Its packages wait for the module.
+    // The packages of `driver` are installed after the module of `long` is built.
     let last = spans.iter().rposition(|line| line == "start driver");
     assert!(Some(at("end long")) < last, "{spans:?}");
 }

@@ -1,5 +1,4 @@
-//! An interrupted run that is started again has the same result, no matter where it was
-//! interrupted.
+//! A run that is interrupted at any write and repeated has the result of an uninterrupted run.
 
 use nix::errno::Errno;
 
@@ -22,7 +21,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// The same, but a part of the work waits for the first boot of an image.
+/// An image build. One step waits for the first boot of the image.
 fn image() -> Rig {
     let mut rig = Rig::new([
         file("a", "/etc/a", "new"),
@@ -45,7 +44,7 @@ async fn mutations(rig: Rig) -> u64 {
 }
 
 #[tokio::test]
-async fn run_killed_before_any_write_can_be_repeated() {
+async fn run_killed_at_any_write_can_be_repeated() {
     killed_and_installed_again(rig).await;
 }
 
@@ -90,7 +89,7 @@ async fn killed_and_installed_again(rig: fn() -> Rig) {
 }
 
 #[tokio::test]
-async fn run_killed_before_any_write_can_be_undone() {
+async fn run_killed_at_any_write_can_be_undone() {
     let rig = || {
         let mut rig = rig();
         rig.options.request.reboot = true;

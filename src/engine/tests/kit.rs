@@ -1,4 +1,4 @@
-//! Fake appliers that act on the files of a fake machine, and a subscriber that records events.
+//! The test harness [`Rig`], and fake appliers that act on the files of a fake machine.
 
 use std::{
     collections::BTreeSet,
@@ -50,9 +50,9 @@ pub struct FileChanges {
     pub log: Mutex<Vec<String>>,
     /// The number of attempts to restart paused units.
     pub resumed: Mutex<u32>,
-    /// A change whose summary contains this text fails after it has done its work.
+    /// A change or undo whose summary contains this text fails after it has done its work.
     pub fails: Mutex<Option<String>>,
-    /// A change whose summary contains this text is rejected.
+    /// A change whose summary contains this text fails without an effect.
     pub refuses: Mutex<Option<String>>,
     /// Called for each dry run.
     pub dry_run_of_change: Mutex<DryRun>,
@@ -64,7 +64,7 @@ pub struct FileChanges {
     pub late: Mutex<u32>,
     /// The number of scheduler turns that a package transaction takes.
     pub turns: Mutex<u32>,
-    /// Package transactions wait until this run is stopped.
+    /// If set, package transactions and their undo wait until this is cancelled, and then fail.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
     pub before: Mutex<Hook>,
@@ -216,7 +216,7 @@ impl ApplyChanges for FileChanges {
             }
         }
         if matches!(change, Change::BuildModule { .. }) {
-            // It takes longer than all other work.
+            // A module build takes longer than all other work.
             for _ in 0..200 {
                 tokio::task::yield_now().await;
             }
@@ -358,7 +358,7 @@ impl Rig {
         fakes.files.put_directory("/packages", 0o755);
         fakes.files.put_directory("/etc/modprobe.d", 0o755);
         fakes.files.put_directory(WANTS, 0o755);
-        // Directories that would be created by the first write. The real `uninstall` removes them.
+        // The first write would create these directories, and `uninstall` would not remove them.
         fakes.files.put_directory("/var/lib", 0o755);
         fakes.files.put_directory("/run", 0o755);
         Self {
@@ -445,7 +445,7 @@ impl Rig {
         self.try_session(tools).unwrap()
     }
 
-    /// Returns the error of a run with these options that does not start.
+    /// Returns the error of a run that is rejected before it starts.
     pub fn refused(&self) -> EngineError {
         let (tools, reporter) = self.tools("refused");
         let error = self.try_session(tools).err().unwrap();

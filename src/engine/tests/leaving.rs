@@ -39,7 +39,7 @@ async fn due() -> Rig {
     rig
 }
 
-/// The same machine, whose systemd rejects the first requests and ignores the next ones.
+/// The same machine. Its systemd rejects the first `refused` reboot requests and ignores the next `ignored` ones.
 async fn machine(refused: usize, ignored: usize) -> Rig {
     let rig = due().await;
     rig.fakes.exec.on("systemctl", move |cmd, files| {
@@ -79,7 +79,7 @@ async fn leave(
     left
 }
 
-/// A clock that triggers an event while the machine waits.
+/// A clock that calls `happens` after each sleep.
 struct Meanwhile {
     clock: FakeClock,
     happens: Box<dyn Fn() + Send + Sync>,
@@ -136,7 +136,7 @@ async fn missing_reboot_is_reported_after_three_requests() {
     assert_eq!(error.reason(), "reboot-refused");
     assert!(error.to_string().contains("does not shut down"), "{error}");
     assert_eq!(requests(&rig), 3);
-    // A minute after each request.
+    // The program waits for a minute after each request.
     assert_eq!(rig.fakes.clock.monotonic(), Duration::from_secs(180));
 }
 
@@ -260,7 +260,7 @@ async fn machine_is_not_rebooted_after_an_uninstall() {
         ("busy", Exit::RebootRequired)
     );
     assert_eq!(requests(&rig), 0);
-    // The uninstall has finished, with a remainder.
+    // The uninstall has finished, once completely and once with a change that it could not undo.
     for fails in [None, Some("gpu-bootstrap-resume".to_owned())] {
         let rig = machine(0, 0).await;
         *rig.change_applier.fails.lock().unwrap() = fails;
@@ -272,7 +272,7 @@ async fn machine_is_not_rebooted_after_an_uninstall() {
 }
 
 #[tokio::test]
-async fn resume_unit_reboots_if_cloud_init_waits() {
+async fn resume_unit_reboots_if_cloud_init_waits_for_the_run() {
     let rig = due().await;
     rig.fakes.files.put(STATUS, "{}");
     rig.fakes.files.put(
@@ -291,7 +291,7 @@ async fn resume_unit_reboots_if_cloud_init_waits() {
 #[tokio::test]
 async fn stopped_reboot_ends_the_rollback_run() {
     let mut rig = due().await;
-    // Another boot, and the module is still loaded.
+    // After another boot, nouveau is still loaded.
     rig.options.boot_id = Some("boot-2".to_owned());
     let (tools, first_reporter) = rig.tools("first");
     let first = rig.session(tools);

@@ -19,7 +19,7 @@ use crate::{
     step::Assessment,
 };
 
-/// A file, then packages whose transaction is rejected `times` times.
+/// A file, then packages. The first `times` dry runs of their transaction fail because of the package lists.
 fn refused(times: u32) -> Rig {
     let rig = Rig::new([file("a", "/a", "x"), packages("p", &["one"]).after(&["a"])]);
     let asked = Arc::new(AtomicU32::new(0));
@@ -52,7 +52,7 @@ async fn rejected_transaction_blocks_the_run_before_its_first_change() {
     assert_eq!(report.exit, Exit::Blocked);
     assert_eq!(outcomes(&report), ["a not-run", "p blocked"]);
     assert_eq!(rig.log(), ["refresh the package lists"]);
-    // The lists are new, so the step is not assessed again.
+    // The lists are new, so the hint does not recommend another check.
     assert_eq!(hint(&report), "add it to the settings");
 }
 
@@ -99,7 +99,7 @@ async fn check_remedy_refers_to_install_for_new_lists() {
     assert!(remedy.is_some_and(|remedy| remedy == words));
 }
 
-/// An image is pulled again while a transaction runs that is followed only by a reboot.
+/// The step `image` is retried while a package transaction runs. Only a reboot follows the transaction.
 #[tokio::test]
 async fn retry_of_another_step_does_not_delay_the_reboot() {
     let (are_new, under_way) = (
@@ -125,7 +125,7 @@ async fn retry_of_another_step_does_not_delay_the_reboot() {
         if !exists(host, "/image") {
             return needs(vec![write("/image", "x")]);
         }
-        // It is retried until the transaction runs, and then twice more.
+        // The step is retried until the transaction runs, and then twice more.
         if begun.load(Ordering::SeqCst) && answered.fetch_add(1, Ordering::SeqCst) > 1 {
             return satisfied("present");
         }
@@ -167,7 +167,7 @@ async fn step_gets_newer_lists_before_its_reboot() {
             why: "the kernel is installed".to_owned(),
         };
         needs(match verified.fetch_add(1, Ordering::SeqCst) {
-            // In the meantime, a package transaction of another step has failed.
+            // As if a transaction of another step had failed in the meantime, so that the lists no longer count as new.
             0 => vec![Change::RefreshRepositories, reboot],
             _ => vec![reboot],
         })

@@ -45,7 +45,7 @@ pub async fn part(
     Ok(Reduced { reverted, rest })
 }
 
-/// Two steps that share a transaction. One of them also has a file.
+/// Two steps share a package transaction, a third one configures Docker, and a fourth one has an unrelated file.
 fn rig() -> Rig {
     Rig::new([
         packages("driver", &["driver"]),
@@ -136,7 +136,7 @@ async fn install_undoes_obsolete_changes_and_keeps_shared_packages() {
         applied(&rig),
         ["docker-nvidia: undo: write `/etc/docker`", SHARED]
     );
-    // The file is removed before the packages that it belongs to.
+    // The configuration file of Docker is removed before its package.
     assert_eq!(rig.log(), ["restore /etc/docker", "purge docker"]);
     assert_eq!(
         outcomes(&report),
@@ -176,7 +176,7 @@ async fn shared_transaction_waits_until_other_steps_are_satisfied() {
 }
 
 #[tokio::test]
-async fn possible_driver_packages_stay_without_a_gpu() {
+async fn transaction_shared_with_the_driver_stays_without_a_gpu() {
     let mut rig = reduced().await;
     let driver = rig.steps[0].clone();
     rig.steps[0].has_no_gpu();
@@ -202,7 +202,7 @@ async fn possible_driver_packages_stay_without_a_gpu() {
 #[tokio::test]
 async fn shared_runtime_packages_are_reduced_without_a_gpu() {
     let mut rig = reduced().await;
-    // The step is satisfied, because it does not depend on the GPU.
+    // The other step of the transaction is still satisfied, like a runtime step, which needs no GPU.
     (rig.no_gpu, rig.wanted) = (true, vec!["driver"]);
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
@@ -284,8 +284,8 @@ fn daemon(id: &'static str, package: &'static str, unit: &'static str) -> Small 
     step.locks(&[Lock::Packages])
 }
 
-/// Only explicit consent stops containers. A shorter `runtime.use` in the settings of a fleet is
-/// not consent.
+/// Running containers are stopped only if `runtime.restart` is `"always"`. Removing a runtime from
+/// `runtime.use` is not sufficient, because the settings may be shared by a fleet.
 #[tokio::test]
 async fn runtime_stays_while_its_containers_run() {
     const LINES: &str = "web\ndb\n";
@@ -362,7 +362,7 @@ async fn runtime_stays_if_containers_are_started_during_the_run() {
 }
 
 #[tokio::test]
-async fn runtime_and_containers_are_removed_with_consent() {
+async fn runtime_with_containers_is_removed_if_restarts_are_allowed() {
     let mut rig = Rig::new([
         packages("driver", &["driver"]),
         packages("runtime.docker", &["docker"]),

@@ -1,4 +1,4 @@
-//! Property test for random step lists: the run ends, the order is correct, and a second run
+//! Property test for random step lists: the run ends, the order is correct, and a repeated run
 //! changes nothing.
 
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ struct Shape {
     after: u8,
     /// Its changes in order: 0 writes, 1 refreshes, 2 installs.
     changes: Vec<u8>,
-    /// Its lock.
+    /// Its locks: 0 none, 1 packages, 2 modules, 3 packages and containers.
     lock: u8,
 }
 
@@ -66,7 +66,7 @@ fn small(at: usize, shape: &Shape) -> Small {
     .locks(locks)
 }
 
-/// Whether no change started before all earlier steps of its step had finished.
+/// Returns whether each change started only after all steps that its steps depend on had finished.
 fn in_order(rig: &Rig, shapes: &[Shape]) -> bool {
     let mut ended = Vec::new();
     rig.seen().iter().all(|event| match event {

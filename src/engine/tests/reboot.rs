@@ -24,7 +24,7 @@ fn reboot() -> Change {
     }
 }
 
-/// Requires `/denied` and a subsequent boot.
+/// A step that writes `/denied` and then requires a reboot until `/booted` exists.
 fn module() -> super::kit::Small {
     step("module", |host| {
         if exists(host, "/booted") {
@@ -266,7 +266,7 @@ async fn image_build_succeeds_and_its_first_boot_finishes() {
         ]
     );
     assert!(rig.fakes.files.text(UNIT).contains("install --resume"));
-    // The image is built again without any write.
+    // A repeated image build changes nothing.
     rig.log();
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     assert!(rig.log().is_empty());
@@ -359,7 +359,7 @@ async fn only_shutdown_continues_at_next_boot() {
     assert!(report.notes[0].contains("does not continue the run"));
     assert_eq!(rig.fakes.files.text("/a"), "x");
 
-    // A failure at the same time makes no difference.
+    // If a change fails at the same time, the exit status is different, but the unit is also removed.
     let rig = rebooting(steps());
     stop_at(&rig, "/a", Exit::Interrupted);
     *rig.change_applier.fails.lock().unwrap() = Some("`/a`".to_owned());
@@ -437,7 +437,7 @@ async fn removed_unit_is_installed_again() {
 }
 
 #[tokio::test]
-async fn interrupted_uninstall_does_not_meet_an_installation() {
+async fn uninstall_removes_the_resume_unit_first() {
     let rig = rebooting([module()]);
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
     rig.log();

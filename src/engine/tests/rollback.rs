@@ -1,4 +1,4 @@
-//! Recording validated drivers, and the notes if this is not possible.
+//! Validated drivers are recorded in the journal, and a rollback to one of them continues until it is finished or aborted.
 
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
@@ -52,20 +52,20 @@ async fn driver_is_recorded_again_only_after_a_later_change() {
     };
     let first = validated_at().await;
     assert_eq!(validated_at().await, first);
-    // The other change is applied again.
+    // The next run applies the change of `other` again.
     rig.fakes.files.take("/other");
     assert!(validated_at().await > first);
 }
 
 #[tokio::test]
-async fn driver_is_validated_although_a_later_step_failed() {
+async fn driver_is_recorded_although_another_step_failed() {
     let rig = validated();
     rig.fakes.files.put(DATABASE, "");
     *rig.change_applier.fails.lock().unwrap() = Some("/other".to_owned());
     assert_eq!(remembered(&rig).await, (true, String::new()));
 }
 
-/// Records a rollback from a failed driver in the journal.
+/// Records a validated driver in the journal, and a rollback to it from a driver that failed validation.
 fn rolls_back(rig: &Rig) {
     let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
     let driver = PackageSpec {
@@ -88,7 +88,7 @@ fn rolls_back(rig: &Rig) {
     }
 }
 
-/// Whether the journal still contains a rollback.
+/// Returns whether the journal contains an unfinished rollback.
 fn is_on_it(rig: &Rig) -> bool {
     let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
     fold(&lines).rollback_started.is_some()

@@ -15,7 +15,7 @@ const TOKEN: &str = "abcdef.0123456789abcdef";
 
 const PATH: &str = "/etc/join.conf";
 
-/// A step that writes the token, and whose change fails with it.
+/// A rig whose step writes the token to a file. The token is known to be a secret.
 fn telling() -> Rig {
     let rig = Rig::new([step("join", |_| needs(vec![write(PATH, TOKEN)]))]);
     rig.secrets.learn(&Secret::new(TOKEN));
@@ -57,8 +57,8 @@ async fn file_with_a_hidden_secret_is_removed_again() {
     }
 }
 
-/// The journal must keep names in clear text for the undo, but must not contain secrets in clear
-/// text.
+/// The undo needs paths and package names in clear text from the journal, but the journal must not
+/// contain secrets in clear text.
 #[tokio::test]
 async fn change_with_a_secret_in_a_name_is_rejected() {
     let path = format!("/etc/join-{TOKEN}");

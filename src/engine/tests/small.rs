@@ -91,13 +91,13 @@ impl Small {
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
-    /// Removes the GPU that the step is for.
+    /// Makes the step not applicable, as on a machine without a GPU.
     pub fn has_no_gpu(&mut self) {
         let why = "no driver is configured".to_owned();
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
-    /// Reports before each assessment whether the package lists are new.
+    /// Stores in `are_new` before each assessment whether the package lists are new.
     pub fn tells_lists(mut self, are_new: Arc<AtomicBool>) -> Self {
         self.lists = Some(are_new);
         self
@@ -169,7 +169,7 @@ fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
     }
 }
 
-/// Requires only a boot.
+/// Requires only a reboot.
 pub fn reboots(why: &str) -> Assessment {
     needs(vec![Change::Reboot {
         why: why.to_owned(),

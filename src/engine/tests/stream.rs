@@ -45,7 +45,7 @@ async fn events_are_ordered_and_without_gaps() {
             "change-started",
             "output",
             "change-applied",
-            // Decided again with new package lists.
+            // The step is assessed again with new package lists.
             "step-assessed",
             "change-started",
             "output",
@@ -147,7 +147,7 @@ impl Subscriber for Slow {
     }
 }
 
-/// Returns a stream with such a subscriber, its release flag, and its received events.
+/// Returns a stream with a [`Slow`] subscriber, its release flag, and its received events.
 fn slow() -> (
     events::Events,
     events::Reporter,
@@ -186,7 +186,7 @@ fn slow_subscriber_loses_only_output_and_progress() {
     assert!(count("\"progress\"") < 5, "{}", count("\"progress\""));
 }
 
-/// Delivered lines no longer count towards the limit.
+/// Only lines that wait for delivery count towards the limit.
 #[test]
 fn no_line_is_dropped_below_the_limit() {
     let (stream, reporter, go, kept) = slow();
@@ -320,7 +320,7 @@ async fn progress_file_is_removed_with_the_run() {
         mode: "install".to_owned(),
         steps: Vec::new(),
     });
-    // Also if the run ends without a final event.
+    // The file is also removed if the run ends without a final event.
     reporter.finish();
     assert!(status(&host, None).unwrap().current.is_none());
 }

@@ -1,4 +1,4 @@
-//! `check` and `plan` are read-only.
+//! `check` and `plan`: findings, remedies and exit status. Both are read-only.
 
 use async_trait::async_trait;
 
@@ -8,7 +8,7 @@ use super::kit::{
 use crate::{
     change::Change,
     check::{Check, FailOn, Finding, Subject, Verdict},
-    engine::{RunReport, Unresolvable},
+    engine::{RunReport, Unresolvable, check::RESOLVABLE},
     error::Report,
     event::Outcome,
     exit::Exit,
@@ -57,7 +57,7 @@ async fn plan_shows_known_and_unknown_changes() {
         "{a:?}"
     );
     assert_eq!(report.steps[2].changes[0].diff, None);
-    // The simulation cannot work before `a`, so this is not reported.
+    // The packages of `c` cannot be previewed before `a` is applied, so the failed preview is not reported.
     assert!(report.notes.is_empty(), "{:?}", report.notes);
     assert_eq!(before, rig.fakes.files.snapshot());
     assert_eq!(rig.fakes.files.mutations(), 0);
@@ -294,7 +294,7 @@ async fn differences_do_not_fail_a_machine_without_settings() {
     );
     rig.steps.truncate(1);
     assert_eq!(rig.check().await.exit, Exit::Ok);
-    // With `--fail-on difference`, they are evaluated.
+    // On a machine with settings, differences fail if `--fail-on` selects them.
     rig.compares = true;
     rig.options.fail_on = vec![FailOn::Kind(Kind::Fault)];
     assert_eq!(rig.check().await.exit, Exit::Ok);
@@ -372,7 +372,7 @@ async fn panicking_step_is_unknown() {
         ["config.resolvable Pass", "a Unknown", "b Pass"]
     );
     let about = &report.findings[1];
-    assert!(about.why.contains("panicked (this is a bug)"), "{about:?}");
+    assert!(about.why.contains("panicked, which is a bug"), "{about:?}");
     assert_eq!(report.exit, Exit::Drift);
     assert_eq!(outcomes(&rig.plan().await), ["a failed", "b satisfied"]);
 }
@@ -425,7 +425,7 @@ async fn health_checks_run_without_a_desired_state() {
     );
     assert_eq!(report.exit, Exit::Drift);
     assert!(report.steps.is_empty());
-    // If only a step is selected, the reason it is not assessed is reported.
+    // If only a step is selected, the report contains the reason that the step is not assessed.
     rig.options.only = vec!["cdi".to_owned()];
     assert_eq!(verdicts(&rig.check().await), ["config.resolvable Fail"]);
     rig.options.only = vec!["pci.gpu.present".to_owned()];
@@ -436,7 +436,7 @@ async fn health_checks_run_without_a_desired_state() {
 }
 
 #[tokio::test]
-async fn machine_without_a_gpu_needs_no_preparation_unless_prepared() {
+async fn machine_without_a_gpu_is_skipped_unless_it_was_prepared() {
     let resolvable = async |rig: &Rig| verdicts(&rig.check().await).remove(0);
     let mut rig = unsupported();
     rig.checks = Vec::new;
@@ -451,10 +451,19 @@ async fn machine_without_a_gpu_needs_no_preparation_unless_prepared() {
         why: "sysfs is missing".to_owned(),
     });
     assert_eq!(resolvable(&rig).await, "config.resolvable Unknown");
-    // No check was run, so the run does not pass. If only this finding is selected, it does.
+    // A complete check fails if no finding passes. With `--only`, an unknown finding does not fail.
     assert_eq!(rig.check().await.exit, Exit::Drift);
     rig.options.only = vec!["config.resolvable".to_owned()];
     assert_eq!(rig.check().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn configuration_is_reported_only_if_selected() {
+    let mut rig = Rig::new([fixed("driver.packages", satisfied(""))]);
+    let is_reported = |report: &RunReport| report.findings.iter().any(|one| one.id == RESOLVABLE);
+    assert!(is_reported(&rig.check().await));
+    rig.options.only = vec!["driver".to_owned()];
+    assert!(!is_reported(&rig.check().await));
 }
 
 #[tokio::test]

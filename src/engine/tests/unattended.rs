@@ -185,6 +185,18 @@ async fn no_new_work_starts_after_the_deadline() {
     assert_eq!(why(&report, "b"), "the deadline of 3600 s has passed");
 }
 
+#[tokio::test]
+async fn deadline_during_the_last_step_does_not_fail_the_run() {
+    let mut rig = Rig::new([file("a", "/a", "x")]);
+    rig.options.deadline = hours(1);
+    let clock = rig.fakes.clock.clone();
+    *rig.change_applier.before.lock().unwrap() =
+        Box::new(move |_| clock.advance(Duration::from_secs(3601)));
+    let report = rig.install().await.unwrap();
+    assert_eq!(outcomes(&report), ["a changed"]);
+    assert_eq!(report.exit, Exit::Ok);
+}
+
 /// Blocked until this many seconds after the start.
 fn late_clock(seconds: i64) -> Small {
     step("preflight", move |host| {
@@ -230,7 +242,7 @@ async fn permanent_problem_is_not_waited_for() {
     rig.options.deadline = hours(1);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
     assert!(rig.fakes.clock.slept().is_empty());
-    // The wait limit of a GPU ends the wait for a hung GPU.
+    // The wait for a hung GPU ends at the retry limit of the step, which is shorter than the deadline.
     let hangs = blocked_now("NVML timed out", Some(Duration::from_secs(180)));
     let mut rig = Rig::new([fixed("devices", hangs)]);
     rig.options.deadline = hours(2);
@@ -260,7 +272,7 @@ fn driver() -> [Small; 2] {
 fn machine_that_panics(panics: &Arc<AtomicBool>) -> Rig {
     let mut rig = Rig::new(driver());
     rig.options.request.reboot = true;
-    // The directory that would be created by the first write.
+    // The first write would create this directory, and the fake undo does not remove it.
     rig.fakes.files.put_directory("/etc/modules-load.d", 0o755);
     let (files, panics) = (rig.fakes.files.clone(), Arc::clone(panics));
     *rig.change_applier.before.lock().unwrap() = Box::new(move |change| {
@@ -282,7 +294,7 @@ fn boot(rig: &mut Rig, number: u32) {
     rig.options.resumed = true;
 }
 
-/// No other program would allow the driver to be loaded again.
+/// Without the journal, no other program removes the files that prevent the driver from being loaded.
 #[tokio::test]
 async fn machine_with_lost_journal_loads_the_driver_again() {
     const STATE: &str = "/var/lib/gpu-bootstrap";
@@ -301,8 +313,8 @@ async fn machine_with_lost_journal_loads_the_driver_again() {
     };
     let exists = |rig: &Rig, path: &str| rig.tree().contains(path);
 
-    // During an unattended run: the next boot removes the files that prevent the driver from being
-    // loaded.
+    // If the journal is lost during an unattended run, the next boot removes the files that prevent
+    // the driver from being loaded.
     let rig = lost(0).await;
     assert!(exists(&rig, NOT_BY_ITSELF));
     let unit = rig.fakes.files.text(UNIT);
@@ -319,7 +331,7 @@ async fn machine_with_lost_journal_loads_the_driver_again() {
         assert!(!exists(&rig, gone), "{gone}");
     }
 
-    // After a run gave up, the administrator decides.
+    // After a run gave up, the files stay until the administrator runs `install` or `uninstall`.
     for by_install in [true, false] {
         let mut rig = lost(4).await;
         assert!(exists(&rig, NOT_AT_ALL));
@@ -405,8 +417,8 @@ async fn machine_stays_reachable_after_three_boots_without_progress() {
         assert_eq!(rig.fakes.files.text(JOURNAL), journal);
     }
 
-    // The administrator installs a driver that does not panic. A failure to allow the modules is
-    // reported.
+    // The administrator installs a driver that does not panic. If the file that denies the modules
+    // cannot be removed, the failure is reported.
     panics.store(false, Ordering::SeqCst);
     rig.options.request.reboot = false;
     *rig.change_applier.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
@@ -451,7 +463,7 @@ async fn boots_of_runs_that_were_never_resumed_are_counted() {
     assert!(!rig.tree().contains(UNIT));
 }
 
-/// A power loss after `gave-up` is recorded and before the modules are denied.
+/// The power loss occurs after `gave-up` is recorded and before the modules are denied.
 #[tokio::test]
 async fn interrupted_giving_up_is_completed_by_next_run() {
     let panics = Arc::new(AtomicBool::new(true));
@@ -490,7 +502,7 @@ async fn finished_run_resets_the_boot_count() {
     boot(&mut rig, 4);
     let told = status(&rig.fakes.host(), Some("boot-4")).unwrap();
     assert_eq!(told.unfinished_boots, 2);
-    // A finished run does not count as unfinished, regardless of its result.
+    // A finished run resets the count, regardless of its result.
     panics.store(false, Ordering::SeqCst);
     rig.options.resumed = false;
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);

@@ -93,7 +93,7 @@ async fn next_run_determines_unknown_effects_of_a_failed_change() {
     assert_eq!(rig.log(), ["purge half"]);
 }
 
-/// Another step's file is next to a file for which the initramfs is rebuilt.
+/// The undo of `b` fails and must not affect `a`, although `b` also rebuilds the initramfs.
 #[tokio::test]
 async fn failed_undo_does_not_affect_another_step() {
     let rig = Rig::new([
@@ -118,21 +118,22 @@ async fn failed_undo_does_not_affect_another_step() {
     assert!(!exists(rig.fakes.host().reader(), "/etc/a"));
 }
 
-/// A run that was killed during package work has left timers paused.
+/// An earlier run was killed during package work and left timers paused.
 #[tokio::test]
 async fn paused_timers_are_restarted_first() {
     let resumed = |rig: &Rig| std::mem::take(&mut *rig.change_applier.resumed.lock().unwrap());
-    // Also without a journal.
+    // Timers are also restarted without a journal.
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.uninstall().await.unwrap();
     assert_eq!(resumed(&rig), 1);
-    // Also at the end of a run, because it may have been killed before a module was compiled.
+    // `install` restarts timers at its start and at its end.
     rig.install().await.unwrap();
     assert_eq!(resumed(&rig), 2);
 
     let rig = Rig::new([packages("p", &["half"]), file("f", "/etc/f", "new")]);
     *rig.change_applier.fails.lock().unwrap() = Some("write".to_owned());
-    // A transaction of another step may be in progress.
+    // A run with a failed step also restarts them only at its start and at its end, because a transaction of another step
+    // may be in progress when the step fails.
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
     assert_eq!(resumed(&rig), 2);
     rig.plan().await;

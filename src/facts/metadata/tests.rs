@@ -14,7 +14,8 @@ use crate::{
     steps::fixtures::facts,
 };
 
-/// Returns facts of a machine with only the provider known, after querying these services.
+/// Returns the facts of a machine of which only the cloud provider was known, after querying the
+/// service at `address`.
 async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock) -> Facts {
     let mut facts = facts();
     facts.cloud.provider = Some(provider.to_owned());
@@ -79,7 +80,7 @@ async fn each_cloud_completes_the_facts() {
         "westeurope",
     ];
     let [id, size, lifecycle, region] = told.map(Some);
-    // This machine is known to have no zone.
+    // Azure reports an empty zone, so the machine has no zone, and the zone is not unknown.
     assert_eq!(values(&facts.cloud), [id, size, lifecycle, region, None]);
     assert_eq!(facts.unknown, []);
 }
@@ -126,7 +127,7 @@ async fn complete_facts_stay_without_a_request() {
     let before = machine.clone();
     complete(&host, &mut machine).await;
     assert_eq!(machine, before);
-    // A cloud without a known service is not queried either.
+    // For a cloud without a known metadata service, no request is sent either.
     machine.cloud.provider = Some("hetzner".to_owned());
     machine.cloud.zone = None;
     complete(&host, &mut machine).await;
@@ -205,7 +206,7 @@ async fn silent_or_missing_service_costs_little_time() {
     let clock = Arc::new(RealClock);
     let http = RealHttp::new(clock.clone(), None);
     let begin = clock.monotonic();
-    // Like a container behind a hop limit of 1, whose PUT gets no response.
+    // As in a container if IMDSv2 has a hop limit of 1: the PUT request gets no response.
     let facts = asked("aws", &serve(|_| None), &http, &*clock).await;
     assert_eq!(facts.unknown.len(), 5);
     assert!(clock.monotonic() - begin < WHOLE);
@@ -246,7 +247,7 @@ async fn unexpected_responses_are_rejected() {
 }
 
 #[tokio::test]
-async fn no_proxy_and_no_secret_is_used() {
+async fn proxy_is_not_used_and_token_is_not_in_the_facts() {
     let proxy = HttpProxy {
         url: Secret::new(serve(|seen| {
             panic!("the proxy received a request for {}", seen.path)

@@ -89,7 +89,7 @@ impl FakeExec {
         locked(&self.state).changes = Some(Arc::new(changes));
     }
 
-    /// All commands in order, including those that are not installed.
+    /// All commands in order, including those whose program is not installed.
     #[must_use]
     pub fn log(&self) -> Vec<Cmd> {
         locked(&self.state).log.clone()

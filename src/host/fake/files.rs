@@ -31,11 +31,12 @@ pub enum Damage {
     Reads,
     /// All operations that change something.
     Writes,
-    /// Both.
+    /// All operations, including those of the variants below.
     All,
     /// Reading file contents. Files can still be found and listed.
     Content,
-    /// Syncing appended data. The data stays in the file, because truncating also fails.
+    /// Syncing, after an append or of the system. Appended data stays in the file, because truncating it
+    /// also fails.
     Syncs,
 }
 
@@ -67,7 +68,7 @@ impl Default for FakeFiles {
     }
 }
 
-/// Test setup: no fault, hook or full disk applies here.
+/// Test setup: faults and the hook do not affect these methods.
 impl FakeFiles {
     /// Creates an empty root directory on a filesystem with plenty of free space.
     #[must_use]
@@ -90,7 +91,7 @@ impl FakeFiles {
     /// Creates a file with mode 0644.
     ///
     /// # Panics
-    /// If the setup is impossible, such as a file inside a file.
+    /// If the setup is impossible, such as a file inside a file or on a full filesystem.
     pub fn put(&self, path: &str, content: impl Into<Vec<u8>>) {
         self.put_mode(path, content, 0o644);
     }
@@ -233,7 +234,7 @@ impl FakeFiles {
         state.kill_at = Some(state.mutations + n);
     }
 
-    /// Starts a new process: locks of the old one are released, faults stay.
+    /// Starts a new process: all locks are released, faults stay.
     pub fn revive(&self) {
         let mut state = locked(&self.state);
         state.kill_at = None;
@@ -411,7 +412,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the owner of a regular file that is about to be replaced.
+    /// Returns the owner of the regular file that is about to be replaced, otherwise root.
     fn owner(&self, path: &Utf8Path) -> io::Result<(u32, u32)> {
         Ok(match self.tree.find(path, false)? {
             Some((_, node)) if matches!(node.entry, Entry::File(_)) => (node.uid, node.gid),

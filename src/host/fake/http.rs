@@ -34,7 +34,8 @@ impl FakeHttp {
         locked(&self.state).pages.remove(url);
     }
 
-    /// Makes the next request for the URL fail. Several errors are served in order.
+    /// Makes the next request for the URL fail. After several calls, the next requests fail with
+    /// these errors in order.
     pub fn fail_next(&self, url: &str, error: HttpError) {
         locked(&self.state)
             .faults

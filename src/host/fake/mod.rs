@@ -41,7 +41,7 @@ pub struct Fakes {
     pub clock: FakeClock,
 }
 
-/// Creates an empty machine: a root directory without programs, network or NVML.
+/// Creates an empty machine: no files except `/dev/kmsg`, no programs, no URLs, no NVML.
 #[must_use]
 pub fn host() -> (Host, Fakes) {
     let files = FakeFiles::new();

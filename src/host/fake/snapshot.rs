@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::tree::{Entry, Node, Tree};
 
-/// Every path with kind, mode, owner and content, but without times.
+/// Every path with kind, mode, owner and content, but without times and inode numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot(BTreeMap<Utf8PathBuf, Node>);
 

@@ -1,4 +1,5 @@
-//! The tree: nodes by path, symlinks, free space. Pure data, with errors of the operating system.
+//! The file tree in memory: nodes by path, symlinks, free space. Operations return the same errors
+//! as the operating system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +41,7 @@ pub(super) struct Tree {
     pub nodes: BTreeMap<Utf8PathBuf, Node>,
     /// Free space by mount point. `/` always exists.
     pub mounts: BTreeMap<Utf8PathBuf, FreeSpace>,
-    /// Incremented with each change. Used as the modification time of the next change.
+    /// The number of changes. Also the modification time of the latest change.
     pub tick: i64,
 }
 
@@ -98,16 +99,16 @@ impl Tree {
         }
     }
 
-    /// Returns the real path with all symlinks resolved, including the last component only if
-    /// `follow` is set. The last component need not exist. Returns `ENOENT` or `ENOTDIR` if another
-    /// component does not exist.
+    /// Resolves all symlinks in a path. The last component need not exist, and is resolved only if
+    /// `follow` is set. Returns `ENOENT` or `ENOTDIR` if another component is missing or not a
+    /// directory.
     pub fn real(&self, path: &Utf8Path, follow: bool) -> io::Result<Utf8PathBuf> {
         self.walk(path, follow, &mut 0)
     }
 
     fn walk(&self, path: &Utf8Path, follow: bool, links: &mut usize) -> io::Result<Utf8PathBuf> {
         if !path.is_absolute() {
-            // Like the real code, the fake has no working directory.
+            // Unlike the real files, the fake has no working directory.
             return Err(os::error(Errno::EINVAL));
         }
         let mut at = Utf8PathBuf::from("/");
@@ -197,7 +198,7 @@ impl Tree {
         }
     }
 
-    /// Puts a node at a real path, and subtracts its size from the free space.
+    /// Puts a node at a real path, replaces an existing one, and updates the free space.
     pub fn put(&mut self, real: Utf8PathBuf, mut node: Node) -> io::Result<()> {
         let (mount, free_space) = self.mount(&real);
         let there = self.nodes.get(&real);

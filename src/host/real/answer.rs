@@ -2,7 +2,8 @@
 
 use nvml_wrapper::error::NvmlError;
 
-/// Returns `None` for values that the driver or the GPU does not support.
+/// Returns `None` for values that are not available, e.g. because the driver or the GPU does not
+/// support them.
 pub(super) fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),

@@ -20,7 +20,7 @@ pub(super) fn failed(
 ) -> impl FnOnce(io::Error) -> FilesError + use<> {
     let path = path.to_owned();
     move |source| {
-        // When reading, only our own limit restricts the file size.
+        // A read can only fail with `EFBIG` because of our own size limit.
         let disk = (verb != "read")
             .then(|| disk(&path, &source).ok().flatten())
             .flatten()
@@ -36,8 +36,8 @@ pub(super) fn failed(
 
 /// Returns the filesystem of a path if an error shows that one of its limits is reached.
 fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>> {
-    // Most errors are about the path. Do not access the filesystem then, because it may be a hung
-    // mount.
+    // Most errors concern only the path. Do not query the filesystem for them, because it may be a
+    // hung mount.
     if Limit::of(error, &FreeSpace::default()).is_none() {
         return Ok(None);
     }

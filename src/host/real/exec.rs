@@ -31,7 +31,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// die, so we continue without it.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// How long the output of remaining background processes is read.
+/// How long output is read after the command has exited, if background processes keep its pipes
+/// open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Runs programs on this machine.
@@ -207,7 +208,9 @@ enum EndCause {
 #[derive(Clone, Copy)]
 enum Stage {
     Running,
+    /// TERM was sent. KILL follows at this time.
     Asked(EndCause, Instant),
+    /// KILL was sent. We stop waiting at this time.
     Killed(EndCause, Instant),
 }
 
@@ -551,7 +554,8 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(5));
         assert!(output.ok());
         let pid = output.stdout.trim().rsplit(' ').next().unwrap();
-        // It keeps running, because it may be a service that the program started on purpose.
+        // The background process keeps running, because it may be a service that the program
+        // started on purpose.
         let pid = Pid::from_raw(pid.parse().unwrap());
         nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
     }

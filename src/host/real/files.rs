@@ -160,7 +160,7 @@ fn create_directories(path: &Utf8Path, mode: u32) -> io::Result<()> {
     }
     let (above, name) = Directory::of(path, true)?;
     match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
-        // Another process created it first. If it is not a directory, the next step fails.
+        // Another process created the path first. If it is not a directory, opening it fails later.
         Err(Errno::EEXIST) => return Ok(()),
         made => made?,
     }
@@ -232,8 +232,8 @@ impl Directory {
         Err(os::error(Errno::EEXIST))
     }
 
-    /// Renames a finished temporary file to its final name. The temporary file no longer exists
-    /// afterwards in any case.
+    /// Renames a temporary file to its final name if `ready` is not an error. Otherwise, or if
+    /// renaming fails, removes the temporary file.
     fn put_in_place(&self, temporary: &str, name: &str, ready: io::Result<()>) -> io::Result<()> {
         let renamed = ready.and_then(|()| {
             renameat(&self.0, temporary, &self.0, name)?;
@@ -335,8 +335,8 @@ fn whole_or_nothing(
     let Err(error) = file.write_all(content).and_then(|()| sync(file)) else {
         return Ok(());
     };
+    // The returned error has the kind of the write error in both cases, because callers check it.
     match file.set_len(before) {
-        // Callers check the kind of the write error.
         Ok(()) => Err(error),
         Err(also) => Err(io::Error::new(
             error.kind(),

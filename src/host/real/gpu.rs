@@ -1,5 +1,5 @@
-//! NVML in a child process. A call can hang forever on a faulty GPU, and a library of another
-//! version can crash, so only the child process is affected. CUDA is in `cuda`.
+//! Calls NVML in a child process, because a call can hang forever on a faulty GPU, and a library of
+//! another version than the kernel module can crash. CUDA is in `cuda`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -54,13 +54,14 @@ pub struct RealGpu {
 }
 
 impl RealGpu {
-    /// Uses `exec` to start its child processes, which run this binary.
+    /// Creates an interface that runs this binary in child processes, using `exec`.
     #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
         Self::of(exec, Ourselves::of_process(), TimeLimits::default())
     }
 
-    /// Starts another program and uses other time limits for CUDA. For tests.
+    /// Creates an interface with another program for the child processes and other time limits for
+    /// CUDA. For tests.
     #[must_use]
     pub fn of(exec: Arc<dyn Exec>, program: Ourselves, limits: TimeLimits) -> Self {
         Self {
@@ -184,7 +185,8 @@ fn state(error: NvmlError) -> Nvml {
     }
 }
 
-/// Queries one GPU. A GPU that does not respond is data and does not end the inventory.
+/// Queries one GPU. The error of a GPU that does not respond is a part of the result, so that the
+/// other GPUs are still listed.
 fn device(nvml: &Library, index: u32) -> NvmlDevice {
     let mut about = NvmlDevice {
         index,
@@ -211,7 +213,8 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
     about
 }
 
-/// Reads the values of the GPU, the most important first, until the first real error.
+/// Reads the values of the GPU, the most important first, until the first error. A value that is
+/// not available is not an error.
 fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(), NvmlError> {
     if let Some(pci) = optional(device.pci_info())? {
         // An address in an unknown format is omitted. The parse error contains no further
@@ -239,7 +242,8 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
     health(nvml, device, mig, about.health.insert(GpuHealth::default()))
 }
 
-/// Returns the fabric registration of the GPU, or `None`. The wrapper has no function for this.
+/// Returns the fabric registration of the GPU, or `None` if it has no fabric. `nvml-wrapper` has no
+/// function for this.
 fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, NvmlError> {
     // SAFETY: the handle is only used while `device`, and therefore the library, is alive.
     let handle = unsafe { device.handle() };
@@ -270,7 +274,7 @@ fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, Nvml
     }))
 }
 
-/// The data that both versions of the function return.
+/// The result of both versions of the function. The first version does not report the health.
 struct FabricAnswer {
     state: u8,
     status: nvmlReturn_t,
@@ -286,7 +290,7 @@ fn cluster(bytes: [u8; 16]) -> Option<String> {
     (bytes != [0; 16]).then(|| parts.join("-"))
 }
 
-/// Whether the driver lacks the function or its version.
+/// Whether the driver lacks the function or the struct version.
 fn is_newer_than_driver(error: &NvmlError) -> bool {
     /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH` in `nvml.h`.
     const OTHER_VERSION: i32 = 25;

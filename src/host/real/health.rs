@@ -77,7 +77,7 @@ pub(super) fn health(
     Ok(())
 }
 
-/// Converts errors to `None`, except if the GPU itself does not respond.
+/// Converts errors to `None`, except if the GPU is lost or must be reset.
 fn known<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),

@@ -27,7 +27,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// The maximum number of redirects, similar to browsers.
+/// The maximum number of redirects, as in the default policy of reqwest.
 const REDIRECTS: usize = 10;
 
 /// Network timeouts.
@@ -35,6 +35,7 @@ const REDIRECTS: usize = 10;
 struct Limits {
     connect: Duration,
     read: Duration,
+    /// For a whole `GET` request with its response.
     get: Duration,
 }
 
@@ -51,8 +52,9 @@ pub struct RealHttp {
     proxy: Option<HttpProxy>,
     limits: Limits,
     client: BuiltClient,
-    /// The clients for [`Http::ask`].
+    /// The client for [`Http::ask`] with [`Route::Direct`].
     direct: BuiltClient,
+    /// The client for [`Http::ask`] with [`Route::Proxied`].
     proxied: BuiltClient,
 }
 
@@ -302,7 +304,7 @@ fn too_large(url: &str, limit: u64) -> HttpError {
 
 fn unreadable(url: &str, path: &Utf8Path, error: &io::Error) -> HttpError {
     if error.kind() == io::ErrorKind::NotFound {
-        // Like a server.
+        // A server returns the same status for a missing file.
         return HttpError::Status {
             url: shown(url),
             status: 404,
@@ -493,7 +495,8 @@ mod tests {
     async fn tls_is_available_without_fallback_to_plain_text() {
         let (mut http, _) = http();
         http.limits.connect = Duration::from_millis(200);
-        // The server does not support TLS. The test checks that the client can be built.
+        // The server does not support TLS. Without a crypto provider, building the client would
+        // panic.
         let url = serve((0..=RETRIES).map(|_| page("x")).collect()).replace("http:", "https:");
         let error = http.get(&url, 10).await.unwrap_err();
         assert!(matches!(error, HttpError::Transport { .. }), "{error}");

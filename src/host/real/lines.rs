@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::host::exec::{LEFT_OUT, TAIL_LINES};
 
-/// At most twice this size is stored per stream: the beginning and the end.
+/// The maximum size of the beginning and of the end in the stored text of a stream.
 const HALF: usize = 4 << 20;
 
 /// The maximum line length. Longer lines are split.
@@ -69,7 +69,7 @@ impl KeptOutput {
         let (head, tail) = bytes.split_at(to_head);
         self.head.extend_from_slice(head);
         self.tail.extend_from_slice(tail);
-        // Rarely and in large pieces, so that the cost per byte stays constant.
+        // Drop data rarely and in large pieces, so that the cost per byte stays constant.
         if self.tail.len() > 2 * HALF {
             self.cut();
         }

@@ -33,8 +33,8 @@ impl Drop for Lock {
     }
 }
 
-/// Describes this process for other processes that find the lock held. It includes only the
-/// subcommand, because other arguments may contain secrets.
+/// Describes this process for other processes that find the lock held. Of the arguments, it contains
+/// only the first one that is not an option (the subcommand), because others may contain secrets.
 fn holder() -> String {
     // `args` panics if an argument is not valid UTF-8.
     let mut all = std::env::args_os().map(|word| word.to_string_lossy().into_owned());

@@ -12,8 +12,8 @@ use nvml_wrapper_sys::bindings::{
 use super::answer::optional;
 use crate::host::{MigDevice, MigShare};
 
-/// The names that NVIDIA's tools use for each `NVML_GPU_INSTANCE_PROFILE_…`, by its number: slices
-/// and suffix. Source: NVIDIA/go-nvlib v0.12.0, pkg/nvlib/device/mig_profile.go, and go-nvml
+/// The GPU instance slices and the name suffix of each `NVML_GPU_INSTANCE_PROFILE_…`, whose number
+/// is the index. Source: NVIDIA/go-nvlib v0.12.0, pkg/nvlib/device/mig_profile.go, and go-nvml
 /// v0.13.3, pkg/nvml/const.go.
 const PROFILES: [(u32, &str); 17] = [
     (1, ""),
@@ -136,7 +136,7 @@ fn kind(
 }
 
 /// Returns the profile name as in NVIDIA's tools: compute instance slices if fewer than the GPU
-/// instance slices, GPU instance slices, memory in eighths of the GPU memory, and the suffix.
+/// instance slices, GPU instance slices, memory rounded up to eighths of the GPU memory, and suffix.
 /// Source: same as [`PROFILES`].
 fn profile(share: &MigShare, gpu_bytes: u64, (slices, mark): (u32, &str)) -> String {
     let own = u128::from(share.memory_mib) << 20;

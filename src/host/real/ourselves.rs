@@ -18,9 +18,9 @@ const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 pub struct Ourselves {
     /// The executable.
     pub program: String,
-    /// The arguments before its own arguments.
+    /// The arguments that precede the arguments of gpu-bootstrap, if the executable is the dynamic loader.
     pub prefix: Vec<String>,
-    /// The required environment of its child processes.
+    /// The environment variables that the command needs.
     pub env: Vec<(String, String)>,
 }
 
@@ -49,8 +49,8 @@ impl Ourselves {
 }
 
 /// If the binary was started as an argument of the dynamic loader, the executable is the loader.
-/// Returns the loader arguments up to and including the binary. `arguments` is the number of
-/// arguments of the binary, including itself.
+/// Then returns the loader arguments up to and including the binary, otherwise nothing.
+/// `arguments` is the number of arguments of the binary, including itself.
 fn through_loader(exe: &Path, line: &[u8], arguments: usize) -> Vec<String> {
     let name = exe.file_name().map_or(&[][..], |name| name.as_bytes());
     if !name.starts_with(b"ld-") && !name.starts_with(b"ld.so") {

@@ -23,8 +23,9 @@ const SYSTEM: [&str; 8] = [
     "/var/lib",
 ];
 
-/// Filesystems whose server may not respond. `fuse` also has subtypes. Nothing is written to
-/// `autofs`, and the filesystems that it mounts are listed after it.
+/// Filesystems whose server may not respond. `fuse` also has subtypes. Opening an `autofs` can
+/// trigger such a mount. It contains no files itself, and filesystems mounted on it are listed after
+/// it.
 const REMOTE: [&str; 16] = [
     "9p", "afs", "autofs", "ceph", "cifs", "coda", "fuse", "fuseblk", "gpfs", "lustre", "ncpfs",
     "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
@@ -33,7 +34,7 @@ const REMOTE: [&str; 16] = [
 /// The kernel's mount list: device, mount point, type.
 const MOUNTS: &str = "/proc/self/mounts";
 
-/// Syncs the filesystems of [`SYSTEM`].
+/// Syncs the filesystems of [`SYSTEM`], except remote ones. Always syncs `/`.
 pub(super) fn system() -> Result<(), FilesError> {
     let mounts = present(fs::read_to_string(MOUNTS))
         .map_err(failed("read", MOUNTS.into()))?

@@ -45,7 +45,7 @@ impl System for RealSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        // `sysinfo` does not report an unreadable `/proc` or an unreadable process.
+        // `sysinfo` returns no error if `/proc` or a process is unreadable.
         let listed = pids().map_err(failed("list", PROC.into()))?;
         let found = look(ProcessesToUpdate::All)?;
         complete(found, &listed, std::process::id(), &|pid| {
@@ -65,7 +65,7 @@ fn pids() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Completes the found processes with those that were only listed, using `read`. Fails if the
+/// Adds the listed processes that were not found or have no user ID, using `read`. Fails if the
 /// calling process was not found, because other processes may also be missing then.
 fn complete(
     mut found: Vec<Process>,

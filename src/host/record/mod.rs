@@ -65,7 +65,7 @@ struct RecordManifest {
     cuda: Option<CudaView>,
 }
 
-/// A result of the operating system.
+/// The result of a file operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RecordedAnswer<T> {
@@ -73,7 +73,7 @@ enum RecordedAnswer<T> {
     Error(RecordedError),
 }
 
-/// An error of the operating system.
+/// The error of a file operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct RecordedError {
@@ -81,7 +81,7 @@ struct RecordedError {
     why: String,
 }
 
-/// The location of a content.
+/// The location of the content of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RecordedContent {

@@ -49,8 +49,8 @@ struct RecorderState {
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
     directories: BTreeSet<Utf8PathBuf>,
-    /// Files that were seen. Files that were not read, such as libraries, are empty in the tree for
-    /// `--root`.
+    /// Libraries, modules and kernel images that were seen. Those that were not read are empty files
+    /// in the tree for `--root`.
     files: BTreeSet<Utf8PathBuf>,
     /// Files with omitted content. They are not in the tree, so that they cannot be mistaken for
     /// empty files.
@@ -58,9 +58,9 @@ struct RecorderState {
 }
 
 /// Wraps a host so that everything that is read is recorded. Only the first result of a query is
-/// stored, because a recording is a snapshot. Network requests are not stored. Of a process list,
-/// only processes with the names in `programs` are stored, because other command lines may contain
-/// passwords and private data.
+/// stored, because a recording is a snapshot. Network requests are not stored. Of the processes in a
+/// process list, only those of `programs` are stored with name and command line, because other
+/// command lines may contain passwords and private data.
 ///
 /// # Errors
 /// If the directory is not empty or cannot be created.
@@ -94,7 +94,7 @@ pub fn record(
         files: files.clone(),
         system: Arc::new(RecordedSystem {
             all: host.system.clone(),
-            // Read from the files, so that they are recorded.
+            // Reads from `files`, so that the results are recorded.
             recorded: ProcFiles(files),
             programs,
         }),
@@ -165,7 +165,8 @@ impl Recording {
         Ok(())
     }
 
-    /// Data may have been read before the run learned that it contains a secret.
+    /// Omits contents that contain a secret of the run. Not done while reading, because the secret may
+    /// become known later.
     fn leave_out_secrets(&self, state: &mut RecorderState) {
         let RecorderState {
             manifest,
@@ -192,8 +193,8 @@ impl Recording {
     }
 }
 
-/// Returns the tree for `--root`. Contents come first, because they are the most important entries
-/// if the tree changed during the recording.
+/// Returns the tree for `--root`. If the machine changed during the recording, the first of two
+/// conflicting entries is kept, so the most important ones (with content) are added first.
 fn entries(state: &RecorderState) -> Entries<'_> {
     let mut entries = Entries::default();
     for (path, content) in &state.contents {
@@ -212,7 +213,7 @@ fn entries(state: &RecorderState) -> Entries<'_> {
     entries
 }
 
-/// Processes and memory. Only queried data is recorded.
+/// Memory and processes. Of a process list, only the data of `programs` is recorded.
 struct RecordedSystem {
     all: Arc<dyn System>,
     recorded: ProcFiles,
@@ -271,7 +272,8 @@ struct Recorder<T: ?Sized> {
 }
 
 impl Recorder<dyn Files> {
-    /// Returns the location of the content in the recording, or the reason it is omitted.
+    /// Records the content of a file. Returns its location in the recording, or the reason it is
+    /// omitted.
     fn keep(&self, path: &Utf8Path, content: &[u8]) -> RecordedContent {
         let real = match self.inner.resolve(path) {
             Ok(Some(real)) => real,

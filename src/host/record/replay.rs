@@ -1,5 +1,6 @@
-//! A host that returns the recorded results. A query without a recorded result is an error that
-//! contains the query, because a guess could make a test pass for the wrong reason.
+//! A host that returns the recorded results. A query without a recorded result is an error, because a
+//! guess could make a test pass for the wrong reason. A path is missing only if the recorded results
+//! show that it does not exist.
 
 use std::io;
 use std::sync::Arc;
@@ -21,16 +22,16 @@ use crate::host::{
     Cmd, CudaFault, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
 };
 
-/// The reason changes are rejected.
+/// The error text for a change.
 const WHY: &str = "a recorded machine cannot be changed";
 
-/// The reason there is no result.
+/// The error text for a query without a recorded result.
 const UNKNOWN: &str = "not in the recording";
 
 /// Returns the recorded machine at the time of the recording.
 ///
 /// # Panics
-/// If the directory does not contain a recording, or a later version wrote it.
+/// If the directory does not contain a recording with this format version.
 pub fn replay(directory: &Utf8Path) -> Host {
     let text = RealFiles.read(&directory.join(MANIFEST)).unwrap().unwrap();
     let manifest: RecordManifest = serde_json::from_slice(&text).unwrap();

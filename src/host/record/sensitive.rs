@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use crate::model::secret::{NAMES, logins, secret_values};
 
-/// Texts that occur only in secrets.
+/// Texts (in lower case) that occur only in files with secrets.
 const MARKS: [&str; 4] = [
     "private key-----",
     "age-secret-key-",
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_secrets_are_known() {
+    fn secret_file_is_recognized_by_its_path() {
         for text in [
             "/etc/shadow",
             "/etc/shadow-",
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_checked() {
+    fn secret_arguments_are_recognized() {
         let args_of = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(ToString::to_string).collect();
             args(&words)

@@ -77,7 +77,7 @@ fn create_directory(path: &Utf8Path) -> io::Result<File> {
     .into())
 }
 
-/// Opens a directory, and fails with `ENOTDIR` or `ELOOP` if it is a symlink.
+/// Flags for opening a directory. Opening a symlink fails with `ENOTDIR` or `ELOOP`.
 const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_NOFOLLOW)

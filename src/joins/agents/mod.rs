@@ -86,7 +86,7 @@ fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String
             format!("port {API_PORT} is for the API, but {name} nodes register at port {port}");
         return wrong.add("server", &why, &example);
     }
-    // The cloud-init templates mark values with `@`, such as `@TOKEN@`, and the marks must be removed.
+    // The placeholders in the cloud-init templates contain `@`, such as `@TOKEN@`. An `@` means that one was not replaced.
     if server.contains('@') {
         return wrong.add("server", "a server URL must not contain `@`", &example);
     }

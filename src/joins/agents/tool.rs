@@ -17,14 +17,15 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 pub struct Agent {
     pub name: &'static str,
-    /// The port for node registration. Source: RKE2, "Quick Start": an RKE2 server serves the API at 6443. k3s uses 6443 for both.
+    /// The port for node registration. k3s uses 6443 for registration and for the API. RKE2 uses 6443 only for the API. Source:
+    /// RKE2, "Quick Start".
     pub port: u16,
     pub unit: &'static str,
     /// The configuration file of gpu-bootstrap. The agent reads the files in this directory in name order.
     pub config: &'static str,
     /// The copy of the token, for a token source that is not permanent, because the agent reads the token at each start.
     pub token: &'static str,
-    /// The kubeconfig of its kubelet, which exists after the machine has joined.
+    /// The kubeconfig of its kubelet. The agent writes it during the join, before it starts the kubelet.
     pub kubeconfig: &'static str,
 }
 
@@ -129,7 +130,7 @@ mod tests {
             "hush".to_owned(), Some(NOT_SECURE);
             "node:hush".to_owned(), Some(NOT_SECURE);
             "abcdef.0123456789abcdef".to_owned(), Some(NOT_SECURE);
-            // The agent does not verify an empty hash.
+            // If the hash is empty, the agent does not verify the server.
             "K10::node:hush".to_owned(), Some(NOT_SECURE);
             format!("K10{}::node:hush", &hash[1..]), Some(NOT_SECURE);
             format!("K10{hash}::node:"), Some(NOT_SECURE);

@@ -30,7 +30,7 @@ use crate::{
     work::{ChangeError, Hands, Reverted, Sink},
 };
 
-/// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
+/// Marker file in the state directory that exists during a join. If it exists, the files of an incomplete join are ours.
 pub(crate) const JOINING: &str = "joining";
 
 /// The kubeadm configuration in the run directory, which exists while kubeadm is running.
@@ -211,7 +211,7 @@ impl Joining for ByKubeadm<'_> {
                 ..
             } => match ca_pin {
                 Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
-                    "its certificate authority is {pin}, and the one of the settings is {}",
+                    "the digest of its CA key is {pin}, but the settings specify {}",
                     ca_cert_hashes.join(" or ")
                 )),
                 Some(_) => None,
@@ -223,7 +223,7 @@ impl Joining for ByKubeadm<'_> {
                     (Some(wanted), Some(pin)) => wanted != pin,
                     _ => wanted.server != *server,
                 };
-                differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+                differs.then(|| format!("`cluster.discovery-file` contains {}", wanted.server))
             }),
         }
     }
@@ -305,8 +305,8 @@ impl Hands {
     ) -> Result<(), ChangeError> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
-        // An interrupted attempt has left files that kubeadm rejects (the join step has checked that the machine is not a
-        // node). Files that we did not create are kept.
+        // kubeadm rejects files of an earlier join. They are from an interrupted attempt, because the join step has checked
+        // that the machine is not a node. Only remove them if the attempt was ours.
         let found = self.left_of_a_join(ignored)?;
         if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
@@ -351,7 +351,7 @@ impl Hands {
             "join-kubelet" => (self.words_of(kubelet::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
-        // The next attempt must be able to join.
+        // kubeadm would reject these files at the next attempt.
         if self.has_begun()? || (!had_authority && self.exists(tool::CA)?) {
             match self.reset(socket, sink).await {
                 Ok(()) => self.host.files.remove(&mark)?,
@@ -409,8 +409,8 @@ impl Hands {
         self.usable_token(source, wrong_token).await
     }
 
-    /// The files that kubeadm creates and whose existence it rejects, except for ignored checks. Source: kubernetes/kubernetes
-    /// 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
+    /// Returns the existing files of an earlier join that kubeadm rejects, except those of ignored checks. Source:
+    /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
     fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, ChangeError> {
         let mut found = Vec::new();
         for path in [tool::KUBELET_CONF, tool::BOOTSTRAP_CONF, tool::CA] {
@@ -424,7 +424,7 @@ impl Hands {
         Ok(found)
     }
 
-    /// Returns `true` if kubeadm has started to join and may be incomplete.
+    /// Returns `true` if kubeadm has started to join. The join may be incomplete.
     pub(crate) fn has_begun(&self) -> Result<bool, ChangeError> {
         Ok(self.exists(tool::BOOTSTRAP_CONF)? || self.exists(tool::KUBELET_CONF)?)
     }

@@ -54,17 +54,17 @@ pub(super) const ROW: MethodRow = MethodRow {
     },
 };
 
-/// The container runtime whose complete configuration it writes.
+/// The container runtime whose complete configuration `nodeadm` writes.
 const CONFIGURES: RuntimeKind = RuntimeKind::Containerd;
 
-/// Returns whether the machine joins after cloud-init has finished.
+/// Returns whether [`MAY_JOIN`] exists. Then `nodeadm` joins at each boot, after cloud-init has finished.
 pub(super) fn may_join(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     files.exists(MAY_JOIN.into())
 }
 
-/// Returns the kubelet units, one of which must be running before the nodeadm kubeconfig counts. nodeadm writes this kubeconfig
-/// long before it starts the kubelet, and so does nodeadm for hybrid nodes, which a command starts. The Canonical image contains
-/// it from the beginning, with placeholders for the server, and its kubelet is a snap.
+/// Returns the kubelet units for the nodeadm kubeconfig. The kubeconfig counts as a membership only if one of them is running,
+/// because nodeadm writes it long before it starts the kubelet. This also applies to hybrid nodes, where nodeadm is run as a
+/// command. Canonical images, where the kubelet is a snap, ship the kubeconfig with placeholders for the server.
 pub(super) fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
     match kubeconfig == KUBECONFIG {
         true => &KUBELETS,
@@ -77,7 +77,7 @@ pub(super) struct ByNodeadm;
 
 #[async_trait]
 impl Joining for ByNodeadm {
-    /// Its units are enabled in the image.
+    /// No unit, because the units of `nodeadm` are already enabled in the image.
     fn tool(&self) -> MethodTool<'_> {
         MethodTool {
             program: Some(PROGRAM),
@@ -90,8 +90,8 @@ impl Joining for ByNodeadm {
     fn missing(&self, found: &Found) -> Option<Lack> {
         (!found.has_program).then(|| Lack {
             why: format!("`{PROGRAM}` or its directory `{DROP_INS}` does not exist"),
-            hint: "use an EKS image with nodeadm, v20251023 or newer. Older ones ignore the directory, so the node would \
-                   have no labels or taints",
+            hint: "use an EKS image with nodeadm, v20251023 or newer. Older images ignore the directory, so the node \
+                   would have no labels",
         })
     }
 
@@ -104,7 +104,7 @@ impl Joining for ByNodeadm {
         Some((CONFIG, configuration(labels)))
     }
 
-    /// The taints of Karpenter and of the node group would be lost.
+    /// Taints from us would replace the taints of Karpenter and of the node group.
     fn registers_taints(&self) -> bool {
         false
     }
@@ -113,7 +113,7 @@ impl Joining for ByNodeadm {
         kubelets_of(kubeconfig)
     }
 
-    /// The cluster is only configured in its user data, which applies at each boot.
+    /// The settings do not identify the cluster: only the user data does, which nodeadm reads at each boot.
     fn another(
         &self,
         membership: &Membership,
@@ -121,7 +121,7 @@ impl Joining for ByNodeadm {
         _: Option<&kubeconfig::Cluster>,
     ) -> Option<String> {
         (membership.kubeconfig != KUBECONFIG)
-            .then(|| "the settings specify EKS, but nodeadm did not join it".to_owned())
+            .then(|| "the settings specify EKS, but nodeadm did not join the machine".to_owned())
     }
 
     fn configures(&self) -> Option<RuntimeKind> {
@@ -155,7 +155,7 @@ impl Leaving for HoldBack {
         Ok(!may_join(&*hands.host.files)?)
     }
 
-    /// Otherwise it would join at the next boot without a validation.
+    /// After an interrupted join, `nodeadm` would otherwise join at the next boot without a validation.
     async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), ChangeError> {
         if may_join(&*hands.host.files)? && !hands.unit_state(kubelet::UNIT).await?.is_active() {
             hands.hold_nodeadm_back(sink).await?;
@@ -189,8 +189,8 @@ impl Hands {
         files.write(tool::MAY_JOIN.into(), instance.as_bytes(), 0o600)?;
         let joined = self.start_nodeadm(join, sink).await;
         if joined.is_err() {
-            // Otherwise it would join at the next boot without a validation, and its kubelet would continue to run. The first
-            // error takes precedence.
+            // Otherwise `nodeadm` would join at the next boot without a validation, and its kubelet would continue to run.
+            // Return the error of the join, and report an error of this cleanup only as a note.
             if let Err(error) = self.hold_nodeadm_back(sink).await {
                 sink.note(&format!("failed to {}", one_line(&error)));
             }
@@ -212,7 +212,7 @@ impl Hands {
         nodeadm.and(kubelet).map(drop)
     }
 
-    /// Files of `nodeadm` are kept: it is part of the image, and user data writes them again at each boot.
+    /// The files of `nodeadm` are kept, because its units in the image write them again at each boot.
     pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::done(format!(

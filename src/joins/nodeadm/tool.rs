@@ -25,8 +25,8 @@ pub const PROGRAM: &str = "/usr/bin/nodeadm";
 /// Writes the configuration of the kubelet and containerd, and joins.
 pub const RUN_UNIT: &str = "nodeadm-run.service";
 
-/// The kubelet of the Canonical images for EKS, which do not contain nodeadm. Their `/etc/eks/bootstrap.sh` configures and
-/// starts it. Source: documentation.ubuntu.com/aws, "EKS snaps".
+/// The kubelet unit of the Canonical images for EKS. These images do not contain nodeadm. Instead, their
+/// `/etc/eks/bootstrap.sh` configures and starts the kubelet. Source: documentation.ubuntu.com/aws, "EKS snaps".
 pub const SNAP_UNIT: &str = "snap.kubelet-eks.daemon.service";
 
 /// Exists after the machine is validated. User data makes it a condition of [`RUN_UNIT`] at each boot. It contains the instance
@@ -36,7 +36,7 @@ pub const MAY_JOIN: &str = "/var/lib/gpu-bootstrap/may-join";
 /// The file in which cloud-init stores the instance ID. Source: cloud-init documentation, "Cloud-init directory layout".
 pub const INSTANCE_ID: &str = "/var/lib/cloud/data/instance-id";
 
-/// The kubeconfig of its kubelet. It is written long before the kubelet starts.
+/// The kubeconfig that nodeadm writes, long before it starts the kubelet.
 pub const KUBECONFIG: &str = "/var/lib/kubelet/kubeconfig";
 
 /// The units of kubelets that use [`KUBECONFIG`].
@@ -45,7 +45,7 @@ pub const KUBELETS: [&str; 2] = [kubelet::UNIT, SNAP_UNIT];
 /// The directory for partial configurations, which exists in the image.
 pub const DROP_INS: &str = "/etc/eks/nodeadm.d";
 
-/// The configuration file of gpu-bootstrap.
+/// The partial nodeadm configuration that gpu-bootstrap writes.
 pub const CONFIG: &str = "/etc/eks/nodeadm.d/50-gpu-bootstrap.yaml";
 
 /// Returns the configuration as JSON, which is also valid YAML.

@@ -293,7 +293,7 @@ async fn unavailable_service_is_retried_within_a_limit() {
     // Use the tcpmux port, because a free port could be taken by another test.
     let nobody = "http://127.0.0.1:1".to_owned();
     for source in [AWS, GCP, AZURE] {
-        // Neither the metadata service nor (in the second case) the secret store.
+        // First, neither the metadata service nor the secret store responds. Then only the secret store does not respond.
         for (identity, services) in [
             (nobody.clone(), nobody.clone()),
             (serve(metadata), nobody.clone()),
@@ -305,7 +305,7 @@ async fn unavailable_service_is_retried_within_a_limit() {
             assert_eq!(slept.len(), 2, "{slept:?}");
         }
     }
-    // Azure's service returns this while it is updated.
+    // The Azure metadata service returns 410 while it is updated.
     let cloud = Cloud::new(None);
     let updated = cloud.token(AZURE, &serve(|_| no(410)), &nobody).await;
     assert!(updated.is_err_and(|error| error.is_retryable()));

@@ -14,8 +14,8 @@ use crate::{
 /// Maximum message length in characters, because `kubectl describe node` shows the message on one line.
 const LONGEST: usize = 250;
 
-/// Whether a finding is about the cluster and not about the GPUs. The GPU condition ignores these findings, because CNI pods
-/// may wait for this condition, and the node becomes Ready only after they have started.
+/// Whether a finding is not about the GPUs, but about the cluster or `check` itself. The GPU condition ignores these findings:
+/// CNI pods may wait for this condition, and the node becomes Ready only after they have started.
 fn of_cluster(id: &Id) -> bool {
     ["k8s.", "cluster.", "check."]
         .iter()
@@ -40,7 +40,7 @@ pub fn condition(
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());
-    // The GPUs are usable if only cluster findings failed and no other finding is unknown.
+    // The GPUs are usable if only findings of `of_cluster` failed and no other finding is unknown.
     let of_cluster_alone = (report.findings.iter())
         .any(|finding| of_cluster(&finding.id) && is_selected(finding))
         && !own.iter().any(|finding| finding.status == Verdict::Unknown);
@@ -132,7 +132,7 @@ mod tests {
         for (exit, findings, expected) in rows! {
             Exit::Ok, &[pass][..], ("True", "GPUsReady");
             Exit::Ok, &[pass, ("mem.remap.pending", Warn)], ("True", "GPUsReady");
-            // CNI pods wait until this condition removes the taint.
+            // CNI pods may wait until a controller removes the taint because of this condition.
             Exit::Drift, &[pass, ("k8s.ready", Fail)], ("True", "GPUsReady");
             // An unknown finding keeps the condition unknown, even if only cluster findings failed.
             Exit::Drift, &[("driver.module", Unknown), ("k8s.ready", Fail)],

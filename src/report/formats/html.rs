@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, by_layer, entities, line, values, verdict_of};
+use super::{Alarm, by_layer, causes_first, entities, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -8,6 +8,7 @@ use crate::{
     model::{
         findings::{Kind, Layer},
         pci::PciAddress,
+        text::counted,
     },
     report::{
         document::{MachineSummary, TOOL, Verdicts},
@@ -41,10 +42,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     if let Some(cause) = alarm.causes(&report.findings).first() {
         writeln!(to, "<p>{}</p>", escaped(&cause.why))?;
     }
-    let gpus = match machine.gpus {
-        1 => "1 GPU".to_owned(),
-        more => format!("{more} GPUs"),
-    };
+    let gpus = counted(machine.gpus, "GPU");
     let about: Vec<String> = [
         machine.os,
         machine.kernel,
@@ -76,7 +74,7 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     to.flush()
 }
 
-/// The PCI devices. A device is broken if a failed finding contains its address.
+/// The PCI devices. A device is marked if a failed finding or a warning contains its address.
 fn devices(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
     let named_by = |address: &str, verdict: Verdict| {
         (report.findings.iter())
@@ -172,6 +170,7 @@ fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
 
 fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "<section>\n<h2>Findings</h2>")?;
+    let findings = causes_first(findings);
     for verdict in [
         Verdict::Fail,
         Verdict::Warn,
@@ -186,7 +185,7 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     writeln!(to, "</section>")
 }
 
-/// A finding. Problems are expanded, because the user should read them.
+/// Writes a finding. Problems are expanded, except failures that another finding caused.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     let class = word(finding.status);
     let kind = finding.kind().map_or(class, Kind::name);
@@ -230,7 +229,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
 fn escaped(text: &str) -> String {
     let text = entities(&line(text));
     let parts: Vec<&str> = text.split('`').collect();
-    // An unpaired backquote is literal.
+    // If a backquote is unpaired, all backquotes are literal.
     if parts.len().is_multiple_of(2) {
         return text;
     }

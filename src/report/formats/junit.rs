@@ -50,7 +50,7 @@ fn status(finding: &Finding) -> TestCaseStatus {
     status
 }
 
-/// The other fields, one per line.
+/// The root cause and the values of a finding, one per line.
 fn details(finding: &Finding) -> String {
     let because = finding.because.as_ref().map(|id| ("cause", id.as_str()));
     (because.into_iter().chain(values(finding)))

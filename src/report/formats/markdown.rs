@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, line, values, verdict_of};
+use super::{Alarm, causes_first, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -50,7 +50,7 @@ pub fn markdown(
         ("Unknown", |one| one.status == Verdict::Unknown),
     ];
     for (title, belongs) in sections {
-        let mut findings = (report.findings.iter())
+        let mut findings = (causes_first(&report.findings).into_iter())
             .filter(|finding| belongs(finding))
             .peekable();
         if findings.peek().is_some() {
@@ -78,7 +78,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     }
     for (name, value) in values(finding) {
         match name {
-            // A command is copied unchanged.
+            // Users copy the command, so do not escape it.
             "command" => writeln!(to, "\n```sh\n{}\n```\n", line(value))?,
             "kind" => {}
             _ => writeln!(to, "- {name}: {}", escaped(value))?,
@@ -95,7 +95,7 @@ fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     let mut in_code = false;
     let text = line(text);
-    // An unpaired backquote would start a code span.
+    // If a backquote is unpaired, escape all of them, because it would start a code span.
     let codes = text.matches('`').count().is_multiple_of(2);
     for c in text.chars() {
         if c == '`' && codes {

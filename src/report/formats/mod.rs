@@ -36,12 +36,12 @@ enum Alarm {
     Fine,
     Warning,
     Critical,
-    /// At least one finding is unknown.
+    /// No finding is a failure or a warning, but `check` does not exit with 0, because not everything could be examined.
     Unknown,
 }
 
 impl Alarm {
-    /// Returns the most severe level. Unknown is less severe than a warning, as in similar plugins (`gcm`,
+    /// Returns the level of the most severe finding. Unknown is less severe than a warning, as in similar plugins (`gcm`,
     /// `health_checks/types.py`).
     fn of(report: &RunReport) -> Self {
         let any = |verdict| (report.findings.iter()).any(|finding| finding.status == verdict);
@@ -56,7 +56,7 @@ impl Alarm {
         }
     }
 
-    /// Returns the root causes whose verdict determines the alarm level.
+    /// Returns the findings with the verdict of this level, except those with another finding as root cause.
     fn causes(self, findings: &[Finding]) -> Vec<&Finding> {
         let wanted = match self {
             Self::Fine => return Vec::new(),
@@ -88,20 +88,27 @@ fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)
         .filter(|(_, findings)| !findings.is_empty())
 }
 
-/// The fields of a finding except the reason.
+/// The findings, root causes before their consequences.
+fn causes_first(findings: &[Finding]) -> Vec<&Finding> {
+    let mut sorted: Vec<&Finding> = findings.iter().collect();
+    sorted.sort_by_key(|finding| finding.because.is_some());
+    sorted
+}
+
+/// The kind and the optional values of a finding, with their names.
 fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
     [
         ("kind", finding.kind().map(Kind::name)),
         ("observed", finding.observed.as_deref()),
         ("expected", finding.expected.as_deref()),
         ("command", finding.command.as_deref()),
-        ("remedy", finding.remedy.as_deref()),
+        ("remedy", finding.remedy_text()),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))
 }
 
-/// Joins text to one line and removes control characters.
+/// Joins text to one line. Control characters and white space become single spaces.
 fn line(text: &str) -> String {
     let words = text.split(|c: char| is_control(c) || c.is_whitespace());
     words

@@ -6,8 +6,9 @@ use crate::{
     report::document::Verdicts,
 };
 
-/// Writes the result as a plugin for Nagios, Icinga and Sensu (Monitoring Plugins Development Guidelines). The first line has
-/// the state, the root cause, and the counts as performance data. The other causes follow. The exit status is 0, 1, 2 or 3.
+/// Writes the result in the format of plugins for Nagios, Icinga and Sensu (Monitoring Plugins Development Guidelines). The
+/// first line has the state, the root cause, and the counts as performance data. The other causes and the remedies follow. The
+/// exit status is 0, 1, 2 or 3.
 ///
 /// # Errors
 /// An error of the writer.
@@ -24,6 +25,7 @@ pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     let first = match causes.first() {
         Some(finding) => told(finding),
         None if alarm == Alarm::Unknown => "not everything could be examined".to_owned(),
+        None if count.pass == 1 => "1 finding passes".to_owned(),
         None => format!("{} findings pass", count.pass),
     };
     writeln!(
@@ -66,7 +68,7 @@ fn told(finding: &Finding) -> String {
     format!("{kind} {}: {}", finding.id, plain(&finding.why))
 }
 
-/// Replaces the vertical bar, which starts the performance data.
+/// Joins text to one line and replaces vertical bars, because a vertical bar starts the performance data.
 fn plain(text: &str) -> String {
     line(text).replace('|', "/")
 }

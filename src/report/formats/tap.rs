@@ -40,7 +40,7 @@ pub fn tap(to: &mut dyn Write, report: &RunReport) -> io::Result<()> {
     to.flush()
 }
 
-/// `#` begins a directive.
+/// Escapes `#`, which starts a directive, and backslashes.
 fn escaped(text: &str) -> String {
     line(text).replace('\\', "\\\\").replace('#', "\\#")
 }

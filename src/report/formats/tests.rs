@@ -1,6 +1,6 @@
 use insta::assert_snapshot;
 
-use super::{junit, markdown, nagios, npd, prometheus, tap};
+use super::{html, junit, markdown, nagios, npd, prometheus, tap};
 use crate::{
     check::{Finding, Verdict},
     engine::{Mode, RunReport},
@@ -114,7 +114,7 @@ fn plugin_status_is_the_worst_verdict() {
         // With `--fail-on warn`.
         (one(Verdict::Warn, Exit::Drift), 1, 1),
         (one(Verdict::Fail, Exit::Drift), 2, 1),
-        // An unknown finding counts only if it changes the exit status of the audit.
+        // An unknown finding counts only if it changes the exit status of `check`.
         (one(Verdict::Unknown, Exit::Ok), 0, 0),
         (one(Verdict::Unknown, Exit::Drift), 3, 2),
         (broken(), 2, 1),
@@ -123,5 +123,53 @@ fn plugin_status_is_the_worst_verdict() {
         let nagios = nagios(&mut text, &report).unwrap();
         assert_eq!(nagios, Exit::Plugin(of_nagios), "{report:?}");
         assert_eq!(npd(&mut text, &report).unwrap(), Exit::Plugin(of_npd));
+    }
+}
+
+#[test]
+fn remedy_that_only_repeats_the_command_is_omitted() {
+    let command = "systemctl restart containerd";
+    let finding = Finding {
+        command: Some(command.to_owned()),
+        remedy: Some(format!("run `{command}`")),
+        ..Finding::new(
+            Id::new("rt.containerd.files"),
+            Verdict::Fail,
+            "a file is invalid",
+        )
+    };
+    let report = report(Exit::Drift, vec![finding]);
+    for text in [
+        text(|to| junit(to, &report).unwrap()),
+        text(|to| tap(to, &report).unwrap()),
+        text(|to| markdown(to, &report, &machine()).unwrap()),
+    ] {
+        assert_eq!(text.matches(command).count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn nagios_counts_one_finding() {
+    let pass = Finding::new(Id::new("kernel.release"), Verdict::Pass, "it runs");
+    let report = report(Exit::Ok, vec![pass]);
+    let text = text(|to| _ = nagios(to, &report).unwrap());
+    assert!(text.starts_with("GPU OK - 1 finding passes | "), "{text}");
+}
+
+#[test]
+fn root_cause_precedes_its_consequences() {
+    let caused = Finding {
+        because: Some(Id::new("log.sxid")),
+        ..Finding::new(Id::new("log.xid"), Verdict::Fail, "the consequence")
+    };
+    let root = Finding::new(Id::new("log.sxid"), Verdict::Fail, "the cause");
+    let report = report(Exit::Drift, vec![caused, root]);
+    let facts = crate::steps::fixtures::facts();
+    for text in [
+        text(|to| markdown(to, &report, &machine()).unwrap()),
+        text(|to| html(to, &report, &facts).unwrap()),
+    ] {
+        let at = |words| text.rfind(words).unwrap();
+        assert!(at("the cause") < at("the consequence"), "{text}");
     }
 }

@@ -18,19 +18,19 @@ use crate::{
     },
 };
 
-/// The width of the verdict column with its gap. The longest verdict is `unknown`.
+/// The width of the verdict column with its gap. The longest verdict is `unknown`. `difference` is longer than the column.
 const TEXT: usize = 9;
 
 /// The indentation of the details of a problem.
 const DETAIL: usize = 2;
 
-/// The label of findings with the same root cause.
+/// The label before the findings that a root cause has caused.
 const AFFECTED: &str = "also affected:";
 
-/// The finding about the desired state of the machine.
+/// The finding that shows whether a desired state exists for this machine.
 const RESOLVABLE: &str = "config.resolvable";
 
-/// The families of findings about hardware and the running driver.
+/// ID prefixes of findings about hardware and the running driver.
 const ACUTE: [&str; 5] = ["log.", "gpu.", "mem.", "nvl.", "pci."];
 
 /// The finding about the owner of the driver.
@@ -40,13 +40,13 @@ fn is_resolvable(finding: &Finding) -> bool {
     finding.id.as_str() == RESOLVABLE
 }
 
-/// Whether it is a warning about hardware or the running driver that needs an action.
+/// Whether a finding is a warning about hardware or the running driver that needs an action on the machine.
 fn is_acute(finding: &Finding) -> bool {
     let is_of_fault = findings::row(&finding.id).is_some_and(|row| row.kind == Kind::Fault)
         && ACUTE
             .iter()
             .any(|family| finding.id.as_str().starts_with(family));
-    // A program or a setting has to change, and not the machine.
+    // These remedies need no action, or only change a program or a setting.
     let is_minor = |class| {
         matches!(
             class,
@@ -67,14 +67,14 @@ struct Sorted<'r> {
     differences: Vec<&'r Finding>,
     /// Differences that are not evaluated.
     aside: Vec<&'r Finding>,
-    /// Problems with a root cause on this page.
+    /// Problems that another finding has caused.
     folded: Vec<&'r Finding>,
     /// Steps of an image that its first boot finishes.
     at_boot: Vec<&'r Finding>,
     unknown: Vec<&'r Finding>,
     /// No problem, or not applicable.
     rest: Vec<&'r Finding>,
-    /// Steps that `install` would change.
+    /// The number of steps that `install` would change.
     changes: usize,
 }
 
@@ -85,7 +85,7 @@ impl<'r> Sorted<'r> {
             let step = report.steps.iter().find(|step| step.id == finding.id);
             let outcome = step.map(|step| step.outcome);
             let kind = finding.kind();
-            // A step with a warning would only repeat its validation, which is not a change.
+            // A step with a warning would only repeat its validation. Do not count this as a change.
             sorted.changes += usize::from(
                 outcome == Some(Outcome::WouldChange)
                     && !matches!(finding.status, Verdict::Pass | Verdict::Warn),
@@ -102,8 +102,8 @@ impl<'r> Sorted<'r> {
             };
             list.push(finding);
         }
-        // Failures first, then warnings about the hardware and the running driver, then those about other parts, then versions
-        // and sources.
+        // Failures first, then acute warnings, then other warnings that need an action, then those that need an update or no
+        // action.
         let rank = |finding: &&Finding| match finding.status {
             Verdict::Fail => 0,
             _ if is_acute(finding) => 1,
@@ -117,13 +117,14 @@ impl<'r> Sorted<'r> {
         sorted
     }
 
-    /// The findings with this root cause.
+    /// The findings that this root cause has caused.
     fn under(&self, root: &Finding) -> Vec<&'r Finding> {
         let caused = |finding: &&&Finding| finding.because.as_ref() == Some(&root.id);
         self.folded.iter().filter(caused).copied().collect()
     }
 
-    /// The root cause of the page: a fault, an acute risk, or a difference that blocks `install`.
+    /// The root cause of the page: a fault, a failed risk, an acute risk if there are also differences, or a failed difference
+    /// that `install` does not fix.
     fn root(&self) -> Option<&'r Finding> {
         let risk = self.risks.first().copied();
         let is_alone = self.differences.is_empty() && self.aside.is_empty();
@@ -134,7 +135,7 @@ impl<'r> Sorted<'r> {
         self.faults.first().copied().or(risk).or(blocked)
     }
 
-    /// The next command, from the remedy of the root cause.
+    /// The next command: the command of the root cause, or without a root cause, of the first difference.
     fn next(&self) -> Option<&'r str> {
         match self.root() {
             Some(root) => root.command.as_deref(),
@@ -165,7 +166,7 @@ impl<'r> Headline<'r> {
         }
     }
 
-    /// The cause of a finding, never truncated.
+    /// Creates a headline from the clauses of a reason that fit. The first clause is never truncated.
     fn of(ink: Ink, head: &str, finding: &'r Finding, style: Style) -> Self {
         let (text, whole) = match &finding.brief {
             Some(brief) if !style.fits(head, &finding.why) => (style.clauses(head, brief).0, false),
@@ -249,7 +250,7 @@ fn headline<'r>(
         return Headline::of(Ink::Faint, "", finding, style);
     }
     let good = match whole {
-        // A part of the findings is not a verdict about the node.
+        // Selected findings give no verdict about the node.
         false if count.pass == 1 => "1 finding passes".to_owned(),
         false => format!("{} findings pass", count.pass),
         true if drives_gpus(report) => match sorted.aside.is_empty() && is_configured(report) {
@@ -289,7 +290,7 @@ fn headline<'r>(
     }
 }
 
-/// Whether the driver was examined and works: something in its layer or in a layer above passes.
+/// Whether the driver was examined and works: a finding about its binding, the driver, the fabric or a runtime passes.
 fn drives_gpus(report: &RunReport) -> bool {
     (report.findings.iter()).any(|finding| {
         finding.status == Verdict::Pass
@@ -362,7 +363,7 @@ pub fn check(
     to.flush()
 }
 
-/// The counts, and how much of the list could be examined.
+/// The counts by kind and verdict, and the number of examined findings.
 fn examined_sentence(count: Verdicts) -> String {
     let all = count.pass + count.warn + count.fail + count.skip + count.unknown;
     let seen = all - count.skip - count.unknown;
@@ -370,7 +371,7 @@ fn examined_sentence(count: Verdicts) -> String {
     format!("{}; {seen} of {all} examined", counts.sentence())
 }
 
-/// One line about the differences that were not evaluated.
+/// Writes one line about the differences that were not evaluated.
 fn aside(
     to: &mut dyn Write,
     report: &RunReport,
@@ -474,12 +475,16 @@ fn one_line(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<(
     };
     let head = format!("{name:<TEXT$}");
     let id = format!(" ({})", finding.id);
-    let text = style.clause(&format!("{head}{id}"), &finding.why);
+    let around = format!("{head}{id}");
+    let text = match &finding.brief {
+        Some(brief) if !style.fits_line(&around, &finding.why) => style.clause(&around, brief),
+        _ => style.clause(&around, &finding.why),
+    };
     let painted = style.paint(Ink::Doubt, &head);
     writeln!(to, "{painted}{text}{}", style.paint(Ink::Faint, &id))
 }
 
-/// The title, the values and the remedy of a problem whose reason was already shown, or is shown now.
+/// Writes the title, the values and the remedy of a problem, and its reason unless the headline contains it.
 fn details(to: &mut dyn Write, finding: &Finding, with_why: bool, style: Style) -> io::Result<()> {
     let gap = " ".repeat(DETAIL);
     let title = style.titled(&finding.title, finding.id.as_str());
@@ -495,7 +500,7 @@ fn affected(to: &mut dyn Write, findings: &[&Finding], style: Style) -> io::Resu
     listed(to, &head, findings, style)
 }
 
-/// Findings by title only.
+/// Writes the titles of findings after `head`.
 fn listed(to: &mut dyn Write, head: &str, findings: &[&Finding], style: Style) -> io::Result<()> {
     let titles: Vec<&str> = findings
         .iter()
@@ -513,7 +518,7 @@ fn values(to: &mut dyn Write, finding: &Finding, gap: &str, style: Style) -> io:
         ("observed", &finding.observed),
         ("expected", &finding.expected),
     ] {
-        // The reason often contains the value already, and the title the expected one.
+        // Skip a value that the reason contains, and an expected value that the title contains.
         let is_shown = |value: &&String| {
             let title = finding.title.to_lowercase();
             finding.why.contains(*value)
@@ -524,19 +529,15 @@ fn values(to: &mut dyn Write, finding: &Finding, gap: &str, style: Style) -> io:
             writeln!(to, "{}", style.hanging(&format!("{gap}{label} "), value))?;
         }
     }
-    // The command has its own line.
-    let is_command = |remedy: &&String| {
-        let command = finding.command.as_deref().unwrap_or_default();
-        remedy.as_str() == format!("run `{command}`")
-    };
-    if let Some(remedy) = finding.remedy.as_ref().filter(|one| !is_command(one)) {
+    // Skip a remedy that only repeats the command, because the command is on a separate line.
+    if let Some(remedy) = finding.remedy_text() {
         let label = style.paint(Ink::Hint, "remedy:");
         writeln!(to, "{}", style.hanging(&format!("{gap}{label} "), remedy))?;
     }
     Ok(())
 }
 
-/// A finding of `-v`.
+/// Writes a finding for `-v`.
 fn row(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()> {
     let name = match finding.status {
         Verdict::Fail | Verdict::Warn => finding.kind().map_or("fail", Kind::name),

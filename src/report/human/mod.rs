@@ -17,7 +17,7 @@ pub use run::{run, troubles};
 use super::{Style, style::Ink};
 use crate::event::Summary;
 
-/// The outcomes, counted, as text.
+/// The number of steps with each outcome, as text.
 pub(super) fn outcomes(summary: &Summary, style: Style) -> String {
     let parts = [
         (summary.changed, "changed", Ink::Good),

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The number of diff lines without `-v`.
+/// The maximum number of diff lines without `-v`. If there is only one more line, it is also shown.
 const LINES: usize = 12;
 
 /// Writes the result of `plan`: the changes with reasons and diffs, then the command that applies them.
@@ -153,7 +153,8 @@ fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Resul
     Ok(!all)
 }
 
-/// Removes the header of a file that the summary contains, and the position in a new file.
+/// Shortens a diff line. Returns `None` for a `---` line, a `+++` line whose path is in the summary, and the position in a new
+/// file.
 fn readable(line: &str, summary: &str) -> Option<String> {
     if line.starts_with("--- ") || line.starts_with("@@ -0,0 ") {
         return None;

@@ -1,4 +1,4 @@
-//! The result of `install` and `uninstall`. Progress is reported during the run.
+//! The result of `install` and `uninstall`. The views of the events (`plain.rs`, `terminal.rs`) report the progress.
 
 use std::io::{self, Write};
 
@@ -80,7 +80,7 @@ fn verdict(report: &RunReport) -> (Ink, String) {
         Exit::Blocked if summary.changed == 0 => {
             (Ink::Bad, "blocked: nothing was changed".to_owned())
         }
-        Exit::Blocked => (Ink::Bad, format!("blocked: {changed} before")),
+        Exit::Blocked => (Ink::Bad, format!("blocked after {changed}")),
         exit => match report
             .steps
             .iter()
@@ -127,7 +127,7 @@ fn done(changed: &str, summary: &Summary) -> String {
 }
 
 /// The problems of an unsuccessful `install` or `uninstall`: each failure with its causes
-/// and its hint, and a required reboot. These are messages, not data.
+/// and its hint, and a required reboot. For standard error.
 ///
 /// # Errors
 /// An error of the writer.
@@ -140,7 +140,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         }
         writeln!(to)?;
         told.push(step);
-        // A failed transaction fails all of its steps, but is reported once.
+        // A failed transaction fails all of its steps with the same error. Report the error once, with all titles.
         let titles: Vec<String> = report
             .steps
             .iter()
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_result_repeats_its_command() {
+    fn partial_result_ends_with_the_next_command() {
         for (mode, verdict, next) in rows! {
             Mode::Install,
                 "ready: nothing to change; 1 thing not reverted (no longer configured)\n",

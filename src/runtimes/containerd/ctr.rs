@@ -12,7 +12,7 @@ pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
 /// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only with an option.
 pub const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The default registry, and the directory of its official images, like in Docker.
+/// The default registry, as in Docker.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// Returns an image name in the form that containerd requires, with registry and tag. Docker adds them itself.
@@ -43,7 +43,7 @@ pub fn plugins() -> Query {
     Query::new("ctr", ["plugins", "list"])
 }
 
-/// Returns the status of the plugin that serves the kubelet, from the output of [`plugins`]. `None` if the plugin is missing.
+/// Returns the status of the CRI plugin from the output of [`plugins`], or `None` if the plugin is missing.
 #[must_use]
 pub fn cri_status(text: &str) -> Option<&str> {
     text.lines().find_map(|line| {
@@ -72,15 +72,15 @@ pub fn containers(namespace: &str) -> Query {
     Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
 }
 
-/// Lists the running tasks in a namespace.
+/// Lists the tasks (container processes) in a namespace, including stopped ones.
 #[must_use]
 pub fn tasks(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "tasks", "list"])
 }
 
-/// Returns the running containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`. Source:
-/// containerd, `cmd/ctr/commands/tasks/list.go`.
+/// Returns the running and paused containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`.
+/// Source: containerd, `cmd/ctr/commands/tasks/list.go`.
 #[must_use]
 pub fn parse_running(text: &str) -> Vec<String> {
     text.lines()
@@ -93,7 +93,7 @@ pub fn parse_running(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Kills the processes of a container. The exit status is not 0 if none is running.
+/// Kills the processes of a container. Fails if the container has no task.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);

@@ -6,8 +6,8 @@
 //! NVIDIA/gpu-operator issue 2646 (an imported file may not have a higher version than the root file); containerd/containerd
 //! issue 5237 (before 2.0, a file without `version` has version 1, in which plugins have short names); containerd,
 //! `RELEASES.md`, "Deprecated features" (runtime types that were removed in 2.0), and `plugins/cri/runtime/plugin.go`,
-//! `configMigration` (the older table is read only in files with an older version than containerd's own); containerd/containerd
-//! issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0 (pods have type
+//! `configMigration` (the older table is read only in files with a version older than the newest one that containerd reads);
+//! containerd/containerd issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0 (pods have type
 //! `io.containerd.runtime.v1.linux` by default only before 1.3); containerd 1.7, `services/server/config/config.go`
 //! (`ValidateV2`), 2.x, `cmd/containerd/server/config/config.go` (`ValidateVersion`), NVIDIA/nvidia-container-toolkit issue 410
 //! (version 1 plugin names in version 2 files).
@@ -32,7 +32,7 @@ pub struct ConfigFault {
     pub why: String,
     /// The remedy.
     pub remedy: String,
-    /// Whether the daemon does not start. Otherwise containers of one runtime do not start.
+    /// Whether the daemon or its CRI plugin does not start. Otherwise the error affects only containers of one runtime.
     pub refused: bool,
 }
 
@@ -194,7 +194,7 @@ pub fn faults(
             });
         }
     }
-    // The table of a plugin in a later file replaces the tables in earlier files.
+    // Before 2.1, the table of a plugin in a later file replaces the tables in earlier files.
     for file in &parsed {
         for name in file
             .plugin()
@@ -315,7 +315,8 @@ pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> 
         .collect()
 }
 
-/// Compares the versions of the files with containerd and with each other.
+/// Finds a file version that is invalid, that containerd does not support, or that does not fit the other files or the plugin
+/// names.
 fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let root = files.first()?;
     let odd =
@@ -394,8 +395,8 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
     short_name(files, version).or_else(|| old_table(files, version))
 }
 
-/// Finds a version 1 plugin name in files of a later version. containerd 1.x checks the merged files including tables. 2.0 and
-/// newer check each file, but only lists.
+/// Finds a version 1 plugin name in files of a later version. containerd 1.x merges the files, then checks the lists and the
+/// names of the plugin tables. 2.0 and newer check each file, but only its lists.
 fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     const LISTS: [&str; 2] = ["disabled_plugins", "required_plugins"];
     let together = version.is_some_and(|version| version < Version(2, 0));
@@ -453,7 +454,8 @@ fn in_version(path: &Utf8Path, from: i64, to: i64) -> String {
     )
 }
 
-/// Finds a runtime in the version 2 table, in a file with containerd's own version, which uses another table.
+/// Finds a runtime that is only in the version 2 plugin table, in a file with the newest version that containerd reads. In such
+/// a file, containerd reads runtimes only from the newer table.
 fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let version = version.filter(|version| *version >= Version(2, 0))?;
     let [old, new] = PLUGINS;
@@ -604,7 +606,8 @@ fn no_default(
         Some((name, path)) => (name, path.to_owned()),
         None => {
             let (_, first) = runtimes.first_key_value()?;
-            // Only a containerd version that forgets runc can lack it.
+            // The default is runc if no file sets another one. It can be missing only before 2.0, where configured runtimes
+            // replace the built-in runc.
             version.filter(|version| version.forgets_runc())?;
             (BUILT_IN.to_owned(), first.path.to_owned())
         }
@@ -819,7 +822,7 @@ mod tests {
                 fault.remedy
             );
         }
-        // Since 2.3, version 3 files are older files. A runtime in both tables exists.
+        // Since 2.3, version 3 is an older version, so both tables are read. A runtime that is in both tables has an effect.
         let twice = format!(
             "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
             new(3, "nvidia", TYPE)
@@ -925,7 +928,7 @@ mod tests {
     }
 
     #[test]
-    fn later_table_replaces_the_table_before_2_1() {
+    fn before_2_1_later_table_replaces_earlier_table() {
         let root = old("nvidia", TYPE);
         let later = old("runc", TYPE);
         let files = [file(ROOT, &root), file(DROP_IN, &later)];

@@ -14,16 +14,16 @@ use crate::{
 /// The root configuration file.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
-/// The directory of its configuration.
+/// The configuration directory of containerd.
 pub(super) const DIRECTORY: &str = "/etc/containerd";
 
-/// Reads the root file, even if it does not exist, and the imported files in import order. It stops after a file that is not
-/// TOML.
+/// Reads the root file and the imported files in import order, up to the first file that is not TOML. The result always
+/// contains the root file, without a text if it does not exist.
 pub(super) fn read(
     files: &dyn ReadFiles,
     version: Option<Version>,
 ) -> Result<(Vec<ConfigFile>, Option<Broken>), FilesError> {
-    // 1.6 resolves them relative to its working directory (seen with 1.6.20, not with 1.7.24).
+    // containerd 1.6 resolves relative patterns in its working directory (seen with 1.6.20, not with 1.7.24).
     let relative_patterns = version.is_none_or(|version| version >= Version(1, 7));
     let mut found = vec![ConfigFile {
         path: CONFIG.into(),
@@ -80,7 +80,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
             config = more;
             continue;
         }
-        // Lists are merged.
+        // `disabled_plugins` lists are merged.
         config.enabled &= more.enabled;
         if more.has_plugin && !merges {
             let (enabled, version) = (config.enabled, config.version);
@@ -99,7 +99,7 @@ pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfi
     config
 }
 
-/// Returns files that are not read: `*.toml` in subdirectories of the configuration directory.
+/// Returns the `*.toml` files in subdirectories of the configuration directory that containerd does not read.
 pub(super) fn strays(
     files: &dyn ReadFiles,
     read: &[ConfigFile],

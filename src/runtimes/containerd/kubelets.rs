@@ -5,11 +5,11 @@
 
 use crate::tools::kubernetes::skew::series;
 
-/// The minimum containerd version for kubelets since this minor version of Kubernetes.
+/// Minor versions of Kubernetes, each with the minimum containerd version for its kubelet and newer ones.
 const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (DROPS_1, (2, 0))];
 
 /// The minor version of Kubernetes that drops containerd 1.x. It was announced for 1.36 and deferred twice (KEP-4033,
-/// kubernetes/enhancements#6087). A note is shown since the announced version.
+/// kubernetes/enhancements#6087). A note is shown from 1.36 on.
 const DROPS_1: u64 = 38;
 const ANNOUNCED: u64 = 36;
 
@@ -31,18 +31,19 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
         .find(|(since, _)| minor >= *since)?;
     (found < (first, second)).then(|| {
         format!(
-            "containerd is {containerd}, but kubelet 1.{since} and newer ({kubelet} here) requires at least {first}.{second}"
+            "containerd is {containerd}, but kubelet {kubelet} requires at least {first}.{second}, like all kubelets since 1.{since}"
         )
     })
 }
 
-/// Returns the reason if a kubelet is not tested with a containerd version, although it starts.
+/// Returns the reason for a note: the kubelet starts with this containerd version, but is not tested with it, or a later
+/// kubelet will require a newer containerd.
 #[must_use]
 pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {
         return Some(format!(
-            "containerd is {containerd}, but kubelet 1.{DROPS_1} and newer ({kubelet} here) will require at least 2.0"
+            "containerd is {containerd}, which is supported by kubelet {kubelet}, but not by 1.{DROPS_1} and newer, which will require at least 2.0"
         ));
     }
     let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;
@@ -76,7 +77,7 @@ mod tests {
         let why = with_containerd("1.38.*", "1.7.28").unwrap_or_default();
         assert!(why.contains("at least 2.0"), "{why}");
         assert_eq!(with_containerd("1.38.*", "2.0.1"), None);
-        // Upstream has deferred it twice. Until then, only a note is shown.
+        // Kubernetes 1.38 drops containerd 1.x. For older versions, only a note is shown.
         for kubelet in ["1.36.*", "1.37.2"] {
             assert_eq!(with_containerd(kubelet, "1.7.28"), None);
             let why = untested_containerd(kubelet, "1.7.28").unwrap_or_default();

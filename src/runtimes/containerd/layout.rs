@@ -25,7 +25,8 @@ pub struct ContainerdRuntime<'a> {
     pub cdi: bool,
     /// Whether systemd is the cgroup driver of its containers. `None` keeps the existing setting.
     pub systemd_cgroup: Option<bool>,
-    /// Whether systemd must also be the cgroup driver of runc containers, because a kubelet will require it.
+    /// Whether a kubelet will use containerd. It requires systemd as the cgroup driver also of runc containers, and the default
+    /// CNI plugin directory.
     pub for_kubelet: bool,
 }
 
@@ -60,7 +61,8 @@ impl Version {
 /// The containerd runtime type of runc and of its replacements.
 const RUNC: &str = "io.containerd.runc.v2";
 
-/// Runtime keys that specify its program in another way.
+/// Keys that are not copied from the runc entry: other ways to set the program, and the directory of the state of runc
+/// (`runtime_root`).
 const PROGRAMS: [&str; 3] = ["runtime_path", "runtime_engine", "runtime_root"];
 
 /// The default CNI plugin directory of containerd, which the Kubernetes packages and network add-ons use. Pods do not start
@@ -132,7 +134,8 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Whether the file has the same meaning in each format version, because it does not contain plugin names.
+/// Whether the file has the same meaning in each format version: it has no imports, and no plugin names except the CRI plugin
+/// in `disabled_plugins`, which is removed.
 fn is_of_each_version(document: &Document) -> bool {
     let get = |key: &str| document.get(&[key.to_owned()]);
     ["plugins", "required_plugins", "imports"]
@@ -323,8 +326,8 @@ fn set(key: &[&str], value: Value) -> Setting {
     }
 }
 
-/// Returns the entry of the runtime: the settings of runc, because an administrator's choices apply to all containers, with
-/// another program. Existing keys of the entry are kept.
+/// Returns the entry of the runtime. Other keys of an existing entry are kept. A new entry has the settings of runc, because an
+/// administrator's choices apply to all containers, but another program.
 fn entry(files: &[Parsed<'_>], at: usize, runtime: &ContainerdRuntime<'_>) -> Value {
     let file = &files[at];
     let object = |name: &str| {

@@ -1,4 +1,4 @@
-//! containerd: its printed configuration, and its client.
+//! containerd: its configuration as printed by `containerd config dump`, and its client `ctr`.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub fn config_dump() -> Query {
 /// IDs of the plugin with the CRI runtimes: configuration version 2, then 3 and newer.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// The ID of this plugin in version 1 files, which have no `version` or 1.
+/// The ID of this plugin in files of version 1 (`version` is 1 or missing).
 const FIRST_PLUGIN: &str = "cri";
 
 /// Returns the possible IDs of the plugin with the runtimes in a file.
@@ -63,7 +63,7 @@ fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
     (first.then_some(FIRST_PLUGIN).into_iter()).chain(PLUGINS)
 }
 
-/// Parses the output of [`config_dump`].
+/// Parses the output of [`config_dump`], or a configuration file.
 ///
 /// # Errors
 /// If the text is not TOML. The message contains the position.
@@ -170,7 +170,7 @@ mod tests {
                 .enabled
         );
         assert!(parse_config("version = ").is_err());
-        // Version 1, as NVIDIA's instructions of 2019 had it.
+        // Version 1, as in NVIDIA's instructions of 2019.
         let old = parse_config(
             "[plugins.cri.containerd.default_runtime]\nruntime_type = \"io.containerd.runtime.v1.linux\"\n\
              runtime_engine = \"/usr/bin/nvidia-container-runtime\"\n",

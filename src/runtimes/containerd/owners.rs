@@ -36,7 +36,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
             "/var/lib/rancher/rke2/agent/etc/containerd/config-v3.toml.tmpl",
             "/var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl",
         ],
-        remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may be interrupted",
+        remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when the node's pods may be interrupted",
     },
     KubernetesDistribution {
         name: "k3s",
@@ -49,7 +49,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
             "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl",
             "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl",
         ],
-        remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may be interrupted",
+        remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when the node's pods may be interrupted",
     },
     KubernetesDistribution {
         name: "k0s",
@@ -60,7 +60,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
         detects: false,
         templates: &[],
         remedy: "add the runtime in a file in `/etc/k0s/containerd.d` (k0s 1.27.1 and newer) or in `/etc/k0s/containerd.toml`, \
-                 and restart k0s when its pods may be interrupted",
+                 and restart k0s when the node's pods may be interrupted",
     },
     KubernetesDistribution {
         name: "microk8s",
@@ -75,7 +75,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     },
 ];
 
-/// The programs whose processes show the container runtime of the kubelet.
+/// The programs whose processes reveal which container runtime the kubelet uses.
 pub const PROGRAMS: [&str; 9] = [
     "kubelet",
     "rke2",
@@ -93,7 +93,7 @@ mod tests {
     use super::{OWNERS, PROGRAMS};
 
     #[test]
-    fn programs_are_the_kubelet_and_its_owners() {
+    fn programs_are_the_kubelet_and_the_distributions() {
         let owners = OWNERS.iter().flat_map(|owner| owner.programs);
         let all: Vec<&str> = ["kubelet"].iter().chain(owners).copied().collect();
         assert_eq!(all, PROGRAMS);

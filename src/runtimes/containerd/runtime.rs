@@ -50,10 +50,10 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     reads_groups: None,
 };
 
-/// Google's boot script, which is started by its unit (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`,
-/// `setup-containerd`, up to commit c3b0081d7, which removed the directory; the script of GKE itself is not public), and the
-/// join script of Canonical's image for EKS. The runtime is restored before each start, and therefore also before the first
-/// pod.
+/// The programs that regenerate the file: Google's boot script, which is started by its unit (kubernetes/cloud-provider-gcp,
+/// `cluster/gce/gci/configure-helper.sh`, `setup-containerd`, up to commit c3b0081d7, which removed the directory; the script
+/// of GKE itself is not public), and the join script of Canonical's image for EKS. The drop-in restores the runtime before each
+/// start of containerd, and therefore also before the first pod.
 static REWRITTEN: Rewritten = Rewritten {
     units: &["kube-node-configuration.service"],
     programs: &["/etc/eks/bootstrap.sh"],
@@ -165,7 +165,7 @@ impl Runtime for Containerd {
             .into_iter())
         .map(of_fault)
         .collect();
-        // A file that containerd does not read does not configure programs.
+        // If containerd does not start with its files, the programs in them have no effect.
         if found.iter().all(|fault| fault.harm != Harm::All) {
             for one in faults::programs(&view.files, view.version) {
                 let named = Named {
@@ -226,7 +226,7 @@ impl Configured for Containerd {
             },
             _ => false,
         };
-        // Both must have the same cgroup driver.
+        // runc and the NVIDIA runtime must have the same cgroup driver.
         let cgroup = view.config().and_then(|config| {
             let of = |name| config.systemd_cgroup.get(name);
             match (of(BUILT_IN), of(NVIDIA)) {
@@ -347,7 +347,8 @@ impl Configured for Containerd {
     }
 }
 
-/// Returns the namespace of a container. Images are pulled into the kubelet's namespace.
+/// Returns the namespace of a container: with an image, the kubelet's namespace, into which images are pulled. Otherwise a
+/// separate namespace, which has the name of the container.
 fn namespace<'a>(container: &'a str, image: Option<&str>) -> &'a str {
     image.map_or(container, |_| ctr::KUBERNETES)
 }
@@ -412,7 +413,8 @@ impl Containers for Containerd {
         if !listed.stdout.lines().any(|found| found.trim() == name) {
             return Ok(());
         }
-        // Its task may have exited. If it is still running, removing the container fails.
+        // A container with a running task cannot be removed, so end the task first. The command fails if there is no task,
+        // which is not an error here.
         (host.exec)
             .run(&ctr::end_task(namespace, name), &mut |_, _| {})
             .await?;

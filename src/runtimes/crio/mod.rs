@@ -3,7 +3,7 @@
 //! Sources: CRI-O, `docs/crio.conf.d.5.md` (files are read in name order, and the last value is used), `docs/crio.8.md` (`crio
 //! config` prints the configuration of the files), `internal/criocli/config.go` (and validates it), `docs/crio-status.8.md`,
 //! `pkg/config/reload.go` (SIGHUP reloads runtimes); NVIDIA/nvidia-container-toolkit, `pkg/config/engine/crio/crio.go` (the
-//! keys of a runtime). It was not tested with a real CRI-O.
+//! keys of a runtime). This code was not tested with a real CRI-O.
 
 mod runtime;
 
@@ -23,13 +23,13 @@ use crate::{
 /// The file that CRI-O reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
 
-/// Its socket, according to `crio.8`.
+/// The socket of CRI-O, according to crio(8).
 pub const SOCKET: &str = "/var/run/crio/crio.sock";
 
-/// The directory of the files that it reads next.
+/// The directory of the files that CRI-O reads after [`CONFIG`].
 pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
 
-/// A directory that it does not read, but to which some versions of the NVIDIA toolkit write their runtime.
+/// A directory that CRI-O does not read, but to which some versions of the NVIDIA toolkit write their runtime.
 ///
 /// Source: NVIDIA/nvidia-container-toolkit PR 1829.
 pub const UNREAD: &str = "/etc/crio/conf.d";
@@ -38,15 +38,15 @@ pub const UNREAD: &str = "/etc/crio/conf.d";
 /// Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
 pub const HOOKS: &str = "/run/containers/oci/hooks.d";
 
-/// The directories of hooks. CRI-O reads the first two by default. A hook in [`HOOKS`] that it does not read is reported
-/// separately.
+/// The directories of hooks. CRI-O reads the first two by default. [`HOOKS`] is always included, because
+/// another error is reported for a hook there that CRI-O does not read.
 pub const ALL_HOOKS: [&str; 3] = [
     "/usr/share/containers/oci/hooks.d",
     "/etc/containers/oci/hooks.d",
     HOOKS,
 ];
 
-/// The file for a runtime that is not in any file yet.
+/// The file in which keys are set, unless a file that is read later already contains them.
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
 /// The key of the runtimes.
@@ -224,7 +224,7 @@ pub fn settings(
         if last.as_ref().is_some_and(|(_, now)| *now == value) {
             continue;
         }
-        // If a file is read later than our own file, change that file. Earlier files are not changed.
+        // If a file that is read later than our own file contains the key, change that file. Earlier files are not changed.
         let own = Utf8Path::new(OWN);
         let is_later = |path: &Utf8Path| path.parent() == own.parent() && path > own;
         let path = last.map_or(own, |(path, _)| if is_later(path) { path } else { own });
@@ -346,7 +346,8 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
     found
 }
 
-/// Returns the keys of the runtime: the keys of the default runtime, including the container monitor, with another program.
+/// Returns the keys of the runtime: the keys of the default runtime (or else of crun or runc), including the container monitor,
+/// with another program.
 fn entry_of(now: &CrioConfig, runtime: &CrioRuntime<'_>) -> Value {
     let default = (now.default_runtime.as_deref())
         .filter(|name| *name != runtime.name)

@@ -1,5 +1,5 @@
-//! Implements the runtime traits for CRI-O. It runs only pods, which need a network, so it cannot run a container for
-//! validation.
+//! Implements the runtime traits for CRI-O. CRI-O runs only pods, and a pod needs a network, so the validation cannot run a
+//! container with it.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -96,7 +96,7 @@ fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
     Ok(found)
 }
 
-/// Returns the hook of NVIDIA in a directory.
+/// Returns the file name of the NVIDIA hook in a directory.
 fn hook_in(files: &dyn ReadFiles, directory: &str) -> Result<Option<String>, FilesError> {
     let names = files.list(Utf8Path::new(directory))?;
     Ok((names.into_iter()).find(|name| name.contains("nvidia") && name.ends_with(".json")))
@@ -141,7 +141,7 @@ impl Runtime for Crio {
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
         let found = read(place.host.files())?;
         let mut said = LiveConfig::from(self.said(place.host).await);
-        // Its program prints the configuration of the files, including built-in values.
+        // `crio config` prints the configuration from the files, including built-in defaults.
         let output = match &said {
             LiveConfig::Unknown(_) => Ok(None),
             _ => ask(place.host, &super::config()).await,
@@ -185,10 +185,9 @@ impl Runtime for Crio {
         _: &dyn ReadFiles,
         view: &RuntimeView,
     ) -> Result<bool, FilesError> {
-        // The default of `cgroup_manager` is systemd, crio.conf(5).
-        let is_other =
-            |file: &ConfigFile| super::cgroup_manager(file).as_deref() == Some("cgroupfs");
-        Ok(!view.files.iter().any(is_other))
+        // The last file that sets it wins. The default is systemd, crio.conf(5).
+        let set = view.files.iter().rev().find_map(super::cgroup_manager);
+        Ok(set.as_deref() != Some("cgroupfs"))
     }
 
     async fn report(

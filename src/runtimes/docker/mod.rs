@@ -75,8 +75,8 @@ pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
 }
 
 /// Returns the flags in the command line of a unit, as printed by systemd: without quotes. Variables are omitted, because their
-/// values are in the unit's environment files. The result is empty if another program starts the daemon, or if quotes are
-/// needed to separate the arguments.
+/// values are in the unit's environment files. The result is empty if another program starts the daemon, or if the arguments
+/// are ambiguous: an argument may have been quoted, or the value of a flag is a variable.
 #[must_use]
 pub fn flags(command: &str) -> Vec<String> {
     let mut words = command.split_whitespace();
@@ -331,9 +331,9 @@ fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()
 }
 
-/// Returns the first key that is set both in the configuration file and on the command line of the unit. In this case the
-/// daemon does not start, even if the values are equal. Only runtimes are merged. Source: moby/moby,
-/// `findConfigurationConflicts` and `skipDuplicates`.
+/// Returns the first flag on the command line of the unit whose key is also set in the configuration file. In this case the
+/// daemon does not start, even if the values are equal. An exception is the key `runtimes`, whose values are merged. Source:
+/// moby/moby, `findConfigurationConflicts` and `skipDuplicates`.
 #[must_use]
 pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
     let keys = keys(&parsed(text)?);
@@ -449,7 +449,7 @@ pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
 }
 
-/// Stops and removes a container. A missing container is not an error.
+/// Stops and removes a container. Some versions fail if the container does not exist.
 #[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("docker", ["rm", "--force", "--", name])
@@ -519,7 +519,7 @@ impl Info {
         self.numbers().is_some_and(|(major, _)| major >= LENIENT)
     }
 
-    /// Whether CDI must be enabled. Docker supports it since 25.0, and enables it by default since 28.2
+    /// Whether this version supports CDI but does not enable it by default: it is supported since 25.0, and enabled since 28.2
     /// (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
     #[must_use]
     pub fn needs_cdi(&self) -> bool {
@@ -554,7 +554,7 @@ pub const SNAP_REMEDY: &str = "run `nvidia-ctk runtime configure --runtime=docke
      --config=/var/snap/docker/current/config/daemon.json && snap restart docker`; or install Docker as a package after \
      `snap remove docker`, which deletes its containers and images";
 
-/// Returns a directory that shows that Docker is a snap, or `None`.
+/// Returns an existing directory of the Docker snap, or `None` if Docker is not a snap.
 ///
 /// # Errors
 /// If a directory cannot be read.
@@ -624,7 +624,7 @@ pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
         want(&["default-runtime"], json!(runtime.name));
     }
     let cdi = ["features".to_owned(), "cdi".to_owned()];
-    // Keep it disabled if the user disabled it.
+    // Keep CDI disabled if the user disabled it.
     if runtime.cdi && file.get(&cdi).is_none() {
         want(&["features", "cdi"], json!(true));
     }
@@ -708,6 +708,11 @@ mod tests {
                 "exec-opts=native.cgroupdriver=systemd"
             ]
         );
+        files.put(
+            "/etc/systemd/system/docker.service.d/short.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd -Hfd:// -D\n",
+        );
+        assert_eq!(found(), ["hosts=fd://", "debug="]);
         // A wrapper may use other flags.
         files.put(
             "/etc/systemd/system/docker.service.d/zz.conf",

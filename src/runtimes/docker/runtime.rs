@@ -105,8 +105,8 @@ impl Read {
         })
     }
 
-    /// Returns the first error that prevents Docker from starting, and its remedy. `lenient` ignores errors that newer versions
-    /// accept.
+    /// Returns the first error that prevents Docker from starting, its remedy if it is not to correct the file, and whether the
+    /// error applies to all Docker versions. `lenient` ignores errors that newer versions accept.
     fn issue(&self, lenient: bool) -> Option<(String, Option<String>, bool)> {
         let text = self.text.as_deref()?;
         if let Err(issue) = super::check_config(text) {
@@ -142,8 +142,7 @@ impl Read {
         ))
     }
 
-    /// Creates the error of a file that prevents Docker from starting. The file of a Docker that is not installed has no effect
-    /// yet.
+    /// Creates the error of a file that prevents Docker from starting. If Docker is not installed, the file has no effect yet.
     fn broken(
         &self,
         installed: bool,
@@ -173,7 +172,8 @@ impl Read {
 }
 
 /// Returns an error for a Docker without the NVIDIA runtime, if the toolkit is installed, or on a system where containers can
-/// access the GPU only with this runtime or with CDI: NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
+/// access the GPU only with this runtime or with CDI. `None` if a CDI specification exists. Sources:
+/// NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
 fn lacks_runtime(
     files: &dyn ReadFiles,
     surroundings: Surroundings<'_>,
@@ -206,8 +206,8 @@ fn lacks_runtime(
     }))
 }
 
-/// Returns the validation error of the Docker binary for the file, or `None` if it reports none or cannot be executed.
-/// Conflicts with the flags of the unit are not detected.
+/// Returns the validation error of the Docker binary for the file. `None` if the file is valid, or if the binary cannot be
+/// executed or cannot validate. The flags of the unit are not passed, so conflicts with them are not detected.
 async fn validated(host: Reader<'_>, path: &Utf8Path) -> Option<String> {
     let version = host.query(&super::daemon_version()).await.ok()?;
     if !version.ok() || !super::can_validate(&version.stdout) {
@@ -217,7 +217,6 @@ async fn validated(host: Reader<'_>, path: &Utf8Path) -> Option<String> {
     if output.ok() {
         return None;
     }
-    // The flags of the unit are not passed here, so errors that are caused by missing flags are ignored.
     let said = format!("{}{}", output.stderr, output.stdout);
     said.lines().next_back().map(|line| line.trim().to_owned())
 }
@@ -250,9 +249,11 @@ impl Runtime for Docker {
         files: &dyn ReadFiles,
         view: &RuntimeView,
     ) -> Result<bool, FilesError> {
+        let flags = super::unit_flags(files, super::UNIT)?;
         let sets = |driver: &str| {
             let option = format!("native.cgroupdriver={driver}");
             view.files.iter().any(|file| file.text().contains(&option))
+                || flags.iter().any(|flag| flag.value == option)
         };
         // The default with cgroup v2 is systemd (Docker documentation, "Runtime metrics").
         let is_v2 = files.exists(Utf8Path::new("/sys/fs/cgroup/cgroup.controllers"))?;
@@ -285,7 +286,7 @@ impl Runtime for Docker {
         let read = Read::of(files)?;
         let exists = read.text.is_some();
         if !exists && read.flags.iter().all(|flag| flag.key != "runtimes") {
-            // A tree may not contain the file.
+            // A copy of a root filesystem (`--root`) may be incomplete, so a missing file counts only in these cases.
             let is_complete = surroundings.is_this_machine
                 || surroundings.needs_runtime.is_some()
                 || files.exists(Utf8Path::new(FACTS.directory))?;
@@ -385,7 +386,8 @@ impl Configured for Docker {
         let Ok(file) = Document::parse(Format::Json, text) else {
             return Ok(Vec::new());
         };
-        // A runtime that Docker already has may come from its command line. Docker would not start if it were configured twice.
+        // A runtime or a default runtime that Docker already has may come from its command line. Docker does not start if the
+        // default runtime is also set in the file.
         let (knows, by_default) = match &view.said {
             LiveConfig::Known(config) => (
                 config.runtimes.contains(goal.name),
@@ -403,7 +405,7 @@ impl Configured for Docker {
             &file,
             &super::DockerRuntime {
                 name: goal.name,
-                // `nvidia-ctk` also configures the name in Docker. Other runtimes get the path.
+                // The program name, like `nvidia-ctk` for Docker. For containerd and CRI-O, the path is set.
                 program: toolkit::RUNTIME_NAME,
                 kept: knows || is_program,
                 default: goal.default && !by_default,
@@ -421,7 +423,7 @@ impl Configured for Docker {
         let Ok(file) = Document::parse(Format::Json, text) else {
             return false;
         };
-        // Respect an explicit setting.
+        // If CDI was disabled explicitly, it stays disabled.
         let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
         goal.cdi
             && decided != Some(false.into())
@@ -442,7 +444,8 @@ impl Configured for Docker {
         if !can {
             return Ok(Validated::NotReported);
         }
-        // A key that is also on the unit's command line prevents the daemon from starting.
+        // Validate with the unit's flags, because a key that is in both the file and the flags prevents the daemon from
+        // starting.
         let said = ask(host, &systemctl::command(unit)).await?;
         let command = match (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout))
         {

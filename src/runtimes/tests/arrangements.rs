@@ -48,7 +48,7 @@ struct DaemonAnswer<T> {
     set: Vec<FileSettings>,
     before: ProgramAnswer<T>,
     after: ProgramAnswer<T>,
-    /// The other keys whose effective value changed.
+    /// The keys whose effective value changed, except the keys of the runtime itself.
     changed: Vec<String>,
 }
 
@@ -547,7 +547,7 @@ mod of_containerd {
         runtime.expect("a runtime").block_on(work)
     }
 
-    /// Keys that may change because gpu-bootstrap sets them.
+    /// Whether a changed key may change because of the keys that gpu-bootstrap sets.
     fn is_ours(changed: &str, runtime: &ContainerdRuntime<'_>) -> bool {
         let key = changed.split(": ").next().unwrap_or_default();
         let last = key.rsplit('/').next().unwrap_or_default();

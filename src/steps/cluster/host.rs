@@ -22,8 +22,8 @@ use crate::{
 /// The file for `systemd-modules-load.service`.
 const MODULES_FILE: &str = "/etc/modules-load.d/gpu-bootstrap-kubernetes.conf";
 
-/// A file for `systemd-sysctl.service`. Files are applied in the order of their names, regardless of their directory,
-/// and distributions have `99-sysctl.conf` (sysctl.d(5)).
+/// A file for `systemd-sysctl.service`. Files are applied in the order of their names, regardless of their directory
+/// (sysctl.d(5)), so this name sorts after the `99-sysctl.conf` of distributions.
 const SYSCTL_FILE: &str = "/etc/sysctl.d/99-zz-gpu-bootstrap-kubernetes.conf";
 
 /// Each module with a path that exists if it is loaded or built into the kernel.
@@ -110,11 +110,11 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             changes.push(Change::write(path, content));
         }
     }
-    // A cluster that allows swap ignores this check.
+    // If the cluster allows swap, the settings ignore the kubeadm check `Swap`.
     let may_swap = method.ignores("Swap");
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
     if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {
-        // Its passwords would be stored in the plan and in the journal.
+        // A change would store passwords in this file, e.g. of network mounts, in the plan and in the journal.
         return Assessment::blocked(
             format!(
                 "`{}` contains a swap area, but is not world-readable. It may contain passwords, so it is not changed",
@@ -137,7 +137,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             over: state.fstab.as_deref().map(|text| sha256(text.as_bytes())),
         });
     }
-    // The kernel of an image build machine is not the kernel of its instances.
+    // The running kernel of an image builder is not the kernel of the image's instances.
     if !desired.image {
         now(state, may_swap, &mut whys, &mut changes);
     }
@@ -149,7 +149,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     )
 }
 
-/// Returns the missing settings of the running kernel.
+/// Adds the changes for the running kernel, with their reasons.
 fn now(
     state: &ClusterKernelState,
     may_swap: bool,
@@ -175,7 +175,7 @@ fn now(
     }
     if !(state.swaps.is_empty() || may_swap) {
         whys.push(format!("swap is enabled: {}", state.swaps.join(", ")));
-        // zram-generator and disks that systemd detects by type are enabled again at the next boot.
+        // Swap of zram-generator, and partitions that systemd detects by type, are enabled again at the next boot.
         if (state.fstab.as_deref()).is_none_or(|text| sysctl::without_swap(text).is_none()) {
             whys.push(format!(
                 "`{}` does not contain it, so a systemd unit may enable it again at the next boot \
@@ -201,8 +201,7 @@ impl Step for ClusterKernel {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        // Read nothing without a kubeadm-managed kubelet, because the filesystem table may not be readable by all
-        // users.
+        // Read nothing if kubeadm does not start the kubelet, because `/etc/fstab` may only be readable by root.
         let starts_kubelet =
             spec(cx.desired).is_some_and(|spec| spec.method.implementation().starts_kubelet());
         let state = match starts_kubelet {

@@ -1,8 +1,8 @@
 //! `cluster.join`: the machine is a node of the configured cluster. Runs after all preparation and validation,
-//! because a GPU node that joins before it works costs jobs.
+//! because jobs fail on a GPU node that joins before its GPUs work.
 //!
-//! k3s, RKE2 and nodeadm are never installed, because their images contain them. The server and the labels are
-//! configured in a drop-in file, which contains no secret.
+//! gpu-bootstrap does not install k3s, RKE2 or nodeadm: they must already be on the machine. It configures their server
+//! and labels in a drop-in file, which contains no secret.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -41,7 +41,7 @@ pub struct JoinCluster;
 #[derive(Debug, Clone, Default)]
 struct JoinState {
     membership: Option<Membership>,
-    /// Whether the joined-file of the administrator's command exists.
+    /// Whether `cluster.joined-file` exists, which the administrator's join command creates.
     has_joined_file: bool,
     node: Option<NodeName>,
     labels: Labels,
@@ -53,11 +53,11 @@ struct JoinState {
     unit: Option<UnitState>,
     /// Whether the unit state is unknown, e.g. with `--root`.
     is_unit_unknown: bool,
-    /// Whether the unit does not start because another unit, which its file mentions, is enabled.
+    /// Whether the unit does not start because a conflicting unit, which its file mentions, is enabled.
     is_kept_back: bool,
-    /// Whether the program that joins is installed, with its directory.
+    /// Whether the program that joins and its directory exist.
     has_program: bool,
-    /// Our part of its configuration.
+    /// The content of our configuration file for this program.
     config: Option<String>,
     /// The cluster in the discovery kubeconfig.
     wanted: Option<Cluster>,
@@ -68,7 +68,7 @@ struct JoinState {
 }
 
 impl JoinState {
-    /// Returns whether the machine has joined, according to its kubelet or the administrator's command.
+    /// Returns whether the machine has joined, according to the kubelet's kubeconfig or the joined-file.
     const fn is_node(&self) -> bool {
         self.membership.is_some() || self.has_joined_file
     }
@@ -88,8 +88,8 @@ async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<JoinState, StepError>
     if cx.desired.image {
         return Ok(state);
     }
-    // The access file may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and
-    // writes it again before the next one.
+    // The access file must be safe as long as the machine is a node, because it may be used at any time. It may be missing:
+    // our DaemonSet removes it at the end of each run, and writes it again before the next one.
     if let Some(access) = &spec.access
         && state.is_node()
         && files.exists(access)?
@@ -138,7 +138,7 @@ async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<JoinState, StepError>
     {
         state.unusable.extend(unusable(files, path)?);
     }
-    // An incomplete template is found before the first change, not at the end.
+    // Detect an invalid token before the first change, because the join is one of the last ones.
     if let (Some(TokenSource::File(path)), true) =
         (spec.method.token_source(), state.unusable.is_empty())
         && let Some(text) = files.read_text(path)?
@@ -172,7 +172,7 @@ fn unusable_files(state: &JoinState) -> Assessment {
     )
 }
 
-/// Returns whether a unit does not start because another unit, which its file mentions, is enabled.
+/// Returns whether a unit does not start because the unit `other`, which its file mentions, is enabled.
 async fn is_kept_back(cx: &Cx<'_>, unit: &str, other: &str) -> Result<bool, StepError> {
     let mut names_it = false;
     for directory in systemctl::DIRECTORIES {
@@ -264,8 +264,8 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
     if let Some(other) = other {
         return Assessment::blocked(
             format!("{is}, which is not the configured one: {other}"),
-            "remove the machine from that cluster first (drain and delete its node, then `kubeadm reset`), or \
-             correct `cluster.server` and `cluster.ca-cert-hashes`",
+            "remove the machine from that cluster first (drain and delete its node; if kubeadm joined it, run \
+             `kubeadm reset`), or correct the settings in `[cluster]`",
         );
     }
     let mut why = is;

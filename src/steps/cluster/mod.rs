@@ -1,7 +1,7 @@
-//! The steps that make the machine a cluster node. If the cluster is no longer configured, a node is not changed:
-//! only `uninstall` removes it, because that stops its pods. Each step has its own part: `host` the kernel,
-//! `packages` the Kubernetes packages, `join` the membership (`outdated`: an agent that must be restarted), `node` the
-//! state in the cluster.
+//! The steps that make the machine a cluster node: `host` (kernel), `packages` (Kubernetes packages), `join` (membership;
+//! `restart_agent` detects an agent that must be restarted, `skew` unsupported versions) and `node` (state in the cluster).
+//! If the cluster is no longer configured, the node is not changed. Only `uninstall` removes a node, because its removal
+//! stops its pods.
 
 pub(super) mod host;
 pub(super) mod join;
@@ -30,7 +30,7 @@ fn spec(desired: &Desired) -> Option<&ClusterSpec> {
     desired.cluster.as_ref()
 }
 
-/// Returns the node name: the configured one, or the one that the machine has or would have.
+/// Returns the configured node name. If none is configured, returns the name that the kubelet uses or would use.
 fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> {
     match &spec.node.name {
         Some(name) => Ok(Some(name.clone())),
@@ -38,7 +38,8 @@ fn name(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<NodeName>, StepError> 
     }
 }
 
-/// Returns the cluster that the machine has joined.
+/// Returns the cluster that the machine has joined. With a join method that may run nodeadm, the nodeadm kubeconfig counts only
+/// if a kubelet is running, because nodeadm writes it before the node joins.
 async fn joined(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
     let method = spec.method.implementation();
@@ -82,8 +83,8 @@ async fn wanted(cx: &Cx<'_>, spec: &ClusterSpec) -> WantedLabels {
 /// Returns topology labels for the scheduler, which are only set at registration. A cloud controller sets the same
 /// ones later, if the cluster has one.
 ///
-/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not part of it,
-/// but used by public configurations of spot node pools (ten read, all with the value `spot`).
+/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not listed
+/// there, but public configurations of spot node pools use it (ten were checked; the value is always `spot`).
 fn place(cloud: &Cloud) -> Labels {
     let row = cloud.provider.as_deref().and_then(clouds::named);
     let zone = match row.and_then(|row| row.node.zone.as_deref()) {
@@ -128,7 +129,7 @@ mod tests {
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "inactive", false),
             (JoinMethod::Eks, nodeadm::KUBECONFIG, "active", true),
             (command(), nodeadm::KUBECONFIG, "inactive", false),
-            // The kubelet gets this one after the node has joined, and may have failed since.
+            // kubeadm creates this kubeconfig when the node joins, so it counts even if the kubelet is inactive.
             (command(), kubeadm::KUBELET_CONF, "inactive", true),
             (JoinMethod::Managed, nodeadm::KUBECONFIG, "inactive", true),
         ] {

@@ -22,7 +22,7 @@ pub struct AdmittedNode;
 enum NodeState {
     /// The machine has not joined a cluster yet.
     NotJoined,
-    /// An administrator's command has joined it, and no kubelet kubeconfig is known.
+    /// The administrator's command has joined the machine, but no kubelet kubeconfig is in a known path.
     OutOfSight,
     /// kubectl is not installed.
     NoKubectl,
@@ -30,7 +30,7 @@ enum NodeState {
     Joined {
         name: NodeName,
         says: Registered,
-        /// The kubelet uses a different name.
+        /// Set if the kubelet now uses a different name.
         renamed: Option<Renamed>,
         wanted: WantedLabels,
         /// The content of the file for Node Feature Discovery.
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_node_query_is_retried() {
+    fn unregistered_or_unknown_node_is_admitted() {
         for says in [
             Registered::Unknown,
             Registered::Silent("no answer".to_owned()),

@@ -51,8 +51,8 @@ pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Option<Out
 }
 
 /// Returns whether the agent writes its containerd configuration at each start, so that a restart adds the runtime.
-/// With another container runtime it writes none, and a template of the administrator replaces the content. Sources:
-/// k3s, "Advanced Options", "Configuring containerd", and `--container-runtime-endpoint`.
+/// With an external container runtime, the agent writes no configuration. A template of the administrator replaces the
+/// generated content. Sources: k3s, "Advanced Options", "Configuring containerd", and `--container-runtime-endpoint`.
 fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
     let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
     let Some(directory) = owner.map(|owner| Utf8Path::new(owner.mark)) else {
@@ -64,25 +64,25 @@ fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
 }
 
 impl Outdated {
-    /// Returns the problem and the action.
+    /// Returns the reason for the restart, or the reason that it must be done manually.
     pub fn why(&self) -> String {
-        let before = match self.has_toolkit {
+        let cause = match self.has_toolkit {
             true => "",
-            false => " before the container toolkit was installed",
+            false => " (the container toolkit was not installed yet)",
         };
         let unit = self.unit;
         match self.spares_containers {
             true => {
-                format!("`{unit}` started{before} without the nvidia runtime and must be restarted")
+                format!("`{unit}` started without the nvidia runtime{cause} and must be restarted")
             }
             false => format!(
-                "`{unit}` started{before} without the nvidia runtime. A restart would stop its containers, \
+                "`{unit}` started without the nvidia runtime{cause}. A restart would stop its containers, \
                  because its `KillMode` is not `process`: restart it manually"
             ),
         }
     }
 
-    /// Returns the change that makes the agent detect the nvidia runtime.
+    /// Returns the restart of the unit. `None` if it would stop the containers.
     pub fn change(&self) -> Option<Change> {
         self.spares_containers.then(|| Change::RestartUnit {
             unit: self.unit.to_owned(),
@@ -164,13 +164,13 @@ mod tests {
         );
         let with = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
         assert_eq!(found(with, "k3s-agent", "process").await, None);
-        // A restart would not change anything.
+        // With a template, or without a configuration of its containerd, a restart would not add the runtime.
         let directory = "/var/lib/rancher/k3s/agent/etc/containerd";
         for other in ["config.toml.tmpl", "certs.d/hosts.toml"] {
             let path = format!("{directory}/{other}");
             assert_eq!(found_at(&path, "", "k3s-agent", "process").await, None);
         }
-        // It detects the runtime when it starts.
+        // An agent that is not running detects the runtime at its next start.
         assert_eq!(found("version = 3\n", "bash", "process").await, None);
     }
 }

@@ -1,6 +1,7 @@
 //! Checks whether the kubelet to install supports the container runtime and the kernel of the machine. The API server
-//! version is not known before joining: kubeadm rejects one that is more than one minor version older (Kubernetes,
-//! "Creating a cluster with kubeadm", version skew), and `check` compares both later.
+//! version is not checked, because it is unknown before the machine joins. kubeadm rejects an API server that is more than
+//! one minor version older than kubeadm (Kubernetes, "Creating a cluster with kubeadm", version skew), and after the join
+//! `check` compares the API server with the kubelet.
 
 use crate::{
     config::desired::{ClusterSpec, RuntimeKind},
@@ -14,7 +15,7 @@ const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// Versions that the kubelet must support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// Installed runtimes that are configured, with their versions.
+    /// The configured runtimes that are installed, with their versions.
     pub(super) runtimes: Vec<(RuntimeKind, String)>,
     /// Whether the machine has cgroup v1.
     pub(super) has_cgroup_v1: bool,
@@ -35,7 +36,7 @@ pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Versions, 
     })
 }
 
-/// Returns the version of the kubelet to install.
+/// Returns the version pattern of the kubelet to install.
 fn kubelet(spec: &ClusterSpec) -> Option<&str> {
     let package = spec.packages.iter().find(|one| one.name == "kubelet")?;
     package.version.as_deref()
@@ -58,7 +59,7 @@ pub(super) fn refused(spec: &ClusterSpec, versions: &Versions) -> Option<Assessm
             ),
         ));
     }
-    // A cluster that accepts cgroup v1 ignores the corresponding kubeadm check.
+    // If the cluster accepts cgroup v1, the settings ignore the kubeadm check `SystemVerification`.
     let ignores = spec.method.implementation().ignores("SystemVerification");
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))

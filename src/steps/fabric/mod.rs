@@ -1,6 +1,6 @@
 //! `driver.fabric`: GPUs behind NVSwitches only work while the NVIDIA fabric manager of exactly the driver version
-//! runs and they have joined its fabric. Its packages are part of the driver packages. This step starts it before
-//! anything uses the GPUs, and waits for the GPUs.
+//! runs, and after they have joined its fabric. The packages of the fabric manager are part of the driver packages. This
+//! step starts it before anything uses the GPUs, and waits until the GPUs have joined.
 
 #[cfg(test)]
 mod tests;
@@ -45,7 +45,7 @@ pub struct FabricManager;
 
 #[derive(Debug, Clone, Default)]
 struct FabricState {
-    /// A driver without packages is kept, including its companion software.
+    /// A driver that was installed without packages is kept, including its companion software.
     adopts: bool,
     /// The loaded driver.
     loaded: Option<DriverVersion>,
@@ -62,7 +62,7 @@ struct FabricState {
     not_loaded: Vec<String>,
     /// The NVML fabric state of the GPUs, by index. Contains only GPUs with a fabric.
     gpus: Vec<(u32, GpuFabric)>,
-    /// The reason for missing fabric states.
+    /// The reason that fabric states are unknown.
     silent: Option<String>,
 }
 
@@ -94,7 +94,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             }
         }
         for module in &service.modules {
-            // Modules that are built into the kernel are listed as well.
+            // `/sys/module` also contains modules that are built into the kernel.
             let path = format!("/sys/module/{}", kmod::canonical(module));
             if !cx.host.files().exists(Utf8Path::new(&path))? {
                 state.not_loaded.push(module.clone());
@@ -113,7 +113,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             }
             Nvml::Failed { why, .. } => state.silent = Some(format!("NVML failed: {why}")),
             Nvml::NoDevices => state.silent = Some("NVML lists no GPU".to_owned()),
-            // Without a library there are no driver packages, which is reported first.
+            // `validation.devices` reports these states.
             Nvml::NotLoadable { .. }
             | Nvml::DriverNotLoaded
             | Nvml::VersionMismatch
@@ -124,7 +124,8 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     Ok(state)
 }
 
-/// Returns GPUs that failed. GPUs without a fabric, such as those before Hopper or in a separate slot, are ignored.
+/// Describes the GPUs that did not respond to NVML. Other GPUs without a fabric are ignored, such as GPUs before Hopper and
+/// GPUs that are not connected to the NVSwitches.
 fn silent(devices: &[NvmlDevice]) -> Option<String> {
     let silent: Vec<u32> = (devices.iter())
         .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())
@@ -158,7 +159,7 @@ async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
     })?))
 }
 
-/// Returns the files that start the service in time at the next boot.
+/// Returns the files that load the service's modules and start the service before programs on the GPUs at the next boot.
 fn files(service: &FabricService) -> Vec<Change> {
     let mut files = Vec::new();
     if !service.modules.is_empty() {
@@ -231,7 +232,8 @@ fn found(state: &FabricState, driver: &DriverSpec) -> Assessment {
     }
 }
 
-/// Returns the changes that start the service for the loaded driver, and waits for the GPUs.
+/// Assesses a fabric manager that gpu-bootstrap sets up for the loaded driver: returns the changes that start it, then blocks
+/// until the GPUs have joined the fabric.
 fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> Assessment {
     if desired.image {
         return Assessment::awaits_boot("the fabric manager starts at the first boot of the image");
@@ -252,7 +254,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
         };
     }
     if !state.packages.all_met() {
-        // They are installed together with the driver.
+        // `driver.packages` installs them together with the driver.
         return Assessment::BlockedNow {
             why: format!(
                 "{}: the fabric manager requires a driver of the same version",
@@ -293,7 +295,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
             start: true,
         });
     } else if !state.not_loaded.is_empty() {
-        // The service looked for its switches without these modules.
+        // The service was started without these modules, which it needs to find its switches.
         changes.push(Change::RestartUnit { unit: unit.clone() });
     }
     if !changes.is_empty() {

@@ -18,7 +18,7 @@ fn service() -> FabricService {
     }
 }
 
-/// A machine with switches whose driver source has the fabric manager.
+/// The desired state of a machine with NVSwitches whose driver source has the fabric manager.
 fn wanted() -> Desired {
     let mut wanted = desired();
     let driver = wanted.driver.as_mut().expect("a driver");
@@ -101,7 +101,7 @@ fn fabric_manager_without_modules_is_restarted() {
 
 #[test]
 fn mismatched_fabric_manager_blocks() {
-    // The driver transaction installs the matching one.
+    // The driver transaction installs the matching version.
     let (why, hint, retryable) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
     assert_eq!(retryable, None);
     assert!(
@@ -111,7 +111,7 @@ fn mismatched_fabric_manager_blocks() {
         "{why}"
     );
     assert!(hint.contains("at version 535.261.03"), "{hint}");
-    // After an upgrade of both, a reboot is required first.
+    // After an upgrade of driver and fabric manager, a reboot is required first.
     let mut upgraded = state("535.300.01-1");
     upgraded.packaged = upgraded.version.clone();
     decide(&upgraded, &wanted()).expect_after();
@@ -143,7 +143,7 @@ fn gpus_without_reported_fabric_have_not_joined() {
     let done = || Some(in_fabric(FabricProgress::Completed, 0));
     for (devices, said) in rows! {
         vec![device(0, done(), None), device(1, done(), None)], None;
-        // Before Hopper and in a separate slot, GPUs have no fabric.
+        // GPUs before Hopper, and GPUs that are not connected to the NVSwitches, have no fabric.
         vec![device(0, None, None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, None)], None;
         vec![device(0, done(), None), device(1, None, Some("lost"))],

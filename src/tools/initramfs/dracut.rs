@@ -5,7 +5,6 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{BUILD_DEADLINE, Generator};
 use crate::host::{Cmd, Query};
 
-/// The path of the program.
 pub(super) const PATH: &str = "/usr/bin/dracut";
 
 /// The backend for `dracut`.

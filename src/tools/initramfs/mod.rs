@@ -1,4 +1,4 @@
-//! Builds initramfs images. There is one file for each generator, and [`of`] selects the installed one.
+//! Builds and lists initramfs images. There is one submodule for each generator, and [`of`] selects the installed one.
 
 pub(super) mod dracut;
 pub(super) mod update_initramfs;
@@ -85,7 +85,7 @@ mod tests {
             dracut.rebuild("5.14.0").line(),
             "dracut --force -- /boot/initramfs-5.14.0.img 5.14.0"
         );
-        // The Debian dracut package also installs the `update-initramfs` that Debian scripts call.
+        // On Debian, the dracut package also installs an `update-initramfs`, which package scripts call.
         files.put("/usr/sbin/update-initramfs", "");
         assert_eq!(of(&files).unwrap().program(), "update-initramfs");
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn file_is_found_by_its_complete_path() {
         let path = Utf8Path::new("/etc/modprobe.d/deny.conf");
-        // Debian images have a directory of that name.
+        // Debian images contain a directory `conf`, which must not match the end of the path.
         assert!(!has_file(".\nconf\nconf/initramfs.conf\netc\n", path));
         for line in [
             "etc/modprobe.d/deny.conf",

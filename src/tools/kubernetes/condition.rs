@@ -16,7 +16,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 pub struct ConditionStatus {
     /// `True`, `False` or `Unknown`.
     pub status: &'static str,
-    /// A reason for programs: one word.
+    /// A machine-readable reason: one word.
     pub reason: &'static str,
     /// A human-readable message.
     pub message: String,

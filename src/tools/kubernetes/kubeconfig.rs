@@ -13,7 +13,7 @@ use crate::{
     tools::yaml,
 };
 
-/// The kubeconfigs of kubelets, in search order. Each of them exists only on a node that has joined.
+/// The kubeconfigs of kubelets, in search order. Some exist before the node has joined, see [`super::membership`].
 ///
 /// Sources: kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`; awslabs/amazon-eks-ami and Azure/AgentBaker
 /// (`/var/lib/kubelet/kubeconfig`, as on GKE); k3s-io/k3s, `pkg/agent/config/config.go`. RKE2 has the same agent as k3s.
@@ -24,7 +24,7 @@ pub const OF_KUBELETS: [&str; 4] = [
     "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 ];
 
-/// The cluster in a kubeconfig.
+/// The cluster in a kubeconfig, and the client certificate of its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
     /// The URL of the API server.
@@ -44,7 +44,7 @@ pub struct Cluster {
 struct Kubeconfig {
     #[serde(default)]
     current_context: String,
-    // `cluster-info` in `kube-public`, the cluster's own description, has `null` here.
+    // The kubeconfig in the ConfigMap `cluster-info` (namespace `kube-public`) has `null` for contexts and users.
     contexts: Option<Vec<NamedContext>>,
     clusters: Option<Vec<NamedCluster>>,
     users: Option<Vec<NamedUser>>,
@@ -94,7 +94,7 @@ struct ClusterEntry {
     certificate_authority: Option<String>,
 }
 
-/// Returns the cluster of the current context, or the first cluster if there is no context.
+/// Returns the cluster of the current context, or the first cluster if that context does not exist.
 ///
 /// # Errors
 /// If the text is not a kubeconfig. The message is one line.
@@ -118,7 +118,7 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
         Some(data) => {
             let pem = (BASE64.decode(data))
                 .map_err(|error| format!("the CA certificate is not valid Base64: {error}"))?;
-            Some(pin(&pem).ok_or("the CA certificate is not a certificate")?)
+            Some(pin(&pem).ok_or("the CA certificate is not a valid PEM certificate")?)
         }
     };
     let user = user.map(|user| &user.user);
@@ -281,7 +281,7 @@ users:
             "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
                 "not valid Base64";
             "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
-                "not a certificate";
+                "not a valid PEM certificate";
         } {
             let error = parse(text).expect_err(text);
             assert!(error.contains(why), "{error}");

@@ -23,7 +23,8 @@ pub const GPUS: &str = "nvidia.com/gpu";
 /// README, "Shared Access to GPUs".
 const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
 
-/// Prefix of MIG device names, with the strategy `mixed`. Other names of the vendor may belong to network adapters.
+/// Prefix of the resource names of MIG devices with the strategy `mixed`. Other `nvidia.com/` resources may be network
+/// adapters.
 pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// Part of the kubectl error if the node does not exist.
@@ -133,9 +134,10 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
-    /// Replaces the status of the node. `node` is the complete object from [`asked`]. `kubectl patch` first reads the status
-    /// with its own request, for which kubelets have no permission. Every kubelet may write the status of its own node
-    /// (kubernetes/kubernetes, `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, `NodeRules`).
+    /// Replaces the status of the node. `node` is the complete object from [`asked`]. `kubectl patch` is not used, because it
+    /// first reads the status with a separate request, for which kubelets have no permission. Every kubelet may write the
+    /// status of its own node (kubernetes/kubernetes, `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`,
+    /// `NodeRules`).
     #[must_use]
     pub fn replace_status(self, kubeconfig: &Utf8Path, name: &NodeName, node: String) -> Cmd {
         let address = format!("--raw=/api/v1/nodes/{name}/status");
@@ -185,7 +187,7 @@ pub struct Node {
     pub labels: Labels,
     /// The taints. A taint that gpu-bootstrap cannot parse is omitted.
     pub taints: Vec<Taint>,
-    /// The number of GPUs for pods, or `None` without a device plugin.
+    /// The number of GPUs for pods, or `None` if the node does not have the resource [`GPUS`].
     pub allocatable_gpus: Option<String>,
     /// Shared GPUs and MIG devices for pods, with their numbers.
     pub other_resources: BTreeMap<String, String>,
@@ -244,7 +246,7 @@ pub enum NodeAnswer {
     Silent(String),
 }
 
-/// Queries a node. An API server that does not respond is not an error, because it may be temporarily unavailable.
+/// Queries a node. A failed query is not an error, because the API server may be temporarily unavailable.
 ///
 /// # Errors
 /// If kubectl cannot be executed.

@@ -1,5 +1,5 @@
-//! Determines whether a machine is a node. A node has a kubelet kubeconfig and the client certificate in it. kubeadm writes the
-//! kubeconfig before the cluster issues the certificate.
+//! Determines whether a machine is a node. A node has a kubelet kubeconfig, and the client certificate file if the kubeconfig
+//! refers to one. kubeadm writes the kubeconfig before the cluster issues the certificate.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Whether both belong to the same cluster, based on the available data.
+    /// Whether both belong to the same cluster: they have the same CA, or the same server URL if a CA is unknown.
     #[must_use]
     pub fn is_of_cluster_of(&self, other: &Self) -> bool {
         match (&self.ca_pin, &other.ca_pin) {

@@ -2,16 +2,17 @@
 //!
 //! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1).
 
-/// The maximum number of minor versions that a kubelet may be older than the API server. Before 1.25, the maximum is two.
+/// The maximum number of minor versions that a kubelet may be older than the API server. Before kubelet 1.25,
+/// it is two.
 const OLDER: u64 = 3;
 
 /// The first minor version whose kubelet does not start with cgroup v1, unless its configuration contains `failCgroupV1:
 /// false`.
 const CGROUP_V2: u64 = 35;
 
-/// The reason that holds for any kubelet of such a version.
+/// The incompatibility with cgroup v1, for a message about a kubelet of unknown version.
 pub const CGROUP_V1: &str =
-    "the machine has cgroup v1, with which a kubelet from 1.35 on does not start";
+    "the machine uses cgroup v1, which kubelet 1.35 and newer does not support";
 
 /// The remedy for a node with cgroup v1. Sources: Kubernetes, "About cgroup v2"; NVIDIA/OpenShell PR 360 (k3s).
 pub const CGROUP_V1_REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel command line (Enterprise Linux: run \

@@ -1,7 +1,8 @@
 //! Bootstrap tokens.
 
 /// The error for text that is not a bootstrap token.
-pub const NOT_BOOTSTRAP: &str = "not a bootstrap token, which has 6 and 16 lower-case letters and digits with a dot between them";
+pub const NOT_BOOTSTRAP: &str =
+    "not a bootstrap token, which has the form `[a-z0-9]{6}.[a-z0-9]{16}`";
 
 /// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
 #[must_use]

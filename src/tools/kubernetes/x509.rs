@@ -65,7 +65,7 @@ fn only_common_name(mut subject: &[u8]) -> Option<String> {
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
-    // A name is shorter than 64 KiB. This byte is either the length, or the number of length bytes that follow.
+    // This byte is the length, or 0x80 plus the number of length bytes that follow. A name is shorter than 64 KiB.
     let digits = match first {
         0x81 => 1,
         0x82 => 2,

@@ -39,7 +39,7 @@ const VENDORS: [&str; 4] = [
 /// Parses the output of `lspci`. Unrelated lines are ignored, for example the text around the output in a ticket.
 ///
 /// # Errors
-/// If a line with an address has no IDs, or if no line has an address.
+/// If a line with an address has no IDs, if no line has an address, or if there are too many functions.
 pub fn parse(text: &str) -> Result<Vec<Function>, LspciError> {
     let mut found: Vec<Function> = Vec::new();
     let mut details = false;
@@ -136,7 +136,8 @@ fn classified(rest: &str) -> Option<(PciClass, &str)> {
     Some((class.trim().parse().ok()?, device))
 }
 
-/// Returns the device name without the vendor, or `None` if it is not in `pci.ids` or the vendor is unknown.
+/// Returns the device name without the vendor name. `None` if `pci.ids` does not contain it, or for a vendor other than NVIDIA
+/// and Mellanox.
 fn name_of(id: PciId, name: &str) -> Option<String> {
     if !matches!(id.vendor, NVIDIA | MELLANOX) {
         return None;
@@ -192,7 +193,7 @@ fn machine_readable(address: PciAddress, rest: &str) -> Option<Function> {
     })
 }
 
-/// Parses a detail line of a function. Returns whether only `-k` or `-v` prints such a line.
+/// Parses a detail line of a function. Returns `true` for a line that lspci prints only with `-k` or `-v`.
 fn detail(function: &mut Function, line: &str) -> bool {
     let Some((key, value)) = line.split_once(':') else {
         let dead = line.starts_with("!!! Unknown header type");

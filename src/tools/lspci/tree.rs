@@ -1,4 +1,4 @@
-//! Converts the functions of a text to sysfs files, so that they can be read like the PCI bus of a machine.
+//! Converts the PCI functions from lspci output to sysfs files, so that they can be read like the PCI bus of a machine.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::{
     model::pci::{DEVICES, MELLANOX, NAME_LISTS, NVIDIA},
 };
 
-/// Length of the config space that every function has.
+/// Length of the config space header, which every function has.
 const HEADER: usize = 64;
 
 const NOTHING_ELSE: &str = "only the output of lspci is known";
@@ -23,7 +23,7 @@ pub fn host(functions: &[Function]) -> Host {
     for function in functions {
         add(&mut tree, function);
     }
-    // The first path of the list contains all names. The other paths do not exist.
+    // The first file contains all names. Add the other paths as empty directories, because unknown paths return an error.
     let [list, others @ ..] = NAME_LISTS;
     tree.file(list.to_owned(), names(functions));
     for path in others {

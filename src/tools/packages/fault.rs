@@ -42,9 +42,9 @@ struct LogPath {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Another package manager holds a lock.
+    /// Another process holds a lock of the package manager.
     Locked,
-    /// An earlier run was interrupted.
+    /// An earlier run of the package manager was interrupted.
     Interrupted,
     /// The disk is full.
     NoSpace,
@@ -146,8 +146,8 @@ impl Fault {
         row.expect("a test checks that each class has an entry")
     }
 
-    /// Returns [`Fault::Build`] if the output shows a failed module build, because such a build prints the path of its log. If
-    /// the compiler could not write, the module is not the cause.
+    /// Returns [`Fault::Build`] if the output contains the path of a DKMS build log, which is printed if a module build fails.
+    /// Keeps classes such as a full disk, because they can also be the cause of a failed build.
     pub(super) fn or_build(self, output: &str) -> Self {
         match self {
             Self::NoSpace | Self::Inodes | Self::Quota | Self::ReadOnly | Self::FileSize => self,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_command_depends_on_the_system() {
+    fn certificate_hint_depends_on_the_manager() {
         for (manager, command) in [
             ("apt", "`update-ca-certificates`"),
             ("dnf", "`update-ca-trust`"),

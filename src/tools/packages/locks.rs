@@ -1,4 +1,5 @@
-//! Finds the process that holds a package manager lock in the kernel's lock list. This module never takes or breaks a lock.
+//! Finds the process that holds a package manager lock, using the kernel's lock list or a PID file. This module never takes or
+//! breaks a lock.
 
 use camino::Utf8Path;
 
@@ -28,7 +29,7 @@ impl std::fmt::Display for Holder {
         match (&self.name, self.pid) {
             (Some(name), Some(pid)) => write!(f, "`{name}` (pid {pid})"),
             (None, Some(pid)) => write!(f, "process {pid}"),
-            _ => f.write_str("a process that is not visible from here"),
+            _ => f.write_str("a process outside this PID namespace"),
         }
     }
 }
@@ -89,7 +90,7 @@ pub fn holder(
     Ok(None)
 }
 
-/// Whether a lock is a file with the ID of the running process.
+/// Whether a lock is a file that contains the process ID of the running package manager.
 fn is_pid_file(lock: &str) -> bool {
     lock.ends_with(".pid")
 }
@@ -103,7 +104,8 @@ pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, Fil
     Ok(text.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()))
 }
 
-/// Whether a PID file contains something else, for example after a power loss.
+/// Whether a PID file has content that is not a process ID, for example after a power loss. dnf rejects such a file, but
+/// accepts an empty one (`dnf/lock.py`).
 ///
 /// # Errors
 /// If the file exists but cannot be read.
@@ -115,7 +117,8 @@ pub fn is_torn(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesErro
 /// Parts of the command lines of programs that write PID files.
 const WRITERS: [&str; 4] = ["dnf", "yum", "packagekit", "ansible"];
 
-/// Whether a process of root exists and may have written such a file. After a reboot, another process may have the same ID.
+/// Whether this process exists, belongs to root, and is a program that writes PID files. After a reboot, another program may
+/// have the same process ID.
 ///
 /// # Errors
 /// If an existing file of the process cannot be read.
@@ -131,8 +134,8 @@ pub fn is_at_work(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
     Ok(WRITERS.iter().any(|word| line.contains(word)))
 }
 
-/// Returns the locks that are PID files of exited processes or were truncated by a power loss. The first lock is kept, because
-/// it shows that a transaction was interrupted.
+/// Returns the PID files of exited processes, and PID files with content that is not a process ID. The first lock is not
+/// returned, because it shows that a transaction was interrupted.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -159,7 +162,7 @@ fn parse(text: &str) -> Vec<Held> {
             let mut words = line.split_whitespace().skip(1);
             (words.next()? == "POSIX").then_some(())?;
             (words.nth(1)? == "WRITE").then_some(())?;
-            // A process outside this PID namespace has ID 0, and an open file description has ID -1.
+            // The ID is 0 for a process outside this PID namespace, and -1 for a lock of an open file description.
             let pid = words.next()?.parse().unwrap_or(0);
             let mut file = words.next()?.split(':');
             let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();
@@ -290,7 +293,7 @@ mod tests {
         let files = machine(|inode| format!("1: POSIX  ADVISORY  WRITE 0 fe:00:{inode} 0 EOF\n"));
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.pid, None);
-        assert!(holder.to_string().contains("not visible"));
+        assert!(holder.to_string().contains("outside this PID namespace"));
     }
 
     #[test]
@@ -310,7 +313,7 @@ mod tests {
         let found = holder(&files, &FILES).unwrap().unwrap();
         assert_eq!((found.lock.as_str(), found.pid), (FILES[1], Some(812)));
         assert!(stale(&files, &FILES).unwrap().is_empty());
-        // A user starts a program with that name. It gets the number of a dnf that was killed.
+        // A user has started a program with this name, and it has the process ID of a dnf process that was killed.
         files.put("/proc/812/status", "Uid:\t65534\t65534\t65534\t65534\n");
         assert_eq!(holder(&files, &FILES).unwrap(), None);
         assert_eq!(stale(&files, &FILES).unwrap(), [FILES[1]]);

@@ -56,7 +56,7 @@ pub const WRITTEN_DIRECTORIES: [&str; 3] = [
 pub enum Manager {
     /// Debian and Ubuntu.
     Apt,
-    /// AlmaLinux, Rocky Linux and RHEL.
+    /// RHEL and related distributions, and Amazon Linux 2023.
     Dnf,
 }
 
@@ -113,7 +113,7 @@ pub trait Backend: Debug + Send + Sync {
     /// If the database exists but cannot be read.
     async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError>;
 
-    /// Returns errors in the sources that prevent the package manager from installing anything.
+    /// Returns errors in the configured sources, with their effect on the package manager.
     ///
     /// # Errors
     /// If an existing file cannot be read.
@@ -254,7 +254,7 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Removes such keys from the manager's database.
+    /// Returns the command that removes keys from the manager's own database, see [`Backend::keys`].
     fn forget_keys(&self, _keys: &[String]) -> Option<Cmd> {
         None
     }
@@ -282,8 +282,8 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Files that are locked while packages or lists change, the outermost first. A file whose name ends with `.pid` is not
-    /// locked but contains the process ID of the running process.
+    /// Files that are locked while packages or lists change. The first one is the lock of a transaction. A file whose name ends
+    /// with `.pid` is not locked but contains the process ID of the running package manager.
     fn locks(&self) -> &'static [&'static str];
 
     /// Returns the truncated files of the package lists, which must be downloaded again.
@@ -359,7 +359,7 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// The automatic updater, or `None` if it respects holds.
+    /// The automatic updater that has a separate exclusion list, or `None` if holds are sufficient.
     fn updater(&self) -> Option<&dyn Updater> {
         None
     }
@@ -411,7 +411,7 @@ pub trait Backend: Debug + Send + Sync {
     /// Resolves a transaction without changing anything.
     fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
 
-    /// Whether a simulation or an estimate printed a result, regardless of its exit status.
+    /// Whether a simulation or an estimate printed a result. Some managers then still exit with an error status.
     fn has_answered(&self, output: &Output) -> bool {
         output.ok()
     }
@@ -539,18 +539,21 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Parses the output of [`Backend::unfinished`]: packages with versions, in the format of this manager's command line.
+    /// Parses the output of [`Backend::unfinished`]: the packages to reinstall, with versions, in the format of this manager's
+    /// command line.
     fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
     }
 
-    /// Parses the output of [`Backend::unfinished`]: packages that are not installed yet, in the same format.
+    /// Parses the output of [`Backend::unfinished`]: the packages that are not installed yet, in the format of
+    /// [`Backend::parse_unfinished`].
     fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns the command that changes an installed package to an available version, for hints. `None` if this manager
-    /// completes an interrupted installation without reinstalling packages.
+    /// Returns the command that changes an installed package to an available version, for a hint if a package must be
+    /// reinstalled but its version is no longer available. `None` if this manager completes an interrupted installation without
+    /// reinstalling packages.
     fn to_offered_command(&self, _package: &Package) -> Option<String> {
         None
     }
@@ -596,7 +599,7 @@ pub trait Backend: Debug + Send + Sync {
         output.lines().last()
     }
 
-    /// Returns the lines that explain why a transaction cannot be resolved.
+    /// Returns the lines that explain why a transaction cannot be resolved or must not be performed.
     fn preflight_issue(&self, _output: &str) -> Option<String> {
         None
     }
@@ -606,12 +609,12 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Returns the sources whose lists could not be downloaded. `None` if there was also another reason.
+    /// Returns the sources whose lists could not be downloaded. `None` if no source or something else failed.
     fn failures_by_source(&self, _output: &str) -> Option<Vec<SourceFailure>> {
         None
     }
 
-    /// Whether an output line shows that one stage of a transaction is done.
+    /// Whether an output line reports a stage of a transaction, such as a download or the installation of one package.
     fn is_stage(&self, _line: &str) -> bool {
         false
     }
@@ -627,7 +630,8 @@ pub trait Backend: Debug + Send + Sync {
     }
 }
 
-/// An automatic updater that ignores holds.
+/// An automatic updater with a separate exclusion list. Holds are set on installed packages. The list also excludes matching
+/// packages that are installed later.
 pub trait Updater: Debug + Send + Sync {
     /// Returns the file that excludes packages. The patterns are created by [`Updater::pattern`].
     fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String);
@@ -671,8 +675,8 @@ pub trait HoldList: Debug + Send + Sync {
     /// If an existing file cannot be read.
     fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError>;
 
-    /// Returns `text` with holds on the installed versions of `packages`. For names in `ours`, holds that gpu-bootstrap created
-    /// on other versions are removed.
+    /// Returns `text` with holds on the installed versions of `packages`. `ours` are the [`Package::id`]s that gpu-bootstrap
+    /// manages: for these packages, except kernels, holds on other versions are removed.
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
 
     /// Returns the entries of the list that hold a package, including entries written by other programs.

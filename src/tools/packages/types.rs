@@ -21,7 +21,7 @@ pub enum PackageCondition {
     Absent,
     /// Removed, except for its configuration.
     Configuration,
-    /// Unpacking was interrupted.
+    /// Unpacking was interrupted. With rpm: an interrupted upgrade left this old version installed.
     HalfInstalled,
     /// Unpacked, but not configured.
     Unpacked,
@@ -34,7 +34,8 @@ pub enum PackageCondition {
 pub struct Package {
     /// The name without the architecture.
     pub name: String,
-    /// The name that the package manager accepts. It includes the architecture if that is a foreign one.
+    /// The name that the package manager accepts. It includes a foreign architecture, and the version if several versions of
+    /// the package can be installed at the same time.
     pub id: String,
     /// `amd64`, `x86_64`, `noarch`, …. Empty if the database does not contain it.
     pub architecture: String,
@@ -98,10 +99,10 @@ pub struct AvailablePackage {
     pub name: String,
     /// The version that the package manager would choose.
     pub candidate: Option<String>,
-    /// Versions with their priorities.
+    /// Versions with their priorities, which are 0 if the package manager has no priorities for versions.
     pub versions: Vec<(String, i32)>,
-    /// Versions that an administrator has blocked in all their sources with a negative priority, and that our preference for a
-    /// driver branch would allow again. Our preference lists packages and versions, and cannot specify a source.
+    /// Versions that an administrator has blocked in all their sources with a negative priority, but that our preference for a
+    /// driver branch allows. Our preference contains packages and versions, and cannot be restricted to a source.
     pub forbidden: Vec<String>,
     /// The installed version if no repository offers it. It cannot be reinstalled after removal.
     pub only_installed: Option<String>,
@@ -225,7 +226,7 @@ pub struct Contents {
 /// The download and installed size of a transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// The files to download, by URL, with their sizes in bytes.
+    /// The files to download, with their sizes in bytes. The text is the URL (apt) or the repository ID (dnf).
     pub downloads: Vec<(String, u64)>,
     /// The additional disk space in bytes, without the downloads.
     pub unpacked_bytes: u64,
@@ -250,7 +251,7 @@ pub struct SourceFailure {
 /// The packages that a transaction may remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removals {
-    /// No packages, even if the resolver now removes one.
+    /// No packages, even if the resolver would now remove one.
     None,
     /// The packages in the simulation that the plan approved.
     Approved,
@@ -432,8 +433,8 @@ pub enum Mark {
 /// The settings of every command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Seconds that the package manager itself waits for its locks. It matters for locks that are taken after gpu-bootstrap has
-    /// found all locks free.
+    /// The time in seconds that apt itself waits for a lock that was taken after gpu-bootstrap had found all locks free. dnf
+    /// fails immediately instead.
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy.
     pub proxy: Option<Secret>,
@@ -464,7 +465,7 @@ pub struct SourceEntry {
     pub file: Utf8PathBuf,
     /// The URL in canonical form, for comparisons.
     pub uri: String,
-    /// The URL as written.
+    /// The URL as written. In dnf files, it includes the option name, such as `baseurl=`.
     pub written: String,
     pub suite: String,
     /// The keyring path, or the key itself.
@@ -475,7 +476,7 @@ pub struct SourceEntry {
     pub components: Vec<String>,
     /// The architectures that it is restricted to. Empty means the machine's architecture.
     pub architectures: Vec<String>,
-    /// Whether it disables a part of the signature verification.
+    /// Whether it disables signature verification, completely or in part.
     pub skips_verification: bool,
 }
 
@@ -587,12 +588,12 @@ pub enum ArchiveError {
         /// The files that contain sources.
         places: &'static str,
     },
-    /// The key is embedded or specified by its fingerprint.
+    /// The key is missing, embedded, specified by its fingerprint, or in several files.
     #[error("the source in `{file}` does not specify exactly one key file in `Signed-By`")]
     NoKeyFile { file: Utf8PathBuf },
 }
 
-/// Returns all entries that have the same URL and suite as another entry, but another key.
+/// Returns a description of each entry that has the same URL and suite as another entry, but another key.
 #[must_use]
 pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
     (entries.iter())
@@ -629,8 +630,8 @@ pub enum Impact {
     All,
     /// No packages are available from one source, and updating the lists fails.
     Source,
-    /// Same as `Source`, but only if a file is also missing or unreadable on the machine: a recorded tree may lack it, or
-    /// contain it with other permissions.
+    /// Same as `Source`, but only if the keyring is really missing or unreadable on the machine. In a recorded copy of a
+    /// machine, it may be missing or have other permissions.
     Lacking,
     /// A file is ignored.
     File,

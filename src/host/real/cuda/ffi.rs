@@ -16,9 +16,9 @@ use crate::host::CudaFault;
 /// The result of a call.
 pub(super) type Tried<T> = Result<T, CudaFault>;
 
-/// Generates the library from these declarations: a struct with function pointers, its loader, and
-/// a method per function that converts its result to an error. If a driver lacks a function, the
-/// name after `or` is used.
+/// Generates the struct `Cuda` from function declarations. It contains the function pointers, and has
+/// a constructor that loads the library, and a method per function that converts an error code to an
+/// error. If a driver lacks a function, the name after `or` is used.
 macro_rules! driver_api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(or $older:ident)?;)*) => {
         /// The opened library.
@@ -84,7 +84,7 @@ driver_api! {
     );
 }
 
-/// Returns the first of these functions that the library has. This only creates a pointer.
+/// Returns a pointer to the first of these functions that the library contains.
 fn find<F: Copy>(library: &Library, name: &str, older: &[&str]) -> Tried<F> {
     let mut names = [name].into_iter().chain(older.iter().copied());
     // SAFETY: `F` is the type of the function in `cuda.h`, as declared above.
@@ -100,7 +100,7 @@ fn written<T>(mut place: T, call: impl FnOnce(*mut T) -> Tried<()>) -> Tried<T> 
     Ok(place)
 }
 
-/// A device, by its index.
+/// A device handle (`CUdevice`).
 pub(super) struct Device<'c> {
     cuda: &'c Cuda,
     raw: c_int,
@@ -134,7 +134,7 @@ impl Cuda {
         unsafe { self.cuInit(0) }
     }
 
-    /// The latest CUDA version of the driver: 1000 × major + 10 × minor.
+    /// The latest CUDA version that the driver supports: 1000 × major + 10 × minor.
     pub(super) fn version(&self) -> Tried<c_int> {
         // SAFETY: writes one number.
         written(0, |place| unsafe { self.cuDriverGetVersion(place) })
@@ -164,8 +164,8 @@ impl<'c> Device<'c> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The 16 bytes of the UUID. For a MIG device, the UUID of the MIG device if the driver has the
-    /// required function.
+    /// The 16 bytes of the UUID. For a MIG device, this is the UUID of the MIG device only if the
+    /// driver has `cuDeviceGetUuid_v2`.
     pub(super) fn uuid(&self) -> Tried<[u8; 16]> {
         // SAFETY: writes a `CUuuid`, which is 16 bytes.
         written([0; 16], |place| unsafe {
@@ -193,7 +193,7 @@ impl<'c> Device<'c> {
         Ok((attribute(75)?, attribute(76)?))
     }
 
-    /// Makes its primary context current on this thread.
+    /// Makes the primary context of the device current on this thread.
     pub(super) fn context(&self) -> Tried<Context<'c>> {
         let cuda = self.cuda;
         // SAFETY: writes one handle. The context is never released, so the handle stays valid.

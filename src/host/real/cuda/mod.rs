@@ -1,5 +1,5 @@
-//! Calls the CUDA driver API in child processes. A call can hang forever on a faulty GPU, and a
-//! process sees at most one MIG device.
+//! Calls the CUDA driver API in child processes, because a call can hang forever on a faulty GPU, and
+//! a process sees at most one MIG device.
 //!
 //! A child prints each phase before it starts, so that the parent knows which phase hangs and kills
 //! the child when the time limit of the phase is exceeded.
@@ -109,7 +109,7 @@ impl Asking<'_> {
         let args = [CUDA_WORK].into_iter().chain(device).map(str::to_owned);
         let left = self.until.saturating_duration_since(Instant::now());
         let mut cmd = (self.program.command(args))
-            // The limits of the phases apply first.
+            // Longer than the limits of the phases, so that these apply first.
             .deadline(left + Duration::from_secs(5))
             // Do not leave compiled kernels in the cache.
             .env("CUDA_CACHE_DISABLE", "1")
@@ -125,7 +125,7 @@ impl Asking<'_> {
             }
         };
         let ran = tokio::select! {
-            // Prefer a line that arrived in time.
+            // Poll the child first, so that a phase line that arrived in time is not ignored.
             biased;
             ran = self.exec.run(&cmd, &mut note) => ran,
             // Dropping the other future kills the child.
@@ -152,8 +152,8 @@ impl Asking<'_> {
     }
 }
 
-/// Waits until a phase exceeds its time limit. The receiver provides the current phase and its
-/// start.
+/// Waits until a phase exceeds its time limit, or until the overall deadline. The receiver provides
+/// the current phase and its start.
 async fn overdue(
     limits: TimeLimits,
     until: Instant,
@@ -185,7 +185,7 @@ mod tests {
         whole: Duration::from_secs(60),
     };
 
-    /// Returns the hung phase and its duration for a child that runs `work`.
+    /// Returns the hung phase of a child that runs `work`, and the time until it was detected.
     async fn hung(whole: Duration, work: impl AsyncFnOnce(&dyn Fn(&str))) -> (String, Duration) {
         let begin = Instant::now();
         let (phase, seen) = watch::channel(("before".to_owned(), begin));

@@ -73,7 +73,7 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
         found: found.to_owned(),
     };
     let cuda = opened(phase).map_err(|fault| match fault {
-        // The list of all devices was not empty, so CUDA does not know this UUID.
+        // An earlier process listed devices, so this error means that none of them has this UUID.
         CudaFault::Returned {
             code: NO_DEVICE, ..
         } => other("no device"),
@@ -103,8 +103,9 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
     })
 }
 
-/// Whether CUDA's UUID is the same as NVML's. Drivers before 470 identify a MIG device by its GPU
-/// and two numbers, which cannot be compared with the UUID of CUDA.
+/// Whether the requested NVML UUID and the CUDA UUID are the same. Before driver 470, NVML
+/// identifies a MIG device by its GPU and two numbers. They cannot be compared with the CUDA UUID,
+/// so they are accepted.
 fn is_same(asked: &str, uuid: &str) -> bool {
     let plain = asked.trim_start_matches("GPU-").trim_start_matches("MIG-");
     plain.contains('/') || plain.eq_ignore_ascii_case(uuid)
@@ -115,7 +116,7 @@ fn copies(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     phase("allocating memory");
     let (first, second) = (context.memory(COPIED)?, context.memory(COPIED)?);
     phase("copying to the GPU and back");
-    // Each bit once unchanged and once inverted.
+    // The second pass inverts all bits, so that each bit is copied as 0 and as 1.
     for flip in [0, u32::MAX] {
         let sent = numbers(COPIED, 1, flip);
         let mut received = vec![0; COPIED];
@@ -152,7 +153,7 @@ fn computes(context: &Context<'_>, phase: &mut Phase<'_>) -> Tried<()> {
     }
 }
 
-/// Returns pseudorandom numbers.
+/// Returns pseudorandom numbers, each XORed with `flip`.
 fn numbers(count: usize, seed: u32, flip: u32) -> Vec<u32> {
     let sequence = std::iter::successors(Some(next(seed)), |number| Some(next(*number)));
     sequence.take(count).map(|number| number ^ flip).collect()
@@ -177,7 +178,7 @@ fn expected(mut number: u32, rounds: u32) -> u32 {
     let mut sum = 1.0_f32;
     for _ in 0..rounds {
         number = next(number);
-        // Exact, because the value has 24 bits, like the mantissa of a float.
+        // The conversion is exact, because the value has 24 bits, like the mantissa of a float.
         sum = sum.mul_add(0.5, (number >> 8) as f32);
     }
     number ^ sum.to_bits()

@@ -97,7 +97,7 @@ fn unsafe_secrets_and_missing_programs_block_first() {
         ..stranger()
     };
     decide(&open, &with_kubeadm(&[])).expect_blocked();
-    // The kubeconfig for draining and deleting is used as long as the machine is a node.
+    // The files of a node must also be safe: it uses the access kubeconfig to drain and delete itself.
     let joined = JoinState {
         membership: Some(Membership {
             kubeconfig: "/etc/kubernetes/kubelet.conf".into(),
@@ -164,6 +164,12 @@ fn managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     decide(&member(None), &want).expect_satisfied();
     decide(&stranger(), &want).expect_blocked_now();
+    // Unusable files of a managed node are only reported after it has joined, because they are not used before.
+    let unusable = JoinState {
+        unusable: vec!["`/t` cannot be used: mode is 0644".to_owned()],
+        ..stranger()
+    };
+    decide(&unusable, &want).expect_blocked_now();
     decide(&stranger(), &desired()).expect_not_applicable();
 }
 
@@ -207,7 +213,7 @@ fn eks_node_gets_no_taints() {
 }
 
 #[test]
-fn agent_blocked_by_cloud_setup_is_reported_before() {
+fn agent_blocked_by_cloud_setup_is_reported_before_joining() {
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/etc/token".into()),
@@ -222,7 +228,7 @@ fn agent_blocked_by_cloud_setup_is_reported_before() {
     assert!(hint.contains("systemctl disable"), "{hint}");
 }
 
-/// This line is from the k3s installer before October 2025.
+/// The k3s installer wrote the `ExecStartPre=` line of `OLD` before October 2025.
 #[tokio::test]
 async fn old_agent_unit_and_cloud_setup_are_detected() {
     const OLD: &str = "[Service]\nExecStartPre=/bin/sh -xc '! /usr/bin/systemctl is-enabled --quiet nm-cloud-setup.service'\n";

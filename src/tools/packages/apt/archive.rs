@@ -5,11 +5,11 @@ use crate::tools::packages::{ArchiveError, Further, SourceEntry};
 /// The locations of sources, for messages.
 const PLACES: &str = "`/etc/apt/sources.list` or `/etc/apt/sources.list.d`";
 
-/// Returns the additions that give the machine these components in these suites, or `None` if it already has all of them. The
-/// machine must already have the first suite.
+/// Returns a source that adds the components that the first suite lacks, or `None` if it already has all of them. The source
+/// contains those of the suites that the machine already uses, and the first suite must be one of them.
 ///
 /// # Errors
-/// If the machine has no source for the first suite, or if that source does not specify exactly one key file.
+/// If the machine has no source for the first suite, or if `Signed-By` of that source is not a single key file.
 pub fn further(
     entries: &[SourceEntry],
     suites: &[String],
@@ -130,7 +130,7 @@ deb http://mirror.example/debian bookworm-updates main
     }
 
     #[test]
-    fn machine_without_the_suite_is_rejected() {
+    fn missing_suite_and_embedded_key_are_rejected() {
         let entries = parse_lines("deb http://mirror.example/debian sid main");
         assert!(matches!(
             wanted(&entries),

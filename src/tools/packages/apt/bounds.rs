@@ -14,7 +14,7 @@ pub fn show(packages: &[&str]) -> Query {
 }
 
 /// Parses the output of [`show`]: `NAME (>= VERSION)` and `NAME (= VERSION)` in `Depends`. Alternatives are omitted, because
-/// none of them is certain.
+/// any of them may be installed.
 #[must_use]
 pub fn parse(text: &str) -> Vec<LowerBounds> {
     let mut found: Vec<LowerBounds> = Vec::new();

@@ -62,7 +62,8 @@ fn options(settings: &Settings) -> Vec<String> {
         "-oDpkg::Options::=--force-confdef".to_owned(),
         "-oDpkg::Options::=--force-confold".to_owned(),
         "-oAPT::Install-Recommends=false".to_owned(),
-        // Overrides the administrator's default, because unneeded packages may not be ours.
+        // Overrides the administrator's default. Otherwise apt could remove unneeded packages that gpu-bootstrap did not
+        // install.
         "-oAPT::Get::AutomaticRemove=false".to_owned(),
     ]
 }
@@ -116,7 +117,7 @@ fn with_removals(packages: &[String], removing: &[String]) -> Vec<String> {
     packages.iter().cloned().chain(going).collect()
 }
 
-/// Returns the apt-get command of a request and its packages. Packages to remove end with a dash.
+/// Returns the apt-get command of a request and its packages. With `install`, packages to remove end with a dash.
 fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<String>) {
     match request {
         TransactionRequest::Install { packages, removing } => {
@@ -139,7 +140,7 @@ pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
     let mut cmd = get(settings, &["-oAPT::Update::Error-Mode=any", "update"], &[])
         .deadline(UPDATE_DEADLINE)
         .silence(Duration::from_secs(180));
-    // For a mirror that is being synchronized.
+    // A cache may contain an inconsistent state of a mirror that was being synchronized.
     if past_caches {
         for scheme in ["https", "http"] {
             (cmd.args).insert(0, format!("-oAcquire::{scheme}::No-Cache=true"));

@@ -38,7 +38,7 @@ pub fn native(packages: &[Package]) -> &str {
         .map_or("", |package| package.architecture.as_str())
 }
 
-/// Renames packages of a foreign architecture to `name:architecture`, like apt.
+/// Sets the ID of packages of a foreign architecture to `name:architecture`, like apt.
 fn name_foreign_ones(packages: &mut Vec<Package>) {
     let native = native(packages).to_owned();
     if native.is_empty() {
@@ -364,7 +364,7 @@ Status: install ok installed
     }
 
     #[test]
-    fn foreign_architecture_is_part_of_the_name() {
+    fn foreign_architecture_is_part_of_the_id() {
         let own =
             "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n\n";
         let ids = |text: &str| -> Vec<String> {

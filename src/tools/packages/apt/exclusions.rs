@@ -65,7 +65,8 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
     Exclusion::in_files(files, &paths(files)?, parse)
 }
 
-/// Returns the exclusions that apt reads after our preferences, because ours would override them.
+/// Returns the exclusions in files that apt reads after our preferences. Our preferences override them, because apt uses the
+/// first record that matches a version.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -82,7 +83,7 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
 const DEFAULT_RELEASE: i64 = 990;
 
 /// Returns the records of the administrator that pin one of the packages to versions that our pin does not allow, or to only
-/// some of the versions that it allows. For all other versions, our pin takes precedence over these records.
+/// some of the versions that it allows. A revision of a single configured version is allowed.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -198,7 +199,8 @@ fn number(value: &str) -> Option<i64> {
     })
 }
 
-/// Returns the priorities below 0, each with the packages of its stanza. A stanza for `*` excludes an origin.
+/// Returns the priorities below 0, each with the packages of its stanza. A stanza for `*` is ignored, because it excludes an
+/// origin and not a package.
 fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
     let mut found = Vec::new();
     let mut packages: Vec<String> = Vec::new();

@@ -17,12 +17,13 @@ const SIGNS: &[(&str, Fault)] = &[
     ("No space left on device", Fault::NoSpace),
     ("You don't have enough free space", Fault::NoSpace),
     ("Disk quota exceeded", Fault::Quota),
-    // File errors in the format of apt and dpkg. A script may print the plain text about `/sys`.
+    // Only in the formats that apt and dpkg use for their own file errors. A package script may print "Read-only file system"
+    // because of a parameter in `/proc/sys`.
     ("(30: Read-only file system)", Fault::ReadOnly),
     ("'): Read-only file system", Fault::ReadOnly),
     ("failed to write (Read-only file system)", Fault::ReadOnly),
     ("File too large", Fault::FileSize),
-    // apt then adds that the list of sources could not be read.
+    // Precedes `Fault::Sources`, because apt then also prints "The list of sources could not be read".
     (
         "Conflicting values set for option Signed-By",
         Fault::SignedBy,
@@ -30,14 +31,14 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Malformed entry", Fault::Sources),
     ("Malformed stanza", Fault::Sources),
     ("The list of sources could not be read", Fault::Sources),
-    // An overloaded server. apt puts two spaces around the HTTP status, unlike in sizes such as `Need to get 503 MB`. Its lists
-    // are then also reported as not signed.
+    // An overloaded server. apt puts two spaces around the HTTP status, unlike in sizes such as `Need to get 503 MB`. apt then
+    // also reports that the repository is not signed.
     ("  429  ", Fault::Network),
     ("  500  ", Fault::Network),
     ("  502  ", Fault::Network),
     ("  503  ", Fault::Network),
     ("  504  ", Fault::Network),
-    // A missing file is also reported as not signed.
+    // If the file is missing, apt also reports that the repository is not signed.
     ("does not have a Release file", Fault::Missing),
     ("no longer has a Release file", Fault::Missing),
     ("InRelease  40", Fault::Missing),
@@ -50,7 +51,7 @@ const SIGNS: &[(&str, Fault)] = &[
     (UNREADABLE, Fault::Other),
     (NO_TEMPORARY, Fault::Other),
     (NO_SIGNATURE, Fault::Other),
-    // An error of the `sqv` policy, which precedes "is not signed".
+    // The signature policy of `sqv` rejects the signature. apt then also prints "is not signed".
     (
         "Signature Packet v3 is not considered secure",
         Fault::OldSignature,
@@ -63,14 +64,15 @@ const SIGNS: &[(&str, Fault)] = &[
     ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
-    // apt 2: its user cannot read the keyring of a repository that was downloaded before.
+    // apt 2: the user `_apt` cannot read the keyring of a repository whose lists were downloaded before.
     ("Unknown error executing apt-key", Fault::Key),
-    // apt 3, which verifies with `sqv`. For a repository that was downloaded before, it does not print "is not signed".
+    // apt 3, which verifies with `sqv`. If the lists of the repository were downloaded before, apt does not print "is not
+    // signed".
     ("OpenPGP signature verification failed", Fault::Key),
     ("Hash Sum mismatch", Fault::Stale),
     ("File has unexpected size", Fault::Stale),
     ("Mirror sync in progress", Fault::Stale),
-    // The text after the status comes from the server.
+    // Only the status, because the text after it comes from the server.
     ("  404  ", Fault::Stale),
     ("404 Not Found", Fault::Stale),
     ("Temporary failure resolving", Fault::Network),
@@ -109,7 +111,7 @@ const SIGNS: &[(&str, Fault)] = &[
 
 const UNREADABLE: &str = "as the file is not readable by user";
 const NO_TEMPORARY: &str = "Couldn't create temporary file";
-/// The same error in apt 3.
+/// The message of apt 3 for the same error as [`NO_TEMPORARY`].
 const NO_SIGNATURE: &str = "Unable to mkstemp /tmp/apt.sig";
 const TEMPORARY: &str = "apt verifies signatures as the user `_apt`, which requires write permission for `/tmp`: run `chmod \
     1777 /tmp`";
@@ -154,7 +156,7 @@ fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
 }
 
-/// Returns the line that shows the failure. In a long output, it is not one of the last lines.
+/// Returns the line that shows the failure. In a long output, this is often not one of the last lines.
 #[must_use]
 pub fn telling_line(text: &str) -> Option<&str> {
     let (sign, _) = sign_in(text)?;
@@ -167,7 +169,7 @@ pub fn fault(text: &str) -> Fault {
     (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
 }
 
-/// Returns the lines of the output that explain why apt cannot resolve a transaction.
+/// Returns the lines of the output that list the held packages that would change, or the unmet dependencies.
 #[must_use]
 pub fn preflight_issue(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
@@ -201,8 +203,8 @@ pub fn failed_sources(text: &str) -> Option<String> {
     (!failed.is_empty()).then(|| failed.join("\n"))
 }
 
-/// Returns the sources that made `update` fail, or `None` if there was also another failure. A source is in a line `Err:4 URL
-/// SUITE FILE`, followed by the reason, or in an error or a warning.
+/// Returns the sources that made `update` fail, or `None` if no source or something else failed. The URL of a source is in a
+/// line `Err:4 URL SUITE FILE`, which the reason follows, or in an error or a warning.
 #[must_use]
 pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
     const OURS: [Fault; 9] = [
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn obstacle_is_found_in_long_output() {
+    fn preflight_issue_is_found_in_long_output() {
         let text = "The following NEW packages will be installed:\n  a b\n\
                     The following held packages will be changed:\n  docker.io\n\
                     0 upgraded, 2 newly installed.\n";
@@ -348,7 +350,7 @@ mod tests {
                 Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", Fault::Stale;
             "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", Fault::Stale;
-            // apt 3.0, for a repository that was downloaded before.
+            // apt 3.0, for a repository whose lists were downloaded before.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
                 Fault::Key;
             // apt 2.6, for a keyring with mode 0600.

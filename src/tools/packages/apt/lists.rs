@@ -1,5 +1,5 @@
-//! Checks the package lists that apt has downloaded. apt does not sync them to disk, so a power loss leaves them empty or
-//! truncated, and apt does not check them again until the signed index of the repository changes.
+//! Checks the package lists that apt has downloaded. apt does not sync them to disk, so a power loss may leave them empty
+//! or truncated, and apt does not check them again until the signed index of the repository changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::host::{FileKind, FilesError, ReadFiles, Stat};
 /// The directory of the lists.
 pub const DIRECTORY: &str = "/var/lib/apt/lists";
 
-/// The end of a signature, in an index with an inline signature and in a separate file.
+/// The last line of a signature, which is at the end of an index or in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
 
-/// The suffixes of compressed lists. The size in the index may be for another compression.
+/// The suffixes of compressed lists. apt may recompress a list, so its size can differ from the size in the index.
 const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 
 /// Returns the truncated lists and indexes.
@@ -46,9 +46,10 @@ pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the lists show that a package is unavailable. This requires that the archive, which has the component `main`, was
-/// downloaded. Another source may be permanently dead, and the lists of a source that gpu-bootstrap has just added are
-/// downloaded later.
+/// Whether the lists are complete enough to conclude that a package is unavailable. At least one list must exist. If archives
+/// (sources with the component `main`) are configured, at least one of them must have been downloaded. Other sources are not
+/// required, because they may be permanently unreachable. The sources that gpu-bootstrap adds do not count, because their lists
+/// are downloaded later.
 #[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
     let mut archives = (sources.iter())
@@ -76,7 +77,7 @@ fn start(source: &SourceEntry) -> Option<String> {
         "file" | "copy" => place.strip_prefix("//").unwrap_or(place),
         _ => return None,
     };
-    // apt omits credentials.
+    // apt omits credentials in file names.
     let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let whole = format!("{host}{path}/dists/{}/", source.suite);
@@ -105,7 +106,7 @@ fn torn_of<'n>(
             true => (*index).to_owned(),
             false => format!("{index}.gpg"),
         };
-        // An index without a signature does not show whether it is complete.
+        // Truncation is detectable only if the index has a signature.
         if texts.contains_key(signature.as_str()) && !is_whole(&signature) {
             torn.extend([name(index), name(&signature)].into_iter().flatten());
             continue;
@@ -229,7 +230,7 @@ mod tests {
             ("m_d_x%5fy%402_Packages", 7),
             ("m_d_Packages", 5),
             ("other_main_binary-amd64_Packages", 3),
-            // Compressed by apt itself, or also empty on the server.
+            // A list that apt has recompressed, and a list that is also empty on the server.
             ("m_d_main_dep11_Components-amd64.yml.gz", 21),
             ("m_d_none_Packages", 0),
         ];

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 /// The path of the file.
 pub const PATH: &str = "/var/lib/apt/extended_states";
 
-/// Returns the names of packages that are marked as automatically installed. For an architecture other than `native`, the name
-/// is `name:architecture`.
+/// Returns the names of packages that are marked as automatically installed. For an architecture other than `native` and `all`,
+/// the name is `name:architecture`.
 #[must_use]
 pub fn parse(text: &str, native: &str) -> BTreeSet<String> {
     text.split("\n\n")

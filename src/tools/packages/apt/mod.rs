@@ -37,7 +37,7 @@ use crate::{
 /// The directory of downloaded package files.
 const ARCHIVES: &str = "/var/cache/apt/archives";
 
-/// The files that are locked while packages or lists change, the outermost first.
+/// The files that are locked while packages or lists change. The first one is locked during a complete transaction.
 const LOCKS: [&str; 4] = [
     "/var/lib/dpkg/lock-frontend",
     "/var/lib/dpkg/lock",
@@ -102,7 +102,8 @@ impl Backend for Apt {
         Ok(database::owned_by(host.files(), packages)?)
     }
 
-    /// Compares versions like Debian. Invalid versions are sorted as text, because apt reports them with a better message.
+    /// Compares versions like dpkg. Invalid versions are compared as text instead of causing an error, because apt itself
+    /// rejects them.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         version::compare(a, b)
     }

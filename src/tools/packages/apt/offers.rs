@@ -69,18 +69,19 @@ const INSTALLED: &str = " *** ";
 /// The "source" of installed packages.
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// Parses `PRIORITY SOURCE …`: the source of a version, and its priority without records for the package.
+/// Parses `PRIORITY SOURCE …`: a source of a version, and the priority of the source. Preferences for the package do not
+/// change this priority.
 fn source_line(words: &str) -> Option<(i32, &str)> {
     let (priority, source) = words.split_once(' ')?;
     Some((priority.parse().ok()?, source.split_whitespace().next()?))
 }
 
-/// The remedy if our preference overrides the block of a repository.
+/// The remedy if our preference allows a version from a repository that the administrator has blocked.
 pub const LIFTED: &str = "nothing was changed; the preference for the driver branch lists packages and takes precedence over a \
-     record for `*`: remove that repository, or list these packages in the record that blocks it: `Package: NAMES`, `Pin: \
+     record for `*`: remove the blocked repository, or list these packages in the record that blocks it: `Package: NAMES`, `Pin: \
      origin \"HOST\"`, `Pin-Priority: -1`";
 
-/// Whether a preferences file blocks anything, apt_preferences(5).
+/// Whether a preferences file contains a negative priority, which blocks versions, apt_preferences(5).
 #[must_use]
 pub fn forbids(preferences: &str) -> bool {
     preferences.lines().any(|line| {
@@ -90,8 +91,8 @@ pub fn forbids(preferences: &str) -> bool {
     })
 }
 
-/// Parses ` *** VERSION PRIORITY`, or five blanks, the version and its priority. The lines of its sources are indented further
-/// and start with a number.
+/// Parses ` *** VERSION PRIORITY`, or the same with five spaces instead of the marker. The source lines of the version follow.
+/// They are indented further.
 fn version_line(line: &str) -> Option<(String, i32)> {
     let rest = line
         .strip_prefix(INSTALLED)
@@ -131,7 +132,7 @@ linux-headers-6.1.0-1-amd64:
 ";
 
     #[test]
-    fn only_names_with_a_candidate_are_returned() {
+    fn name_without_versions_has_no_candidate() {
         let names: Vec<String> = parse(TEXT)
             .into_iter()
             .filter(|offer| offer.candidate.is_some())
@@ -160,7 +161,8 @@ linux-headers-6.1.0-1-amd64:
         assert!(offers[2].versions.is_empty() && offers[2].candidate.is_none());
     }
 
-    /// Output of apt 2.6 with `Package: *`, `Pin: release o=ThirdParty`, -1, and our preference for 580.
+    /// Output of apt 2.6 with our preference for 580, and the record `Package: *`, `Pin: release o=ThirdParty`,
+    /// `Pin-Priority: -1`.
     const THIRD: &str = "\
 nvidia-driver:
   Installed: (none)
@@ -178,7 +180,7 @@ nvidia-driver:
     fn version_allowed_only_by_our_preference_is_forbidden() {
         let forbidden = |text: &str| parse(text).remove(0).forbidden;
         assert_eq!(forbidden(THIRD), ["580.999.0"]);
-        // A record of the administrator for the package.
+        // The administrator's own preference for the package allows the version.
         assert_eq!(
             forbidden(&THIRD.replace("580.999.0 1001", "580.999.0 600")),
             [""; 0]

@@ -12,8 +12,8 @@ const STAGES: [&str; 4] = [
     "Purging configuration files for ",
 ];
 
-/// Whether an output line shows that a stage is done. dpkg's own lines end with a version and three dots, unlike similar lines
-/// of package scripts.
+/// Whether an output line reports a stage of the transaction, such as a download or the removal of a package. dpkg's own lines
+/// end with a version and three dots, unlike similar lines of package scripts.
 #[must_use]
 pub fn is_stage(line: &str) -> bool {
     match line.strip_prefix(FETCHING) {

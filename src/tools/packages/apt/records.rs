@@ -7,7 +7,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the value of a field, which may have several lines. Empty if the record does not have the field.
+    /// Returns the value of a field, including its continuation lines, without line breaks. Empty if the record does not have
+    /// the field.
     pub(super) fn field(&self, key: &str) -> &str {
         let found = self.fields.iter().find(|(name, _)| name == key);
         found.map_or("", |(_, value)| value.trim())

@@ -7,8 +7,8 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// Returns the keyring of a repository: an existing one, or ours if the repository has a key URL. `None` if apt uses its own
-/// keyrings.
+/// Returns the keyring path of a repository: the specified existing keyring, or our own file if the repository has a key URL.
+/// `None` if apt uses its own keyrings.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     // apt derives the keyring format from the file extension.
@@ -53,8 +53,9 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
 
 /// Prefix of our files in `/etc/apt/preferences.d`. For each version, the first record that lists the package takes precedence,
 /// `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in name order (tested with apt 2.6).
-/// Our files must be last, so that they never allow a version that a record of the administrator blocks. A record has only one
-/// `Pin` field, so a pin on a version cannot be restricted to one repository.
+/// Our files must be last, so that they never allow a version that a record of the administrator for this package blocks. They
+/// still override a record for `*`, see [`super::offers::LIFTED`]. A record has only one `Pin` field, so a pin on a version
+/// cannot be restricted to one repository.
 pub const PREFERENCES: &str = "zz-gpu-bootstrap-";
 
 fn preferences(name: &str) -> Utf8PathBuf {
@@ -75,10 +76,10 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// Returns the path and the content of the file that sets the priority of a repository's packages, or `None` to keep the default
-/// priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`. The
-/// record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such as
-/// backports.
+/// Returns the path and the content of the file that sets the priority of a repository's packages, or `None` to keep the
+/// default priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`.
+/// The record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such
+/// as backports.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;

@@ -8,8 +8,7 @@ pub fn parse(text: &str) -> Vec<Action> {
     text.lines().filter_map(line).collect()
 }
 
-/// `Inst NAME [OLD] (NEW Origin:…/suite [arch]) []`, `Remv NAME [VERSION] […]`, `Purg NAME
-/// [VERSION]`.
+/// Parses `Inst NAME [OLD] (NEW Origin:…/suite [arch]) []`, `Remv NAME [VERSION] […]` or `Purg NAME [VERSION]`.
 fn line(line: &str) -> Option<Action> {
     let (word, rest) = line.split_once(' ')?;
     let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -5,7 +5,7 @@ pub(super) fn rounded(text: &str) -> Option<u64> {
     parse(text, 0)
 }
 
-/// Returns the maximum size with this text. apt rounds, so this is the next number.
+/// Returns an upper bound of the size. apt rounds sizes, so the bound is the next number that apt could print.
 pub(super) fn at_most(text: &str) -> Option<u64> {
     parse(text, u64::from(!text.ends_with(" B")))
 }

@@ -10,7 +10,7 @@ use crate::{
     tools::packages::{Impact, SourceEntry, SourceIssue, contradictions},
 };
 
-/// The old single file.
+/// The main file, which has one source per line.
 pub const LIST: &str = "/etc/apt/sources.list";
 
 /// The directory of additional files, `*.list` and `*.sources`.
@@ -23,7 +23,7 @@ pub fn is_read(name: &str) -> bool {
     (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
 }
 
-/// Options that disable signature verification.
+/// Options that disable signature verification, completely or in part.
 const SKIPS_VERIFICATION: [&str; 4] = [
     "trusted",
     "allow-insecure",
@@ -152,7 +152,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     Ok(found)
 }
 
-/// Returns an error for each keyring that is specified in an entry but has no key.
+/// Returns an error for each keyring of an entry that specifies only unusable keyrings.
 fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found: Vec<SourceIssue> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
@@ -197,14 +197,14 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceI
 /// apt verifies as the user `_apt`. If this user cannot read a keyring, apt only reports that the key is missing.
 const UNREADABLE: &str = "is readable only by root, but apt verifies signatures as the user `_apt`";
 
-/// Returns the reason a keyring has no key, or `None` if it may have one or is not readable.
+/// Returns the reason why a keyring is unusable, and its impact. `None` if no error was found, or if we cannot read the file.
 fn issue_of(
     files: &dyn ReadFiles,
     key: &str,
 ) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
-        // If no keyring is in the directory, the examined copy of a machine may have been made without it.
+        // An empty directory is not evidence: a recorded copy of a machine may not contain its keyrings.
         let directory = path.parent().unwrap_or(path);
         let is_known = !files.list(directory)?.is_empty();
         return Ok(is_known.then_some((Impact::Lacking, "does not exist")));
@@ -225,7 +225,7 @@ fn issue_of(
     })
 }
 
-/// Returns the line of the first incomplete entry, and the error. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
+/// Returns the line number of the first incomplete entry, and the error. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
 /// `ParseStanza`.
 fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     const NO_COMPONENT: &str = "has no component, and its suite does not end with `/`";
@@ -361,7 +361,8 @@ fn deb822(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
         if line.starts_with('#') {
             continue;
         }
-        if line.trim().is_empty() {
+        // Only an empty line ends a stanza. A line of spaces continues a field.
+        if line.is_empty() {
             entries.extend(stanza(file, &std::mem::take(&mut fields)));
         } else if line.starts_with([' ', '\t']) {
             if let Some((_, value)) = fields.last_mut() {
@@ -463,10 +464,16 @@ mod tests {
     }
 
     #[test]
-    fn deb822() {
+    fn line_of_spaces_does_not_end_a_deb822_stanza() {
+        let text = "Types: deb\nURIs: http://b\nSuites: x\n \nEnabled: no\n";
+        assert_eq!(parse("x.sources", text), []);
+    }
+
+    #[test]
+    fn deb822_sources_are_parsed() {
         let text = "Types: deb\n# a comment\nURIs: http://debian.example.org/debian/\n\
                     Suites: bookworm bookworm-updates\nComponents: main\n\
-                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n \n\
+                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n\
                     Enabled: No\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
                     Types: deb\nURIs: http://c\nSuites: /\nSigned-By:\n -----BEGIN PGP\n .\n";
         let found = parse("x.sources", text);
@@ -526,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn keyring_without_a_key_is_reported() {
+    fn unusable_keyring_is_reported() {
         let files = FakeFiles::new();
         let line = |key: &str| format!("deb [signed-by=/usr/share/keyrings/{key}] https://a/ /\n");
         files.put("/etc/apt/sources.list.d/a.list", line("a.gpg"));

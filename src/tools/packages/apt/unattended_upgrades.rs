@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 
 use crate::tools::packages::{HEADER, Updater};
 
-/// unattended-upgrades reads this file even if it is installed later.
+/// The file also takes effect if unattended-upgrades is installed later.
 const EXCLUSION: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Updater for UnattendedUpgrades {
         (EXCLUSION.into(), text)
     }
 
-    /// Converts the pattern to a regular expression.
+    /// Converts a shell pattern to a regular expression.
     fn pattern(&self, shell: &str) -> String {
         let mut regex = String::from("^");
         for c in shell.chars() {

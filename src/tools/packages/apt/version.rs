@@ -65,7 +65,7 @@ fn until<'v>(text: &mut &'v [u8], found: impl Fn(&u8) -> bool) -> &'v [u8] {
     first
 }
 
-/// A tilde sorts before the end of the text, then letters, then all other characters.
+/// Returns the sort key of a character. The order is: a tilde, the end of the text (`None`), letters, all other characters.
 fn weight(c: Option<&u8>) -> (u8, u8) {
     match c {
         Some(b'~') => (0, 0),

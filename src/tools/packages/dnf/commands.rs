@@ -46,7 +46,7 @@ const OPTIONS: [&str; 12] = [
     // A failed repository is only a warning. gpu-bootstrap decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",
-    // The output is parsed. Without the transaction table, nothing could be approved.
+    // Override the verbosity in `dnf.conf`, because the transaction table in the output is parsed.
     "--setopt=debuglevel=2",
     "--setopt=errorlevel=3",
     "--color=never",
@@ -62,15 +62,16 @@ const AS_REFRESHED: [&str; 2] = [
 /// Disables all repositories, for commands that need only the database of installed packages.
 const NO_REPOSITORY: &str = "--disablerepo=*";
 
-/// Disables the version lock plugin, because the effect of a move on each package is approved.
+/// Disables the version lock plugin. The effect of a [`TransactionRequest::Move`] on each package is approved instead.
 const NO_LOCKS: &str = "--disableplugin=versionlock";
 
-/// Keep an installed package if another stream of its module is enabled, dnf.conf(5).
+/// Makes the packages of all module streams available, not only of the enabled stream, dnf.conf(5).
 const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
-/// File lists of packages, which show the kernel that some packages are for. In AlmaLinux 10, dnf does not download them by
-/// default. An older dnf does, and warns about an unknown option. A refresh always downloads them, because the packages to
-/// inspect are not known at that time, and the query itself must not download anything: `plan` and `check` use it.
+/// Includes the file lists of packages in the metadata. They show which kernel a package with modules is for. In AlmaLinux 10,
+/// dnf does not download them by default. An older dnf does, and prints a warning because it does not know this option. A
+/// refresh always downloads them, because the packages to inspect are not known at that time. The query must not download
+/// anything, because `plan` and `check` use it.
 const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
@@ -182,7 +183,7 @@ pub fn refresh(settings: &Settings) -> Cmd {
 #[must_use]
 pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
     let mut cmd = transaction(settings, &["--assumeno", "--cacheonly"], request);
-    // It waits for other queries of gpu-bootstrap, limited by its deadline.
+    // A query waits for other queries of gpu-bootstrap until its deadline, instead of failing immediately.
     cmd.args.retain(|arg| arg != FAIL_IF_LOCKED);
     let query = Query::new("dnf", cmd.args).deadline(RESOLVE_DEADLINE);
     match cmd.stdin {
@@ -265,7 +266,8 @@ pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
         .silence(Duration::from_secs(180))
 }
 
-/// Marks packages as installed only as dependencies. Holds are stored in a file, see [`super::versionlock`].
+/// Marks packages as installed only as dependencies, or adds or deletes version locks. gpu-bootstrap edits the list of locks
+/// itself instead of using the plugin's command, see [`super::versionlock`].
 #[must_use]
 pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     let words = match mark {
@@ -279,7 +281,7 @@ pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
 }
 
 /// Returns the command that changes a package to the newest available version, including a downgrade, for hints: `dnf(8)`,
-/// distro-sync. A version lock would keep the version that is not available.
+/// distro-sync. If the package is held, the command disables version locks, because they would keep the unavailable version.
 #[must_use]
 pub fn to_offered(package: &Package) -> String {
     let options = if package.held {

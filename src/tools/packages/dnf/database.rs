@@ -26,7 +26,7 @@ pub fn all() -> Query {
     Query::new("rpm", ["-qa", "--qf", FORMAT])
 }
 
-/// Queries the packages that the user has installed explicitly, as [`Package::id`]. All other packages are dependencies.
+/// Queries names and architectures of the packages that the user has installed explicitly. All other packages are dependencies.
 #[must_use]
 pub fn asked_for() -> Query {
     Query::new(
@@ -73,8 +73,8 @@ pub fn configuration_of(names: &[&str]) -> Query {
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
-/// Returns the configuration files with content in the output of [`configuration_of`]. rpm does not replace such a file if its
-/// content has changed, even if the file is empty.
+/// Returns the configuration files that are not empty in their package, from the output of [`configuration_of`]. rpm does not
+/// replace a changed configuration file, even if a power loss has emptied it.
 #[must_use]
 pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
     text.lines()
@@ -178,7 +178,7 @@ pub fn name_in(id: &str) -> &str {
     }
     let parts: Vec<&str> = id.rsplitn(3, '-').collect();
     match parts[..] {
-        // `kernel-64k-headers` is also a name.
+        // In the name `kernel-64k-headers`, `64k` is not a version.
         [_, version, name]
             if has_several_versions(name)
                 && version.starts_with(|c: char| c.is_ascii_digit())

@@ -18,7 +18,7 @@ const DIRECTORIES: [(&str, &str); 3] = [
     ("/etc/dnf/repos.override.d", ".repo"),
 ];
 
-/// Returns the files that may contain these options.
+/// Returns the files that may exclude packages or set a proxy.
 fn files_of(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(MAIN)];
     for (directory, ending) in DIRECTORIES {

@@ -21,7 +21,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["needs", "on the", "filesystem"], Fault::NoSpace),
     (&["rpmdb", "DB_RUNRECOVERY"], Fault::Interrupted),
     (&["error: rpmdb: damaged"], Fault::Interrupted),
-    // The key is correct, but the clock is not.
+    // curl: the certificate of the server is not trusted (60), or a local certificate cannot be loaded (58, 77).
     (&["Curl error (60)"], Fault::Certificate),
     (&["Curl error (58)"], Fault::Certificate),
     (&["Curl error (77)"], Fault::Certificate),
@@ -55,7 +55,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["Parsing file", "failed"], Fault::Sources),
     (&["filtered out by exclude filtering"], Fault::Held),
     (&["is filtered out by exclude filtering"], Fault::Held),
-    // Without an argument, this is only one reason why a problem has no solution.
+    // Without `for argument`, such a line is only one of the reasons why a problem has no solution.
     (
         &["filtered out by modular filtering for argument"],
         Fault::NotFound,
@@ -76,8 +76,9 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["scriptlet failed, exit status"], Fault::Script),
 ];
 
-/// If rpm has no key at all, dnf installs nothing while any enabled repository that verifies packages has no key configured,
-/// even if this repository does not respond (`_checkGPGKey` in dnf/cli/commands/__init__.py, tested with dnf 4.14).
+/// Prefix of the line about an enabled repository that verifies packages but has no key configured. dnf then installs nothing
+/// until rpm has at least one key, even if this repository does not respond (`_checkGPGKey` in dnf/cli/commands/__init__.py,
+/// tested with dnf 4.14).
 const NO_KEY: &str = "Problem repository: [";
 
 /// Returns the remedy if dnf's message is more specific than the class.
@@ -121,8 +122,8 @@ pub fn first_reason(output: &str) -> Option<&str> {
         .or_else(|| output.lines().last())
 }
 
-/// Returns the lines of the output that explain why dnf cannot resolve a transaction: `Error:` and the problems with their
-/// indented reasons, or the filtered packages.
+/// Returns the lines of the output that explain why dnf cannot perform a transaction: the repository without a key, the
+/// filtered packages, or the problems (of the solver or of the transaction test) with their indented reasons.
 #[must_use]
 pub fn preflight_issue(text: &str) -> Option<String> {
     if let Some(line) = text.lines().find(|line| line.starts_with(NO_KEY)) {
@@ -157,8 +158,8 @@ pub fn failed_scripts(output: &str) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Whether the error output contains an error of a transaction. Skipped repositories are evaluated when the lists are
-/// downloaded.
+/// Whether the error output contains an error of a transaction. Errors of skipped repositories do not count: they are reported
+/// when the lists are downloaded.
 #[must_use]
 pub fn has_error(stderr: &str) -> bool {
     (stderr.lines())
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn repository_without_key_is_reported_if_rpm_has_none() {
-        // A part of the description, which contains all options.
+        // dnf prints all options of the repository. These are some of them.
         let text = "\nYou have enabled checking of packages via GPG keys. This is a good thing.\nHowever, you do not have any \
                     GPG public keys installed.\n\nProblem repository: [dead]\nbaseurl: http://127.0.0.1:9/dead/\ngpgcheck: \
                     1\ngpgkey: \nname: dead\npassword: \nusername: \n";

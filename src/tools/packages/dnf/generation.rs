@@ -1,6 +1,6 @@
 //! The differences between dnf 4 and dnf 5, in one place. All systems in the profiles use dnf 4 (RHEL 8 to 10 and related
 //! distributions, Amazon Linux 2023: NVIDIA driver installation guide, release 620). dnf 5 (Fedora 41 and newer, Azure Linux 4)
-//! is **not tested**: no machine with it has been run, and no profile uses it. The following would have to change:
+//! is **not tested**: no test machine and no profile uses it. The following would have to change:
 //!
 //! | | dnf 4 | dnf 5 |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 //! | add a repository | `config-manager --add-repo` | `config-manager addrepo --from-repofile=` |
 //! | mark as a dependency | `mark remove` | `mark dependency` |
 //! | store a transaction as data | after it was performed | `--store=DIR` before it is performed |
-//! | running process | [`LOCKS`] are files with its ID | a lock on the file itself |
+//! | locks | PID files of the running process ([`LOCKS`]) | a lock on the file itself |
 //!
 //! Sources: `dnf5-changes-from-dnf4(7)`, `dnf5-versionlock(8)`.
 

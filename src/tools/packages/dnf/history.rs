@@ -5,7 +5,7 @@
 /// interrupted. Otherwise the result is empty.
 #[must_use]
 pub fn unfinished(text: &str) -> Vec<String> {
-    // A completed transaction has an end time and the resulting state of the rpm database.
+    // For a completed transaction, the line `End rpmdb` contains the resulting state of the rpm database.
     let ended = (text.lines())
         .find_map(|line| line.strip_prefix("End rpmdb"))
         .is_some_and(|rest| rest.trim_start_matches([' ', ':', '*']).trim() != "");

@@ -11,7 +11,7 @@ use crate::{
     tools::packages::{Package, locks},
 };
 
-/// Returns the program if the process that changed packages exited without completing its transaction.
+/// Returns `dnf` if the process that changed packages exited without completing its transaction.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -19,13 +19,13 @@ pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesE
     let path = Utf8Path::new(generation::TRANSACTION);
     let is_at_work = match locks::writer(files, path)? {
         Some(pid) => locks::is_at_work(files, pid)?,
-        // A power loss leaves the file without the process ID.
+        // Without the file, no transaction is open. A file without a process ID was truncated by a power loss.
         None => !files.exists(path)?,
     };
     Ok((!is_at_work).then_some("dnf"))
 }
 
-/// The record of failed scripts. The rpm database does not contain them, because their packages count as installed.
+/// The path of the record of failed package scripts. In the rpm database, packages with a failed script count as installed.
 #[must_use]
 pub fn failed_scripts_record() -> Utf8PathBuf {
     Utf8Path::new(paths::STATE).join("transactions/failed-scripts")
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_package_with_failed_script_is_half_done() {
+    fn record_identifies_installed_packages_with_failed_scripts() {
         let installed = database::parse(
             "kmod-nvidia-open-dkms\tnoarch\t3\t580.95.05\t1.el9\t(none)\t(none)\n\
              bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n",

@@ -263,7 +263,7 @@ impl Backend for Dnf {
             install: "dnf install NAME",
             upgrade_kernel: "dnf upgrade kernel",
             install_kernel: "dnf install kernel-KERNEL",
-            // The program of each release: EL 7 has no dnf.
+            // Every release has `yum`. EL 7 has no dnf.
             install_version: "yum install 'NAME-VERSION*'",
             upgrade: "yum upgrade NAME",
             compiler: None,

@@ -11,7 +11,7 @@ use crate::{
 /// One line per version. dnf replaces `\t` and `\n` itself.
 const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\n";
 
-/// Same as [`FORMAT`], with an additional field of one path per line.
+/// Same as [`FORMAT`], with an additional field: the paths of the package, one per line.
 const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{files}\\n";
 
 /// Packages with these architectures are not native packages.
@@ -67,7 +67,7 @@ pub fn parse_contents(text: &str) -> Vec<Contents> {
 }
 
 /// Parses the output of [`versions`]. The newest version is the candidate. Versions in a repository with a lower priority are
-/// included, although a transaction would not use them: the simulation has the final result.
+/// included, although a transaction would not use them. The simulation shows the actual version.
 #[must_use]
 pub fn parse(text: &str) -> Vec<AvailablePackage> {
     let mut offers: Vec<AvailablePackage> = Vec::new();

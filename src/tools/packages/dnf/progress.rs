@@ -12,7 +12,7 @@ const STAGES: [&str; 6] = [
     "Verifying",
 ];
 
-/// Whether an output line shows that a stage is done.
+/// Whether an output line shows that a download or another stage in [`STAGES`] is done.
 #[must_use]
 pub fn is_stage(line: &str) -> bool {
     if is_download(line) {

@@ -7,7 +7,8 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// Returns the key path, ours or one of the distribution.
+/// Returns the path of the key: the existing keyring if specified, otherwise the file that gpu-bootstrap writes. `None` if the
+/// repository has no key.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     let ours = || {
@@ -23,7 +24,7 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
 #[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let name = format!("gpu-bootstrap-{}", repository.name);
-    // A repository of the distribution may use a mirror list.
+    // The URL may be a complete setting, such as the mirror list of a distribution repository.
     let is_list = ["mirrorlist=", "metalink=", "baseurl="];
     let address = match is_list.iter().any(|key| repository.url.starts_with(key)) {
         true => repository.url.clone(),
@@ -35,7 +36,7 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
         "{HEADER}[{name}]\nname={name}\n{address}\nenabled=1\ngpgcheck={packages}\n\
          repo_gpgcheck={metadata}\n"
     );
-    // Use only key files, because dnf would trust a key that it downloads itself without verification.
+    // Use only local key files, because dnf would not verify a key that it downloads itself.
     let keys: Vec<String> = (keyring_path(repository).iter().chain(&repository.key_files))
         .map(|path| format!("file://{path}"))
         .collect();
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_only_signatures_are_verified() {
+    fn signed_metadata_is_verified() {
         let of = |signed: Signed| {
             let text = source(&Repository {
                 signed,

@@ -6,7 +6,7 @@ pub(super) fn rounded(text: &str) -> Option<u64> {
     parse(text, 0)
 }
 
-/// Returns the maximum size with this text. dnf rounds, so this is the next number.
+/// Returns the maximum size that dnf prints as this text. dnf rounds, so this is the value of the next higher number.
 pub(super) fn at_most(text: &str) -> Option<u64> {
     parse(text, 1)
 }

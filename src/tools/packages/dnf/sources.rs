@@ -41,7 +41,7 @@ impl Verified {
     }
 }
 
-/// Returns the last non-empty value of an option.
+/// Returns the last value of an option, or `None` if that value is empty or the option is not set.
 fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
     let named = options.iter().rev().find(|(key, _)| *key == wanted);
     named
@@ -66,7 +66,8 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     Ok(entries)
 }
 
-/// Returns errors in files: dnf stops reading at a line before the first section, and at a line that is not an option.
+/// Returns errors in repository files: lines that are not UTF-8, options before the first section, and lines that are neither a
+/// section nor an option.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -80,7 +81,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         let bytes = files.read(&path)?.unwrap_or_default();
         if let Some(line) = undecodable(&bytes) {
             found.push(SourceIssue {
-                // libdnf/conf.py exits with a `TypeError` without a file name (tested with dnf 4.14).
+                // dnf exits with a `TypeError`, and the message does not contain the file name (libdnf/conf.py, dnf 4.14).
                 impact: Impact::All,
                 why: format!("line {line} of `{path}` is not UTF-8"),
                 remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
@@ -117,7 +118,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     Ok(found)
 }
 
-/// Returns the first option line that is not UTF-8. Comments may have any encoding.
+/// Returns the number of the first line that is not UTF-8. Comments may have any encoding.
 fn undecodable(bytes: &[u8]) -> Option<usize> {
     let is_bad = |line: &[u8]| !line.starts_with(b"#") && std::str::from_utf8(line).is_err();
     Some(bytes.split(|byte| *byte == b'\n').position(is_bad)? + 1)
@@ -179,11 +180,11 @@ fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)], default: Verified)
     }
 }
 
-/// Returns the disabled repositories of the distribution as one repository to add, or `None` if a requested one is enabled.
-/// Several names may refer to one repository, because its name depends on the release.
+/// Returns a disabled repository of the distribution as a repository to add, or `None` if it is already enabled. `names` are
+/// the possible IDs of this repository, because its ID depends on the release.
 ///
 /// # Errors
-/// If none of the names is configured, or if the repository has no key file.
+/// If no repository with one of these IDs is configured, or if it does not specify exactly one key file.
 pub fn further(entries: &[SourceEntry], names: &[String]) -> Result<Option<Further>, ArchiveError> {
     let is_named = |entry: &&SourceEntry| {
         !entry.is_ours() && entry.id.as_ref().is_some_and(|id| names.contains(id))
@@ -320,7 +321,7 @@ gpgcheck = 0
             "# x\n[one]\nname=One\nbaseurl=https://a.example\n https://b.example\n\n[two]\nenabled = 0\n",
         );
         put("note.txt", "anything\n");
-        // A comment in another encoding is allowed, but dnf exits if a name is in another encoding.
+        // Comments may be in an encoding other than UTF-8, but options must not.
         let latin = b"# f\xfcr alle\n[three]\nname=Three\nbaseurl=https://c.example\n";
         fakes
             .files

@@ -68,7 +68,7 @@ fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
         if line.is_empty() || line == "Transaction Summary" {
             inside = false;
         } else if let Some(title) = line.strip_suffix(':').filter(|_| !line.starts_with(' ')) {
-            // The header of the table precedes the first section.
+            // Rows follow the first section title. The header of the table precedes it and is ignored.
             (inside, current) = (true, section(title));
         } else if !inside || !line.starts_with(' ') {
         } else if let Some(replaced) = line.trim_start().strip_prefix("replacing  ") {
@@ -89,7 +89,7 @@ fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
     rows
 }
 
-/// Returns a package from the database.
+/// Returns the installed package with this name, architecture and version.
 fn known<'p>(
     installed: &'p [Package],
     name: &str,
@@ -145,8 +145,9 @@ pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
     actions
 }
 
-/// Returns the downloads of the transaction for each repository, and the unpacked size. dnf prints the unpacked size only if no
-/// package is removed or upgraded. rpm itself checks the free space before it changes anything.
+/// Returns the size of each package to install, with its repository, and the unpacked size. dnf prints the unpacked size only
+/// if no package is removed or upgraded. Otherwise the result is 0, and only rpm checks the free space before it changes
+/// anything.
 #[must_use]
 pub fn estimate(text: &str) -> Estimate {
     let downloads = (rows(text).iter())
@@ -173,7 +174,7 @@ pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
         && !has_problem(stdout)
 }
 
-/// Whether the dnf shell could not resolve a transaction. It prints this to standard output, and continues with an empty
+/// Whether the dnf shell could not resolve a transaction. It prints the problem to standard output, and continues with an empty
 /// transaction.
 #[must_use]
 pub fn has_problem(stdout: &str) -> bool {
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_grouped_by_repository() {
+    fn each_download_has_repository_and_size() {
         let found = estimate(DRIVER);
         assert_eq!(found.downloads.len(), 8);
         assert!(

@@ -15,7 +15,7 @@ use crate::{
     tools::packages::{HoldList, NoHolds, Package},
 };
 
-/// Returns the list that the plugin reads, or the reason if it reads none.
+/// Returns the path of the list that the plugin reads, or the reason if it does not read a list.
 fn list_of(files: &dyn ReadFiles) -> Result<Result<String, NoHolds>, FilesError> {
     let main = files.read_lossy(Utf8Path::new(sources::MAIN))?;
     if main.is_some_and(|text| !is_on(&text, "plugins")) {
@@ -154,9 +154,9 @@ impl HoldList for Versionlock {
     }
 
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
-        // Our own entries with an earlier version are removed, because they would still allow that version. Kernels are
-        // excepted, because several versions of a kernel may be installed.
-        // Entries of other programs are kept, because an undo could not restore them.
+        // Remove our own entries with other versions, because they would still allow these versions. Keep entries for kernels,
+        // because several versions of a kernel may be installed. Keep entries for packages that are not in `ours`, because an
+        // undo could not restore them.
         let text = without_lines(text, |line| {
             packages.iter().any(|package| {
                 ours.contains(&package.id)
@@ -178,8 +178,8 @@ impl HoldList for Versionlock {
         (entries(text).filter(|entry| locks(entry, package))).collect()
     }
 
-    /// The plugin compares its arguments with the entries before it uses them as patterns for names, so an unchanged entry
-    /// always matches (`_match` in `versionlock.py` of dnf-plugins-core).
+    /// The plugin compares its arguments with the entries before it uses the arguments as patterns for names, so an argument
+    /// that equals an entry always matches (`_match` in `versionlock.py` of dnf-plugins-core).
     fn release(&self, entries: &BTreeSet<&str>) -> String {
         let quoted: Vec<String> = entries.iter().map(|entry| format!("'{entry}'")).collect();
         format!("dnf versionlock delete {}", quoted.join(" "))
