@@ -255,7 +255,7 @@ async fn look(
         compares,
     };
     let session = Session::audit(tools, steps::all(), inspection.state(), audit)?;
-    let report = validate::unless_stopped(&cancel, session.check()).await?;
+    let mut report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
         // Also record the inputs of `facts`, so that it can run on the recording.
@@ -267,9 +267,12 @@ async fn look(
     let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
         .cloned()
         .collect();
-    // The timer would write the warnings to the systemd journal every minute. Without settings, they are about our defaults.
-    if !args.as_installed && compares {
-        console.warn(&unsaid);
+    // The timer would write the warnings to the systemd journal every minute. Without settings, they are about our defaults, and
+    // only the text mentions them, next to what `install` would change.
+    match (args.as_installed, compares) {
+        (true, _) => {}
+        (false, true) => console.warn(&unsaid),
+        (false, false) => report.notes.extend(unsaid),
     }
     let style = match output {
         Some(_) => Style::default(),
