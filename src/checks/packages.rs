@@ -340,7 +340,8 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     files.dedup();
     Some((
         format!(
-            "the container toolkit repository has a new URL (no longer one per distribution), so updates can fail: {}",
+            "the container toolkit repository has a new URL, so updates can fail (NVIDIA no longer publishes packages \
+             per distribution): {}",
             places.join("; ")
         ),
         match &files[..] {
