@@ -367,7 +367,7 @@ fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Candidate) -> Op
     let builds = if row.builds { "builds, and then " } else { "" };
     (meant && within).then(|| {
         let report = &row.report;
-        format!("reported for {version} on Linux {kernel}{later}: {builds}{report}")
+        format!("{builds}{report}; reported for {version} on Linux {kernel}{later}")
     })
 }
 

@@ -99,7 +99,6 @@ const NEEDS: &[(&str, &[&str])] = &[
         "rt.containerd.systemd-cgroup",
         &["runtime.containerd", "rt.containerd.files"],
     ),
-    ("rt.kubelet.runtime", &["rt.crio.files"]),
     (
         "runtime.docker-nvidia",
         &["runtime.docker", "toolkit.packages", "rt.docker.files"],

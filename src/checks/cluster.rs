@@ -10,6 +10,8 @@ use serde::Deserialize;
 use super::operator::{self, OPERATOR};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    config::desired::ClusterSpec,
+    error::causes,
     host::{Nvml, ReadFiles},
     model::{
         id::Id,
@@ -18,9 +20,12 @@ use crate::{
     runtimes::RuntimeKind,
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
-    tools::kubernetes::{
-        kubectl::{GPUS, Node},
-        skew,
+    tools::{
+        kubelet,
+        kubernetes::{
+            kubectl::{GPUS, Node},
+            skew,
+        },
     },
 };
 
@@ -143,7 +148,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             false => None,
         },
         // A partial tree may contain neither of the two files.
-        cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
+        cgroup_v1: has_cgroup_v1(files)?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
             false => network_lacks(files)?,
@@ -152,6 +157,52 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => recorded(subject)?,
             false => None,
         },
+    })
+}
+
+fn has_cgroup_v1(files: &dyn ReadFiles) -> Result<bool, StepError> {
+    Ok(files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?)
+}
+
+/// Returns the finding for a kubelet that does not start with cgroup v1 according to its log, in a tree whose cluster cannot be
+/// queried.
+fn refused_cgroup_v1(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
+    let path = match has_cgroup_v1(files)? {
+        true => kubelet::refused_cgroup_v1(files)?,
+        false => None,
+    };
+    Ok(path.map(|path| Finding {
+        remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+        ..Finding::new(
+            VERSIONS,
+            Verdict::Warn,
+            format!("the kubelet did not start: {} (`{path}`)", skew::CGROUP_V1),
+        )
+    }))
+}
+
+/// Returns the finding for a machine with cgroup v1 whose kubelet will start only with `failCgroupV1: false`. Without this entry
+/// in the settings, the join is refused.
+fn accepts_cgroup_v1(
+    files: &dyn ReadFiles,
+    spec: Option<&ClusterSpec>,
+) -> Result<Option<Finding>, StepError> {
+    let Some(spec) = spec.filter(|spec| spec.method.implementation().ignores("SystemVerification"))
+    else {
+        return Ok(None);
+    };
+    let package = spec.packages.iter().find(|one| one.name == "kubelet");
+    let why = package.and_then(|one| skew::with_cgroup_v1(one.version.as_deref()?));
+    Ok(match why {
+        Some(why) if has_cgroup_v1(files)? => Some(Finding {
+            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+            ..Finding::new(
+                VERSIONS,
+                Verdict::Warn,
+                format!("{why}, unless the cluster sets `failCgroupV1: false`"),
+            )
+        }),
+        _ => None,
     })
 }
 
@@ -522,13 +573,30 @@ impl Check for ClusterCheck {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let state = detect(subject).await?;
+        let files = subject.host.files();
         let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
+        let state = match detect(subject).await {
+            Err(error) if error.not_queried().is_some() => {
+                let Some(refused) = refused_cgroup_v1(files)? else {
+                    return Err(error);
+                };
+                let why = causes(&error).join(": ");
+                let others = self.ids().iter().filter(|id| **id != VERSIONS);
+                let skipped = others.map(|id| Finding::new(id.clone(), Verdict::Skip, why.clone()));
+                return Ok(skipped.chain([refused]).collect());
+            }
+            state => state?,
+        };
         let wanted = spec.map_or(&[][..], |spec| &spec.node.taints);
+        let versions = versions(&state);
+        let planned = match versions.status {
+            Verdict::Skip => accepts_cgroup_v1(files, spec)?,
+            _ => None,
+        };
         Ok(vec![
             ready(&state),
             taints(&state, wanted),
-            versions(&state),
+            planned.unwrap_or(versions),
             operator::decide(known(&state), &operator::detect(subject).await?),
             decide(&state),
         ])

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::operator::ITS_RUNTIME;
+use super::{operator::ITS_RUNTIME, runtime_files};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Desired,
@@ -203,6 +203,8 @@ fn lacks_runtime(
     Ok(Some(Finding {
         observed: path.map(|path| format!("no nvidia runtime in `{path}`")),
         remedy: Some(remedy),
+        // The runtime may be in a file that the daemon does not read.
+        because: Some(runtime_files::id(kind)),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
@@ -441,6 +443,7 @@ mod tests {
         check::{Check, Finding, Subject, Verdict},
         config::desired::{ClusterSpec, JoinMethod, NodeSpec},
         host::{ExecError, fake},
+        model::id::Id,
         state::KubeletRuntime,
         steps::fixtures::{desired, facts, matrix, state_below_root},
     };
@@ -516,6 +519,9 @@ mod tests {
             ])
             .await;
             assert_eq!(finding.status, status, "{}", finding.why);
+            let because = finding.because.as_ref().map(Id::as_str);
+            let is_bad = status == Verdict::Fail;
+            assert_eq!(because, is_bad.then_some("rt.containerd.files"));
         }
     }
 

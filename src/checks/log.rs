@@ -922,6 +922,8 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         return Finding {
             status,
             remedy_class: (!first.hang).then_some(Remedy::Reconfigure),
+            // It has its own cause, also if a GPU has no driver.
+            because: (status == Verdict::Warn).then_some(INIT),
             ..failed("a line in the kernel log", why, &first.remedy)
         };
     }

@@ -167,9 +167,8 @@ fn decide(state: &PackagesState) -> Finding {
             observed: Some("nvidia-uninstall".to_owned()),
             expected: Some("packages only".to_owned()),
             remedy: Some(
-                "schedule maintenance: run `nvidia-uninstall` to remove the driver, then `gpu-bootstrap install` to install it \
-                 from packages"
-                    .to_owned(),
+                // `install` may not support this machine.
+                "schedule maintenance: run `nvidia-uninstall` to remove the driver, then install it from packages".to_owned(),
             ),
             ..finding(Verdict::Warn, why)
         };
@@ -386,7 +385,8 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     files.dedup();
     Some((
         format!(
-            "{}: NVIDIA no longer publishes container toolkit packages per distribution, so updates can fail",
+            "the container toolkit repository has a new URL, so updates can fail (NVIDIA no longer publishes packages \
+             per distribution): {}",
             places.join("; ")
         ),
         match &files[..] {
@@ -600,16 +600,47 @@ fn without_directories(text: &str) -> String {
     parts.collect::<Vec<_>>().join("`")
 }
 
+/// A failed build of an NVIDIA module with a known cause.
+struct Failure {
+    cause: &'static str,
+    remedy: &'static str,
+    /// The driver of the running kernel was not built.
+    is_of_driver: bool,
+}
+
+/// Returns the first failed build whose log contains a known cause.
+fn failure(
+    files: &dyn ReadFiles,
+    failed: &[dkms::FailedBuild],
+    running: Option<&str>,
+) -> Result<Option<Failure>, StepError> {
+    for one in failed {
+        let log = files.read_lossy(&one.log)?.unwrap_or_default();
+        let Some((cause, remedy)) = dkms::failure(&log) else {
+            continue;
+        };
+        let is_of_driver = one.is_driver()
+            && dkms::kernel_of_log(&log).is_none_or(|kernel| Some(kernel) == running);
+        return Ok(Some(Failure {
+            cause,
+            remedy,
+            is_of_driver,
+        }));
+    }
+    Ok(None)
+}
+
 /// Returns the remedy for the module builds of unconfigured packages.
-fn build(failed: &[dkms::FailedBuild]) -> String {
+fn build(failed: &[dkms::FailedBuild], cause: Option<&str>) -> String {
     let told: Vec<String> = (failed.iter())
         .map(|one| format!("{} {} (`{}`)", one.module, one.version, one.log))
         .collect();
-    match told.is_empty() {
-        true => {
+    match cause {
+        _ if told.is_empty() => {
             "if a module build fails, the output contains the path of its `make.log`".to_owned()
         }
-        false => format!(
+        Some(cause) => format!("DKMS did not build {}: {cause}", told.join(", ")),
+        None => format!(
             "DKMS did not build {}: read the errors in the log, and install the kernel headers or a version that supports \
              this kernel",
             told.join(", ")
@@ -649,11 +680,21 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                 .map(|one| format!("{} {}", one.name, one.version))
                 .collect();
             let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
+            let failed = dkms::failed(files)?;
+            let running = (subject.facts.kernel.running.as_ref()).map(ToString::to_string);
+            let failure = failure(files, &failed, running.as_deref())?;
+            let (first, cause) = match &failure {
+                // The package scripts build the module again.
+                Some(failure) => (format!("{}, then ", failure.remedy), Some(failure.cause)),
+                None => (String::new(), None),
+            };
             return Ok(Some(Finding {
                 brief: Some(format!("{why}: {}", list(&names))),
                 observed: Some("not configured".to_owned()),
                 expected: Some("configured".to_owned()),
-                remedy: Some(format!("{remedy}; {}", build(&dkms::failed(files)?))),
+                remedy: Some(format!("{first}{remedy}; {}", build(&failed, cause))),
+                because: (failure.is_some_and(|failure| failure.is_of_driver))
+                    .then_some(Id::new("pci.driver-bound")),
                 ..Finding::new(
                     CONSISTENCY,
                     Verdict::Fail,

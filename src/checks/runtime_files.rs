@@ -23,7 +23,7 @@ fn kinds() -> impl Iterator<Item = RuntimeKind> {
     (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_some())
 }
 
-fn id(kind: RuntimeKind) -> Id {
+pub(super) fn id(kind: RuntimeKind) -> Id {
     Id::owned(format!("rt.{}.files", kind.name()))
 }
 

@@ -258,7 +258,7 @@ async fn look(
         compares,
     };
     let session = Session::audit(tools, steps::all(), inspection.state(), audit)?;
-    let report = validate::unless_stopped(&cancel, session.check()).await?;
+    let mut report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
         // Also record the inputs of the `facts` command, so that it can run on the recording.
@@ -271,9 +271,12 @@ async fn look(
         .cloned()
         .collect();
     // With `--as-installed`, the `check` timer would write the warnings to the systemd journal every minute. Without settings,
-    // the warnings are about our defaults.
-    if !args.as_installed && compares {
-        console.warn(&unsaid);
+    // the warnings are about our defaults, and
+    // only the text mentions them, next to what `install` would change.
+    match (args.as_installed, compares) {
+        (true, _) => {}
+        (false, true) => console.warn(&unsaid),
+        (false, false) => report.notes.extend(unsaid),
     }
     let style = match output {
         Some(_) => Style::default(),

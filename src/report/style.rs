@@ -181,6 +181,16 @@ impl Style {
             short.push_str(word);
             short.push(' ');
         }
+        // The first word is wider than the line.
+        if short.is_empty() {
+            for letter in clause.chars() {
+                let longer = format!("{short}{letter}");
+                if display_width(&longer) >= columns {
+                    break;
+                }
+                short = longer;
+            }
+        }
         format!("{}…", short.trim_end())
     }
 
@@ -333,6 +343,13 @@ mod tests {
             narrow.clause("no: ", "a reason that is longer than the line has columns"),
             "a reason that is longer than the…"
         );
+        // A word that is wider than the line is cut.
+        let path = narrow.clause(
+            "no: ",
+            "`/etc/apt/sources.list.d/graphics-drivers.list` has an error",
+        );
+        assert_eq!(path, "`/etc/apt/sources.list.d/graphics-d…");
+        assert_eq!(path.chars().count(), 36);
     }
 
     #[test]

@@ -296,6 +296,12 @@ fn selected_findings_give_no_node_verdict() {
     report.findings.push(finding("b", Verdict::Pass, "fine"));
     report.findings.push(finding("c", Verdict::Warn, "odd"));
     assert_eq!(first(&report), "2 findings pass, with 1 risk");
+    report.findings.drain(..2);
+    assert_eq!(first(&report), "no finding passes, with 1 risk");
+    report.findings = vec![finding("b", Verdict::Skip, "none")];
+    let page = text(|to| human::check(to, &report, HERE, Style::default()));
+    let last = "\n0 of 1 examined (`-v` shows all)\n";
+    assert!(page.ends_with(last), "{page}");
 }
 
 #[test]
@@ -316,6 +322,12 @@ fn first_line_is_the_verdict() {
             vec![finding("pci.gpu.present", Verdict::Pass, "fine")];
         "unknown: NVML did not respond", Exit::Drift,
             vec![pass(), finding("b", Verdict::Unknown, "NVML did not respond")];
+        "risk: CUDA fails", Exit::Drift,
+            vec![
+                pass(),
+                finding("b", Verdict::Unknown, "NVML did not respond"),
+                finding("c", Verdict::Warn, "CUDA fails"),
+            ];
         "fault: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
@@ -359,6 +371,8 @@ fn first_line_is_the_verdict() {
                 ),
             ];
         "nothing could be examined: the bus is missing", Exit::Ok,
+            vec![finding("c", Verdict::Unknown, "the bus is missing")];
+        "no fault found, but the driver could not be examined, with 1 risk and 1 unknown", Exit::Ok,
             vec![
                 finding("b", Verdict::Warn, "odd"),
                 finding("c", Verdict::Unknown, "the bus is missing"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
+use super::syslog;
 use crate::{
     host::{FilesError, Query, ReadFiles},
     model::text::shell_word,
@@ -21,9 +22,6 @@ pub const CONFIG: &str = "/etc/nvidia/gridd.conf";
 
 /// Its unit.
 pub const UNIT: &str = "nvidia-gridd.service";
-
-/// The log files with the messages of `nvidia-gridd` if there is no journal.
-const LOGS: [&str; 2] = ["/var/log/syslog", "/var/log/messages"];
 
 /// A faulty GPU can delay `nvidia-smi`.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -93,22 +91,16 @@ pub fn last_attempt(text: &str) -> Option<Attempt> {
     })
 }
 
-/// Returns the message in a line of a system log if its tag is the name of the program, as in `… node nvidia-gridd[7]: TEXT`.
-fn message(line: &str) -> Option<&str> {
-    let (head, text) = line.split_once(": ")?;
-    let tag = head.rsplit(' ').next()?;
-    let name = tag.split_once('[').map_or(tag, |(name, _)| name);
-    (name == "nvidia-gridd").then_some(text)
-}
-
 /// Returns the result of the last attempt in the log files. A user can write such lines, so the result is at most a warning.
 ///
 /// # Errors
 /// If an existing file cannot be read.
 pub fn in_files(files: &dyn ReadFiles) -> Result<Option<Attempt>, FilesError> {
-    for path in LOGS {
+    for path in syslog::FILES {
         let text = files.read_lossy(Utf8Path::new(path))?.unwrap_or_default();
-        let own: Vec<&str> = text.lines().filter_map(message).collect();
+        let own: Vec<&str> = (text.lines())
+            .filter_map(|line| syslog::message(line, &["nvidia-gridd"]))
+            .collect();
         if let Some(attempt) = last_attempt(&own.join("\n")) {
             return Ok(Some(attempt));
         }

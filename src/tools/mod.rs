@@ -25,6 +25,7 @@ pub mod probe;
 pub mod selinux;
 pub mod sigv4;
 pub mod sysctl;
+pub mod syslog;
 pub mod systemctl;
 pub mod tar;
 pub mod toolkit;

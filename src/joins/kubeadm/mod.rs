@@ -90,12 +90,18 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
     ];
     let reasons: Vec<String> = reasons.into_iter().flatten().collect();
     if !ignores(&given.ignored, "SystemVerification") && !reasons.is_empty() {
-        return wrong.add(
-            "version",
-            &reasons.join("; "),
+        // The setting also disables the check for cgroup v1.
+        let cgroup = match skew::with_cgroup_v1(&version) {
+            Some(_) => {
+                "; with cgroup v1, the kubelet then starts only if the cluster sets `failCgroupV1: false`"
+            }
+            None => "",
+        };
+        let hint = format!(
             "use an OS release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
-             to join with a kernel that Kubernetes does not support",
+             to join with a kernel that Kubernetes does not support{cgroup}"
         );
+        return wrong.add("version", &reasons.join("; "), &hint);
     }
     Some(JoinMethod::Kubeadm {
         discovery: discovery?,

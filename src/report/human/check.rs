@@ -218,6 +218,10 @@ fn headline<'r>(
     }
     let is_bad = |finding: &Finding| finding.status == Verdict::Fail;
     if report.exit != Exit::Ok && found(&is_bad).is_none() && found(&unknown).is_some() {
+        // Missing data is less important than a known risk.
+        if let Some(risk) = sorted.risks.first().copied().filter(|_| whole) {
+            return Headline::of(Ink::Doubt, "risk: ", risk, style);
+        }
         return match found(&unknown) {
             Some(finding) => Headline::of(Ink::Bad, "unknown: ", finding, style),
             None => Headline::plain(Ink::Bad, "unknown: not everything was examined"),
@@ -234,7 +238,7 @@ fn headline<'r>(
         return Headline::plain(Ink::Doubt, text);
     }
     let count = Verdicts::of(&report.findings);
-    if count.pass == 0 {
+    if count.pass == 0 && sorted.risks.is_empty() {
         return match found(&unknown) {
             Some(finding) => {
                 Headline::of(Ink::Doubt, "nothing could be examined: ", finding, style)
@@ -251,6 +255,7 @@ fn headline<'r>(
     }
     let good = match whole {
         // Selected findings give no verdict about the node.
+        false if count.pass == 0 => "no finding passes".to_owned(),
         false if count.pass == 1 => "1 finding passes".to_owned(),
         false => format!("{} findings pass", count.pass),
         true if drives_gpus(report) => match sorted.aside.is_empty() && is_configured(report) {
@@ -367,8 +372,12 @@ pub fn check(
 fn examined_sentence(count: Verdicts) -> String {
     let all = count.pass + count.warn + count.fail + count.skip + count.unknown;
     let seen = all - count.skip - count.unknown;
-    let counts = Verdicts { skip: 0, ..count };
-    format!("{}; {seen} of {all} examined", counts.sentence())
+    let counts = Verdicts { skip: 0, ..count }.sentence();
+    let examined = format!("{seen} of {all} examined");
+    match counts.is_empty() {
+        true => examined,
+        false => format!("{counts}; {examined}"),
+    }
 }
 
 /// Writes one line about the differences that were not evaluated.
