@@ -10,7 +10,7 @@ use crate::{
     config::desired::Desired,
     model::{id::Id, text::shell_word},
     runtimes::{
-        Config, Fault, Harm, KubernetesDistribution, OWNERS, Report, RuntimeKind, cdi,
+        Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
         containerd::{self, CONFIG},
         program,
     },
@@ -414,15 +414,7 @@ impl Check for KubeletCheck {
         let path = view.files.first().map(|file| file.path.as_path());
         let finding = match cri {
             Some(cri) if cri.serves_pods && finding.status == Verdict::Pass => {
-                // A file with an error is the reason for a missing runtime.
-                let counts = |fault: &Fault| fault.harm > Harm::Perhaps;
-                let is_faulty =
-                    matches!(&report, Some(Report::Faulty(faults)) if faults.iter().any(counts));
-                let lacks = lacks_runtime(subject, kind, cri, path)?.map(|lacks| Finding {
-                    because: is_faulty.then(|| Id::owned(format!("rt.{}.files", kind.name()))),
-                    ..lacks
-                });
-                lacks.unwrap_or(finding)
+                lacks_runtime(subject, kind, cri, path)?.unwrap_or(finding)
             }
             _ => finding,
         };

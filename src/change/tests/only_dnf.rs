@@ -324,7 +324,7 @@ async fn package_that_was_not_removed_is_an_error() {
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-verified");
     assert!(
-        error.to_string().contains("`library-1` is installed"),
+        error.to_string().contains("`library-1` is still installed"),
         "{error}"
     );
 }
