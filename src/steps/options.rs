@@ -32,8 +32,10 @@ pub struct Options;
 #[derive(Debug, Clone, Default)]
 struct OptionsState {
     content: Option<String>,
-    /// Settings in other files or in the kernel command line: source and setting.
+    /// Settings in other files or in the kernel command line, in modprobe's order: source and setting.
     others: Vec<(String, ModuleSetting)>,
+    /// The number of these settings that modprobe reads before [`PATH`], which therefore overrides them.
+    before_ours: usize,
     /// Parameters of the loaded module. Empty if it is not loaded.
     loaded: BTreeMap<String, String>,
 }
@@ -48,9 +50,10 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
             ..OptionsState::default()
         });
     }
-    let mut others = Vec::new();
+    let (mut others, mut before_ours) = (Vec::new(), 0);
     for path in kmod::configuration(files, |_| true)? {
         if path == PATH {
+            before_ours = others.len();
             continue;
         }
         let text = files.read_lossy(&path)?.unwrap_or_default();
@@ -65,6 +68,7 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
     Ok(OptionsState {
         content,
         others,
+        before_ours,
         loaded: parse_parameters(&parameters.unwrap_or_default()),
     })
 }
@@ -80,14 +84,19 @@ fn parse_parameters(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns the value of an option in another source, with this source. As in `modprobe`, the last setting wins.
-fn other<'s>(state: &'s OptionsState, spec: &ModuleOption) -> Option<(&'s str, &'s str)> {
+/// The position in `others` of the last setting of an option, which applies in modprobe.
+fn position(state: &OptionsState, spec: &ModuleOption) -> Option<usize> {
     let module = kmod::canonical(&spec.module);
-    (state.others.iter())
-        .filter(|(_, one)| one.option == spec.name)
+    (state.others.iter()).rposition(|(_, one)| {
         // A setting may also use the internal module name `nvidia`, whatever the name of the module file is.
-        .rfind(|(_, one)| one.module == module || one.module == "nvidia")
-        .map(|(place, one)| (place.as_str(), one.value.as_str()))
+        one.option == spec.name && (one.module == module || one.module == "nvidia")
+    })
+}
+
+/// Returns the value of an option in another source, with this source.
+fn other<'s>(state: &'s OptionsState, spec: &ModuleOption) -> Option<(&'s str, &'s str)> {
+    let (place, one) = &state.others[position(state, spec)?];
+    Some((place.as_str(), one.value.as_str()))
 }
 
 fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
@@ -101,6 +110,9 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     }
     let (theirs, ours): (Vec<&ModuleOption>, Vec<&ModuleOption>) =
         (driver.options.iter()).partition(|spec| other(state, spec).is_some());
+    // Our file may be read after the administrator's.
+    let overrides = state.content.is_some()
+        && (theirs.iter()).any(|spec| position(state, spec) < Some(state.before_ours));
     let mut notes: Vec<String> = Vec::new();
     for spec in theirs {
         if let Some((place, value)) = other(state, spec) {
@@ -120,13 +132,12 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
     let mut changes = Vec::new();
     let mut whys = Vec::new();
     let wanted = content(&ours);
-    // Without our options, an existing file must not override those of the administrator.
-    if (!ours.is_empty() || state.content.is_some()) && state.content.as_ref() != Some(&wanted) {
+    if (!ours.is_empty() || overrides) && state.content.as_ref() != Some(&wanted) {
         let names: Vec<String> = (ours.iter())
             .map(|spec| format!("{}={}, which {}", spec.name, spec.value, spec.why))
             .collect();
         whys.push(match names.is_empty() {
-            true => format!("`{PATH}` sets options that are now set elsewhere"),
+            true => format!("`{PATH}` overrides options that another file sets"),
             false => format!("`{PATH}` does not set {}", names.join("; ")),
         });
         changes.push(Change::write(PATH, wanted));
@@ -305,8 +316,11 @@ mod tests {
         // The next boot uses the other value, so the loaded module must match it.
         let (_, changes) = decide(&theirs("1", "0"), &wanted()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
-        // A file of an earlier run would override it.
-        let (_, changes) = decide(&written(theirs("1", "1")), &wanted()).expect_needs();
+        // A file of an earlier run does not override it if modprobe reads it first.
+        let mut earlier = written(theirs("1", "1"));
+        decide(&earlier, &wanted()).expect_satisfied();
+        earlier.before_ours = 1;
+        let (_, changes) = decide(&earlier, &wanted()).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {
             panic!("{changes:?}");
         };
