@@ -52,10 +52,14 @@ impl Sandbox {
     pub fn remedy(&self) -> String {
         let outside = "run the command as a separate unit (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {
-            Some(unit) if !self.settings.is_empty() => {
-                format!("remove these settings (`systemctl edit {unit}`), or {outside}")
+            Some(unit) => {
+                let settings = match self.settings.is_empty() {
+                    true => "the settings that cause this",
+                    false => "these settings",
+                };
+                format!("remove {settings} (`systemctl edit {unit}`), or {outside}")
             }
-            _ => format!("run the command in the mount namespace of PID 1, or {outside}"),
+            None => format!("run the command in the mount namespace of PID 1, or {outside}"),
         }
     }
 }
