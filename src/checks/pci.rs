@@ -579,7 +579,10 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
 
 /// Whether a kernel has an NVIDIA module: in `modules.dep`, or as a file in the directories of packages, DKMS and the `.run`
 /// installer. `None` if the kernel has no modules.
-fn has_module_of(files: &dyn ReadFiles, kernel: &str) -> Result<Option<bool>, StepError> {
+pub(super) fn has_module_of(
+    files: &dyn ReadFiles,
+    kernel: &str,
+) -> Result<Option<bool>, StepError> {
     if let Some(list) = files.read_text(&kmod::list_of(kernel))? {
         return Ok(Some(nvidia_module(&list).is_some()));
     }

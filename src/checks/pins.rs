@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 
+use super::pci::has_module_of;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::{Desired, Purpose},
@@ -134,7 +135,17 @@ async fn without(
         .collect();
     let mut without = subject.state.kernels_without(&driver.module)?;
     without.retain(|one| matter.contains(one));
-    Ok(Ok(without))
+    if subject.prepared {
+        return Ok(Ok(without));
+    }
+    // The driver may be from other packages, whose module has another name.
+    let mut without_any = Vec::new();
+    for kernel in without {
+        if has_module_of(subject.host.files(), &kernel)? != Some(true) {
+            without_any.push(kernel);
+        }
+    }
+    Ok(Ok(without_any))
 }
 
 fn pins(state: &PinsState) -> Finding {

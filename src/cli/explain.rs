@@ -162,10 +162,13 @@ fn document(subject: &Subject) -> Value {
     }
 }
 
-/// Returns what the arguments refer to: a line of the kernel log, or a list of names and numbers.
+/// Returns what the arguments refer to: a message of another program, a line of the kernel log, or a list of names and numbers.
 fn subjects(args: &[&str]) -> Result<Vec<Subject>, Failure> {
     let text = args.join(" ");
-    let lines = log_line(&text);
+    let mut lines = printed(&text);
+    if lines.is_empty() {
+        lines = log_line(&text);
+    }
     if !lines.is_empty() {
         return Ok(lines);
     }
@@ -181,7 +184,9 @@ fn subjects(args: &[&str]) -> Result<Vec<Subject>, Failure> {
         at += if pair.is_some() { 2 } else { 1 };
         let subjects = pair.unwrap_or_else(|| named(words[at - 1]));
         if subjects.is_empty() {
-            return Err(not_found(words[at - 1]));
+            // In a sentence, no single word is the cause.
+            let is_sentence = words.len() > MOST_NAMES;
+            return Err(not_found(if is_sentence { &text } else { words[at - 1] }));
         }
         found.extend(subjects);
     }
@@ -254,6 +259,15 @@ fn named(word: &str) -> Vec<Subject> {
 fn finding(id: &str) -> Vec<Subject> {
     let row = findings::rows().iter().find(|row| row.id.as_str() == id);
     row.map(Subject::Finding).into_iter().collect()
+}
+
+/// Returns the findings that explain a message of another program.
+fn printed(text: &str) -> Vec<Subject> {
+    let text = text.to_lowercase();
+    let explains =
+        |row: &&FindingRow| (row.prints.iter()).any(|part| text.contains(&part.to_lowercase()));
+    let rows = findings::rows().iter().filter(explains);
+    rows.map(Subject::Finding).collect()
 }
 
 /// Returns what a line of the kernel log reports. The line may lack its time stamp.
@@ -389,7 +403,7 @@ fn of_setting(row: &KeyRow) -> Topic {
         id: row.name.clone(),
         title: "setting".to_owned(),
         lines: vec![
-            ("means", row.about.clone()),
+            ("means", without_links(&row.about)),
             ("default", default),
             (
                 "set",
@@ -400,6 +414,27 @@ fn of_setting(row: &KeyRow) -> Topic {
             ),
         ],
     }
+}
+
+/// Removes the targets of Markdown links. Their sections are in docs/configuration.md.
+fn without_links(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        let Some((label, (_, after))) = (link.split_once("](#"))
+            .and_then(|(label, target)| Some((label, target.split_once(')')?)))
+            .filter(|(label, _)| !label.contains(']'))
+        else {
+            plain.push_str(before);
+            plain.push('[');
+            rest = link;
+            continue;
+        };
+        plain.push_str(before);
+        plain.push_str(label);
+        rest = after;
+    }
+    plain + rest
 }
 
 fn of_event(name: &str, about: &str) -> Topic {
@@ -434,7 +469,7 @@ fn not_found(name: &str) -> Failure {
         Exit::Usage,
         "no-finding",
         &format!(
-            "find `{name}`: it is not a finding, step, setting, event, exit code, Xid or line of the kernel log"
+            "find `{name}`: it is not a finding, step, setting, event, exit code, Xid, line of the kernel log or known message"
         ),
         Some(&hint),
     )
@@ -442,7 +477,7 @@ fn not_found(name: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{EVENTS, EXITS, Subject, subjects, topic};
+    use super::{EVENTS, EXITS, Subject, subjects, topic, without_links};
     use crate::exit::Exit;
 
     /// The subjects of the arguments as `ID: REMEDY`.
@@ -454,6 +489,45 @@ mod tests {
             format!("{}: {}", topic.id, remedy.map_or("", |(_, text)| text))
         };
         found.into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn messages_of_other_programs_are_findings() {
+        for (message, id) in [
+            (
+                "Failed to initialize NVML: Driver/library version mismatch",
+                "driver.libraries",
+            ),
+            (
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+                "pci.driver-bound",
+            ),
+            (
+                "docker: Error response from daemon: could not select device driver \"\" with capabilities: [[gpu]].",
+                "runtime.docker-nvidia",
+            ),
+        ] {
+            let found = told(&[message]);
+            assert!(
+                matches!(&found[..], [one] if one.starts_with(&format!("{id}: "))),
+                "{found:?}"
+            );
+        }
+        let error = subjects(&["this is not a known message"]).unwrap_err();
+        assert!(
+            error.report().to_string().contains("this is not"),
+            "{}",
+            error.report()
+        );
+    }
+
+    #[test]
+    fn link_targets_are_removed() {
+        let text = "`[]` for none; see [change the driver](#change-the-driver), [a], [b](http://c)";
+        assert_eq!(
+            without_links(text),
+            "`[]` for none; see change the driver, [a], [b](http://c)"
+        );
     }
 
     #[test]

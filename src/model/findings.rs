@@ -144,6 +144,9 @@ pub struct FindingRow {
     pub fails: Option<String>,
     /// The condition for a warning.
     pub warns: Option<String>,
+    /// Parts of messages of other programs that this finding explains, for `explain`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prints: Vec<String>,
     /// The remedy class.
     pub remedy: Remedy,
     /// A command that shows details.
