@@ -179,17 +179,22 @@ pub fn find(findings: &mut [Finding]) {
         .map(|finding| cause(finding, findings))
         .collect();
     for at in 0..findings.len() {
-        let mut root = None;
+        let mut chain = vec![at];
         let mut next = causes[at].or_else(|| same(at, findings));
-        // Causes may be circular, so follow at most as many causes as there are findings.
-        for _ in 0..findings.len() {
-            let Some(found) = next.filter(|found| *found != at) else {
+        let mut root = None;
+        while let Some(found) = next {
+            // Of circular causes, the first finding is the root.
+            if let Some(start) = chain.iter().position(|known| *known == found) {
+                root = chain[start..].iter().min().copied();
                 break;
-            };
+            }
+            chain.push(found);
             root = Some(found);
             next = causes[found];
         }
-        findings[at].because = root.map(|root| findings[root].id.clone());
+        findings[at].because = root
+            .filter(|root| *root != at)
+            .map(|root| findings[root].id.clone());
     }
 }
 
@@ -369,9 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn circular_causes_terminate() {
-        let names = because(&[("a", Fail, Some("b")), ("b", Fail, Some("a"))]);
-        assert_eq!(names, ["b", "a"]);
+    fn first_of_circular_causes_is_the_root() {
+        let names = because(&[
+            ("x", Fail, Some("b")),
+            ("a", Fail, Some("b")),
+            ("b", Fail, Some("a")),
+        ]);
+        assert_eq!(names, ["a", "-", "a"]);
+        assert_eq!(because(&[("a", Fail, Some("a"))]), ["-"]);
     }
 
     #[test]

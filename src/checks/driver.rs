@@ -492,7 +492,12 @@ fn modules(
                 (None, Some(_), None) => Some(INSTALL.to_owned()),
                 (None, None, flavor) => {
                     let other = remedy(matrix, state, best);
-                    match flavor.and_then(|flavor| build_variant(state, flavor)) {
+                    let fits = |flavor: &Flavor| {
+                        (self::rule_results(matrix, boards, version, *flavor).iter())
+                            .all(|result| result.evaluation != Evaluation::Refuse)
+                    };
+                    let fitting = flavor.filter(fits);
+                    match fitting.and_then(|flavor| build_variant(state, flavor)) {
                         Some(build) => Some(match other {
                             Some(other) => format!("{build}; or {other}"),
                             None => build,

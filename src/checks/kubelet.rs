@@ -8,6 +8,7 @@ use super::{operator::ITS_RUNTIME, runtime_files};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Desired,
+    host::FileKind,
     model::{id::Id, text::shell_word},
     runtimes::{
         Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
@@ -288,45 +289,59 @@ fn only_imports(
         }
     }
     let Some(unit) = unit else { return Ok(None) };
+    // A file that is not in a drop-in directory is the whole configuration, and containerd reads its imports itself.
+    let is_drop_in = |path: &Utf8Path| {
+        (owner.configs.iter())
+            .filter_map(|config| config.strip_suffix("/*.toml"))
+            .any(|directory| path.parent() == Some(Utf8Path::new(directory)))
+    };
     for file in subject.state.distribution_files(owner)? {
         let text = file.text.as_deref().unwrap_or_default();
-        let Ok(config) = containerd::parse_config(text) else {
-            continue;
-        };
-        for pattern in (config.imports.iter()).filter(|_| !config.has_plugin) {
-            let Some(directory) = pattern.strip_suffix("/*.toml").map(Utf8Path::new) else {
+        let imports = containerd::only_imports(text).filter(|_| is_drop_in(&file.path));
+        let mut with_runtime = Vec::new();
+        for pattern in imports.unwrap_or_default() {
+            let directory = pattern.strip_suffix("/*.toml").map(Utf8Path::new);
+            let Some(directory) = directory.filter(|directory| directory.is_absolute()) else {
                 continue;
             };
+            let stat = files.stat(directory)?;
+            if !stat.is_some_and(|stat| stat.kind == FileKind::Directory) {
+                continue;
+            }
             for name in files.list(directory)? {
-                let from = directory.join(&name);
-                let text = match name.ends_with(".toml") {
-                    true => files.read_text(&from)?.unwrap_or_default(),
-                    false => continue,
-                };
-                let has_nvidia = containerd::parse_config(&text)
-                    .is_ok_and(|config| config.runtimes.iter().any(|name| name.contains("nvidia")));
-                if !has_nvidia {
+                if !name.ends_with(".toml") {
                     continue;
                 }
-                return Ok(Some(Finding {
-                    remedy: Some(format!(
-                        "run `cp {} {} && systemctl restart {unit}`, which may interrupt its pods: the file then contains the \
-                         runtime instead of the import",
-                        shell_word(&from),
-                        shell_word(&file.path)
-                    )),
-                    ..Finding::new(
-                        RUNTIME,
-                        Verdict::Fail,
-                        format!(
-                            "no GPUs for pods: the {} containerd has no nvidia runtime, because `{}` only imports it; {} \
-                             does not merge imported files",
-                            owner.name, file.path, owner.name
-                        ),
-                    )
-                }));
+                let from = directory.join(&name);
+                let text = files.read_lossy(&from)?.unwrap_or_default();
+                if containerd::parse_config(&text)
+                    .is_ok_and(|config| config.runtimes.iter().any(|name| name.contains("nvidia")))
+                {
+                    with_runtime.push(from);
+                }
             }
         }
+        // A copy of one file must not lose the runtimes of another one.
+        let [from] = with_runtime.as_slice() else {
+            continue;
+        };
+        return Ok(Some(Finding {
+            remedy: Some(format!(
+                "run `cp {} {} && systemctl restart {unit}`, which may interrupt its pods: the file then contains the \
+                 runtime instead of the import",
+                shell_word(from),
+                shell_word(&file.path)
+            )),
+            ..Finding::new(
+                RUNTIME,
+                Verdict::Fail,
+                format!(
+                    "no GPUs for pods: the {} containerd has no nvidia runtime, because `{}` only imports it; {} \
+                     does not merge imported files",
+                    owner.name, file.path, owner.name
+                ),
+            )
+        }));
     }
     Ok(None)
 }

@@ -20,7 +20,7 @@ use crate::{
         version::DriverVersion,
     },
     runtimes,
-    state::{DriverPart, Origin},
+    state::{DriverPart, Origin, owner},
     step::StepError,
     tools::packages::{Impact, Manager, Package, SourceEntry, locks},
 };
@@ -28,6 +28,9 @@ use crate::{
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
+
+/// The maximum number of packages in a command. A driver has about twenty.
+pub(super) const MOST_NAMES: usize = 40;
 
 /// The package checks.
 pub struct PackagesCheck;
@@ -37,15 +40,25 @@ struct PackagesState {
     parts: Result<Vec<DriverPart>, String>,
     /// Files of the NVIDIA `.run` installer exist.
     runfile: bool,
+    /// `None` if the packages must not be changed on this machine, because the driver belongs to the host of a container or to
+    /// another program.
     manager: Option<Manager>,
+    /// The version of the loaded module.
+    loaded: Option<DriverVersion>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<PackagesState, StepError> {
     let (files, os) = (subject.host.files(), subject.facts.os.as_ref());
+    let is_ours = subject.facts.container().is_none()
+        && owner(files, subject.facts)
+            .map_err(StepError::from)?
+            .is_none();
+    let driver = subject.state.driver().await;
     Ok(PackagesState {
         parts: subject.state.driver_parts().await,
-        runfile: subject.state.driver().await.origin == Some(Origin::Runfile),
-        manager: messages::manager(files, os)?,
+        runfile: driver.origin == Some(Origin::Runfile),
+        manager: messages::manager(files, os)?.filter(|_| is_ours),
+        loaded: driver.loaded_version,
     })
 }
 
@@ -69,7 +82,7 @@ fn in_one_version(
         names.extend(older);
     }
     let commands = manager?.backend().commands();
-    Some(commands.install_versions(&names, &newest.to_string()))
+    (names.len() <= MOST_NAMES).then(|| commands.install_versions(&names, &newest.to_string()))
 }
 
 /// The variant of a Debian package that can be installed in parallel with the current driver, such as `tesla-470` and
@@ -124,6 +137,9 @@ fn decide(state: &PackagesState) -> Finding {
             ),
             expected: newest.map(|version| format!("only {version}")),
             remedy: Some(match in_one_version(versions, state.manager) {
+                Some(command) if newest.copied() == state.loaded.as_ref() => format!(
+                    "run `{command}`: it brings all driver packages to the version of the loaded module in one transaction"
+                ),
                 Some(command) => format!(
                     "run `{command} && {REBOOT}`: it brings all driver packages to one version in one transaction; the reboot \
                      loads the new module, and stops all workloads"
@@ -310,17 +326,23 @@ fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<Foreign> {
             file, uri, suite, ..
         } = entry;
         let is_of_ubuntu = |uri: &str| UBUNTU.iter().any(|part| uri.contains(part));
+        // Other PPAs may also have packages that fit Debian.
+        let has_drivers = |uri: &str| {
+            DRIVERS_OF_UBUNTU.iter().any(|part| uri.contains(part)) && is_of_ubuntu(uri)
+        };
         if os.id == "debian" && is_of_ubuntu(uri) {
             let mut others = entries.iter().filter(|other| other.file == *file);
+            let is_only = others.all(|other| has_drivers(&other.uri));
             return Some(Foreign {
                 why: format!(
-                    "`{file}` has Ubuntu packages (`{suite}`), which cannot be installed on this machine: {name}"
+                    "`{file}` has Ubuntu packages (`{suite}`), which are not made for this machine: {name}"
                 ),
-                remedy: match others.all(|other| is_of_ubuntu(&other.uri)) {
-                    true => format!("run `rm {} && {refresh}`", shell_word(file)),
-                    false => format!("remove these entries from `{file}`, then run `{refresh}`"),
+                remedy: match (is_only, shell_word(file)) {
+                    // The package managers ignore files with this suffix.
+                    (true, file) => format!("run `mv {file} {file}.disabled && {refresh}`"),
+                    _ => format!("remove these entries from `{file}`, then run `{refresh}`"),
                 },
-                stops: true,
+                stops: has_drivers(uri),
             });
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
@@ -425,6 +447,13 @@ const UBUNTU: [&str; 4] = [
     "security.ubuntu.com/",
     "ppa.launchpadcontent.net/",
     "ppa.launchpad.net/",
+];
+
+/// Those with a driver, whose packages conflict with those of Debian.
+const DRIVERS_OF_UBUNTU: [&str; 3] = [
+    "archive.ubuntu.com/",
+    "security.ubuntu.com/",
+    "/graphics-drivers/",
 ];
 
 /// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `live`: not a
@@ -992,6 +1021,7 @@ mod tests {
                 parts: Ok(parts.into_iter().map(part).collect()),
                 runfile,
                 manager: None,
+                loaded: None,
             });
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
@@ -1003,6 +1033,7 @@ mod tests {
             parts: Err("there is no package database".to_owned()),
             runfile: false,
             manager: None,
+            loaded: None,
         });
         assert_eq!(unknown.status, Verdict::Unknown);
     }
@@ -1017,6 +1048,7 @@ mod tests {
                 parts: Ok(parts.collect()),
                 runfile: false,
                 manager: Some(manager),
+                loaded: None,
             });
             let mut finding = finding;
             finding.derive_command();

@@ -473,8 +473,9 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
                     why,
                     match upgrade_command(subject, &version).await? {
                         Some(command) => format!(
-                            "run `{command}`, which installs the newest version of this driver and builds it again; if the \
-                             build fails again, read the end of `{log}`, and {other}"
+                            "run `{command} && dkms autoinstall && modprobe nvidia`, which upgrades the driver if its branch has \
+                             a newer version, and builds it again; if the build fails again, read the end of `{log}`, and \
+                             {other}"
                         ),
                         None => format!(
                             "read the end of `{log}`; install the headers of this kernel, or {other}"
@@ -641,7 +642,9 @@ async fn upgrade_command(
         .map(|part| part.name.as_str())
         .collect();
     let manager = messages::manager(subject.host.files(), subject.facts.os.as_ref())?;
-    Ok(manager.filter(|_| !names.is_empty()).map(|manager| {
+    let owner = owner(subject.host.files(), subject.facts).map_err(StepError::from)?;
+    let is_ours = owner.is_none() && (1..=packages::MOST_NAMES).contains(&names.len());
+    Ok(manager.filter(|_| is_ours).map(|manager| {
         let commands = manager.backend().commands();
         format!("{} && {}", commands.refresh, commands.upgrade_all(&names))
     }))

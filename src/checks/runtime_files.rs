@@ -101,6 +101,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         let has_driver = has_library(files, Utf8Path::new(root))?;
         let driver = subject.state.driver().await;
         let is_elsewhere = driver.library_version.is_some() || driver.package_version.is_some();
+        let is_on_host = has_library(files, Utf8Path::new("/"))?;
         if !has_driver && is_elsewhere {
             return Ok(Some(faulty(
                 Verdict::Fail,
@@ -110,7 +111,7 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                 ),
                 match of_operator {
                     // A root with other characters would be part of the script.
-                    true if shell_word(root) == *root => format!(
+                    true if is_on_host && shell_word(root) == *root => format!(
                         "run `sed -i -e 's|\"{root}\"|\"/\"|' -e 's|@{root}/|@/|' {}`, because the driver is on the host; then \
                          restart the containers, and set `driver.enabled=false` in the operator, whose toolkit pods \
                          regenerate the file when they start",
@@ -120,10 +121,13 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
                         "install the operator with `driver.enabled=false`, because the driver is on the host, and restart its \
                          toolkit pods, which regenerate `{path}`"
                     ),
-                    false => format!(
+                    false if is_on_host => format!(
                         "run `sed -i 's/^ *root *=/#&/' {}`, because the driver is on the host itself; then restart the \
                          containers",
                         shell_word(path)
+                    ),
+                    false => format!(
+                        "set `root` in `{path}` to the directory of the driver, then restart the containers"
                     ),
                 },
             )));

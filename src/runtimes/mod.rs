@@ -90,7 +90,12 @@ pub fn set_in_runtime(
         true => {
             format!("/{pattern}/,/^[[:space:]]*\\[/s|^\\([[:space:]]*{key} *=\\).*|\\1 {value}|")
         }
-        false => format!("/{pattern}/a {key} = {value}"),
+        false => {
+            // The table may have the key in another spelling, such as `"KEY"`.
+            let added = text.replacen(header, &format!("{header}\n{key} = {value}"), 1);
+            toml::from_str::<toml::Table>(&added).ok()?;
+            format!("/{pattern}/a {key} = {value}")
+        }
     };
     Some(format!("sed -i '{script}' {}", shell_word(&file.path)))
 }

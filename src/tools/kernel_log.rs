@@ -30,8 +30,11 @@ const OTHERS: [&str; 4] = [
 ];
 
 static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
-    let table: Table =
+    let mut table: Table =
         built_in("kernel_log").expect("the built-in table is valid, as a test checks");
+    for line in &mut table.line {
+        line.remedy = line.remedy.replace("{power}", super::xid::POWER);
+    }
     table.line
 });
 

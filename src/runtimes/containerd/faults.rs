@@ -234,9 +234,26 @@ fn import(
     let (first, others) = files.split_first()?;
     let text = first.text.as_deref()?;
     let root = parse(first)?;
+    // The result has all keys of the runtime, and the default runtime that the file sets.
+    let own = [parse(stray)?];
+    let (own_runtimes, own_default) = merged(&own, version);
+    let own_keys = &own_runtimes.get(name)?.keys;
     let works = |files: &[ConfigFile]| {
+        let mut files = files.to_vec();
+        // Imported files are read by name.
+        if let Some((_, imported)) = files.split_first_mut() {
+            imported.sort_by(|one, other| one.path.cmp(&other.path));
+        }
         let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
-        merged(&parsed, version).0.contains_key(name) && faults(files, &[], version).is_empty()
+        let (runtimes, default) = merged(&parsed, version);
+        let has_default = own_default
+            .as_ref()
+            .is_none_or(|(wanted, _)| default.as_ref().is_some_and(|(found, _)| found == wanted));
+        has_default
+            && runtimes
+                .get(name)
+                .is_some_and(|found| found.keys == *own_keys)
+            && faults(&files, &[], version).is_empty()
     };
     let imports = (root.root.get("imports").and_then(Value::as_array)).into_iter();
     let directory = (imports.flatten().filter_map(Value::as_str))

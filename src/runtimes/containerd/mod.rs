@@ -63,6 +63,21 @@ fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
     (first.then_some(FIRST_PLUGIN).into_iter()).chain(PLUGINS)
 }
 
+/// Returns the import patterns of a file that contains nothing else, except its version. `None` for any other file.
+#[must_use]
+pub fn only_imports(text: &str) -> Option<Vec<String>> {
+    let root: Table = toml::from_str(text).ok()?;
+    if !root.keys().all(|key| key == "imports" || key == "version") {
+        return None;
+    }
+    let imports = root.get("imports")?.as_array()?.iter();
+    Some(
+        imports
+            .filter_map(|pattern| pattern.as_str().map(str::to_owned))
+            .collect(),
+    )
+}
+
 /// Parses the output of [`config_dump`], or a configuration file.
 ///
 /// # Errors
