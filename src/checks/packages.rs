@@ -58,7 +58,7 @@ async fn detect(subject: &Subject<'_>) -> Result<PackagesState, StepError> {
         parts: subject.state.driver_parts().await,
         runfile: driver.origin == Some(Origin::Runfile),
         manager: messages::manager(files, os)?.filter(|_| is_ours),
-        loaded: driver.loaded_version,
+        loaded: driver.loaded_version.clone(),
     })
 }
 
