@@ -22,7 +22,8 @@ pub struct Constraints {
     pub instance: Option<(String, String)>,
     /// Whether an NVSwitch is on the PCI bus. `None` if unknown.
     pub nvswitch: Option<bool>,
-    /// Whether an InfiniBand device manages NVLink switches, on boards whose switches are not on the PCI bus. `None` if unknown.
+    /// Whether an InfiniBand device manages NVLink switches, on boards whose switches are not on the PCI bus. `None` if
+    /// unknown.
     pub nvlink_management: Option<bool>,
     /// Only this branch.
     pub branch: Option<Branch>,

@@ -109,7 +109,7 @@ pub(super) fn evaluate(
             let text = needs(row, driver);
             said.push(say(Rule::Cudnn, Evaluation::Note, text, &row.citations));
         }
-        // If the packages for another CUDA version have less severe problems, the problems of these packages are only notes.
+        // If the packages of another entry have less severe problems, the problems of this entry's packages are only notes.
         said.extend(rule_results.into_iter().map(|rule_result| RuleResult {
             evaluation: match serves {
                 true => rule_result.evaluation,
@@ -176,7 +176,8 @@ fn against(
             add(Evaluation::Caution, format!("{range}; {cuda} is newer"));
         }
     }
-    // No later version supports these GPUs again, so verified data of an older version is enough to reject them.
+    // The evaluation if a GPU is too old for the packages. No later version supports such a GPU again, so verified data of an
+    // older version is enough for a refusal.
     let ended = match row.confidence {
         Confidence::Verified => Evaluation::Refuse,
         Confidence::Partial | Confidence::Unverified => Evaluation::Against,

@@ -10,11 +10,11 @@
 //! 2. `cargo check` reports each incomplete `match`: two in `describe.rs`, and `capture` and `apply` in `applier.rs`. Also
 //!    extend `preview` there if the change has a diff, `dry_run` if an error can be detected in advance, and
 //!    `is_written_by_tools` if it runs programs that write files.
-//! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`ChangeError`] is created where the error occurs.
-//!    Add patterns for the error output of external programs to `tools/faults.toml`.
-//! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is sufficient for files). Add a new variant to `undo.rs`, as a struct
-//!    in the family's file if it has more than two fields, and extend `undo`, `refine`, `reconcile` and `undo_writes_by_tools`
-//!    in `applier.rs` as needed.
+//! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`ChangeError`] is created where the error
+//!    occurs. Add patterns for the error output of external programs to `tools/faults.toml`.
+//! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is sufficient for files). Add a new variant to `undo.rs`. If it
+//!    has more than two fields, put them into a struct in the family's file. Extend `undo`, `refine`, `reconcile` and
+//!    `undo_writes_by_tools` in `applier.rs` as needed.
 //! 5. Test it in `tests/FAMILY.rs`: `machine.apply_and_undo(&change)` applies and reverts it, and compares the machine with its
 //!    previous state. Also test an interruption: `capture`, then `reconcile` and `revert`.
 //! 6. If it needs the package manager lock, extend `needs_package_lock` in `engine/apply.rs`. If a field is free text that may
@@ -91,9 +91,9 @@ pub enum Change {
     /// Install packages. The packages of all ready steps are installed in one transaction.
     InstallPackages {
         packages: Vec<PackageSpec>,
-        /// Installed packages that the plan replaces or removes: a package that a configured package needs gets another
-        /// version, possibly an older one, and any other package is removed. Our holds on these packages do not prevent
-        /// this, but any other hold does.
+        /// Installed packages that the plan replaces or removes. Those that `packages` depend on get another version,
+        /// possibly an older one. The others are removed. Our holds on these packages do not prevent this, but any other hold
+        /// does.
         removing: Vec<String>,
         /// Defer the DKMS build of the package scripts to a later change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -96,7 +96,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             }
         };
     }
-    // A runtime that the join method configures also counts, because `runtime.use` must not contain it.
+    // `runtime.use` must not contain a runtime that the join method configures, so such a runtime is wanted without an entry.
     let by_method = |desired: &Desired| {
         (desired.cluster.as_ref()).and_then(|spec| spec.method.implementation().configures())
     };
@@ -272,7 +272,7 @@ fn of_distribution(
 }
 
 /// Returns the finding for a file of a Kubernetes distribution that only imports the nvidia runtime. k0s merges its files, but
-/// not the files that they import (k0sproject/k0s issue 6547; `docs/runtime.md`: a file with the runtime is merged).
+/// not the files that they import (k0sproject/k0s issue 6547; `docs/runtime.md` of k0s: a file with the runtime is merged).
 fn only_imports(
     subject: &Subject<'_>,
     owner: &KubernetesDistribution,
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn file_that_only_imports_the_runtime_is_replaced() {
+    async fn remedy_replaces_file_that_only_imports_the_runtime() {
         let runtime =
             "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n";
         let import = "version = 2\nimports = ['/etc/containerd/conf.d/*.toml']\n";

@@ -219,9 +219,9 @@ impl Hands {
         }
     }
 
-    /// Returns a message if this machine may be a clone of the machine that joined: `joined` is the machine ID at the time of
-    /// the join, and differs from the current one. The cluster cannot detect a clone, because both machines use the same Node
-    /// object, and the kubelet of the clone overwrites the machine ID in it.
+    /// Returns a message if this machine may be a clone of the machine that joined, because the current machine ID differs from
+    /// `joined`, the machine ID at the time of the join. The cluster cannot detect a clone, because both machines use the same
+    /// Node object, and the kubelet of the clone overwrites the machine ID in it.
     pub(crate) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);

@@ -145,7 +145,7 @@ pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
     carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
 }
 
-/// Rejects driver component versions that an administrator has forbidden with a preference for their repository. Our own
+/// Rejects driver component versions whose repository an administrator has forbidden with a negative priority. Our own
 /// preference for the driver branch would allow them again.
 pub(super) fn allowed(
     backend: &dyn Backend,
@@ -238,8 +238,8 @@ pub(super) fn guarded(
 }
 
 /// Rejects a transaction that would install a precompiled driver module and driver libraries of the same branch but different
-/// versions, because NVML would then fail. The package of such a module has the version of its kernel, so the driver version of
-/// the module is the lowest version of the other driver packages that it accepts.
+/// versions, because NVML would then fail. The package of such a module has the version of its kernel. The driver version of
+/// the module is therefore read from the dependencies of the package: it is the lowest driver version that they accept.
 pub(super) fn same_version(
     backend: &dyn Backend,
     actions: &[Action],

@@ -132,7 +132,7 @@ impl Applier {
         Ok(self.host.files.write(&path, text.as_bytes(), 0o600)?)
     }
 
-    /// Removes packages that are no longer installed from the record of failed scripts.
+    /// Removes from the record of failed scripts the packages that are no longer installed.
     pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
@@ -228,8 +228,8 @@ impl Applier {
             ));
             return Err(self.name_exclusions(error.of(Class::NoVersion(name)), &[]));
         }
-        // The reinstallation may remove half-installed packages, and the second entry of a version that is in the database
-        // twice after an interrupted repair.
+        // The reinstallation may remove half-installed packages. It may also remove a duplicate database entry: an interrupted
+        // repair can leave two entries of the same package and version.
         let half_done = self.half_done().await?.packages;
         let comes = |id: &str, version: &str| {
             (actions.iter()).any(|action| {

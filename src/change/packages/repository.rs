@@ -288,8 +288,8 @@ impl Applier {
 }
 
 /// Returns a source file that gpu-bootstrap did not write and that already configures the repository as required: each suite
-/// with its components, and only accepted keys. It is used unchanged. With `by_root` root uses the keyring, so it must be
-/// writable only by root.
+/// with its components, and only accepted keys. It is used unchanged. If `by_root` is `true`, the keyring must be writable
+/// only by root, because root uses it.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -591,7 +591,7 @@ mod tests {
             (by(true).expect("files"), by(false).expect("files"))
         };
         let found = |text: &str, accepted: &[&str], change| look(text, accepted, change, 0).0;
-        // Another user could add a key to the keyring. In the tree of another machine the owner is meaningless.
+        // Another user could add a key to the keyring. When the files of another machine are examined, the owner is ignored.
         let (by_root, in_tree) = look(guide, &BOTH, |_| {}, 1000);
         assert_eq!((by_root, in_tree.is_some()), (None, true));
         assert_eq!(

@@ -1,6 +1,6 @@
-//! The archive in memory behaves like real package managers where it imitates them, see `tests/packages/contract.rs`. It has
-//! one version of each package and no lists. It does not model that real dnf rejects conflicts with an installed package, and
-//! that dpkg keeps the configuration of a package that is replaced.
+//! Tests that the in-memory archive behaves like real package managers in `SCENARIOS`, see `tests/packages/contract.rs`. The
+//! archive has one version of each package and no lists. It does not model that real dnf rejects conflicts with an installed
+//! package, and that dpkg keeps the configuration of a package that is replaced.
 
 #[path = "../../../tests/packages/contract.rs"]
 mod contract;

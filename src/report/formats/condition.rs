@@ -132,7 +132,7 @@ mod tests {
         for (exit, findings, expected) in rows! {
             Exit::Ok, &[pass][..], ("True", "GPUsReady");
             Exit::Ok, &[pass, ("mem.remap.pending", Warn)], ("True", "GPUsReady");
-            // CNI pods may wait until a controller removes the taint because of this condition.
+            // CNI pods may wait for a controller that removes a taint only when this condition is True.
             Exit::Drift, &[pass, ("k8s.ready", Fail)], ("True", "GPUsReady");
             // An unknown finding keeps the condition unknown, even if only cluster findings failed.
             Exit::Drift, &[("driver.module", Unknown), ("k8s.ready", Fail)],
