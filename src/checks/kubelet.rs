@@ -197,7 +197,7 @@ fn lacks_runtime(
             format!(
                 "restart the toolkit pod of the operator on this node (`kubectl --namespace gpu-operator delete pod \
                  --selector app=nvidia-container-toolkit-daemonset --field-selector spec.nodeName=NODE`), which configures \
-                 {title} again; if another program generates its configuration, add the nvidia runtime to that template"
+                 {title} again; if another program generates its configuration from a template, add the nvidia runtime to that template"
             ),
         ),
     };
