@@ -76,7 +76,7 @@ pub(super) fn evaluate(
         .map(|row| {
             (
                 row,
-                against(row, (refuse(row), newer), cuda, boards, driver),
+                against(matrix, row, (refuse(row), newer), cuda, boards, driver),
             )
         })
         .collect();
@@ -151,6 +151,7 @@ fn range(row: &Cudnn) -> String {
 /// Returns the problems of the packages of an entry. `refuse` is the evaluation if the driver is too old, and `newer` if a
 /// GPU is newer than the packages.
 fn against(
+    matrix: &Matrix,
     row: &Cudnn,
     (refuse, newer): (Evaluation, Evaluation),
     cuda: &[CudaVersion],
@@ -188,8 +189,15 @@ fn against(
         };
         let label = &board.label;
         if own < row.capability_min {
+            let last = (matrix.cudnn.iter())
+                .filter(|other| other.version < row.version && own >= other.capability_min)
+                .map(|other| other.version)
+                .max()
+                .map_or_else(String::new, |last| {
+                    format!("; the last version with code for it is {last}")
+                });
             let text = format!(
-                "{what} has no code for {label}: it requires compute capability {} or newer, and the GPU has {own}",
+                "{what} has no code for {label}: it requires compute capability {} or newer, and the GPU has {own}{last}",
                 row.capability_min
             );
             add(ended, text);

@@ -18,10 +18,11 @@ pub(super) fn evaluate(
     said: &mut Vec<RuleResult>,
 ) {
     let before = said.len();
+    // A report about this kernel is more specific than the other entries.
+    said.extend(reports(&matrix.kernel_reports, kernel, offer));
     let not_reported = fixes(matrix, kernel, arch, offer, said);
     let limit = limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
-    said.extend(reports(&matrix.kernel_reports, kernel, offer));
     if limit.is_none() {
         outlived(matrix, kernel, &offer.version, said);
     }

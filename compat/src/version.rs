@@ -19,7 +19,7 @@ pub enum VersionError {
         why: &'static str,
     },
     /// Not a driver branch.
-    #[error("`{text}` is not an NVIDIA driver branch such as `580` or `R580`")]
+    #[error("`{text}` is not an NVIDIA driver branch such as `580` or `R580`{}", suffix(.text))]
     Branch { text: String },
     /// Not a CUDA version.
     #[error("`{text}` is not a CUDA version such as `12.4` or `12.4.1`")]
@@ -30,6 +30,17 @@ pub enum VersionError {
     /// Not a kernel release.
     #[error("`{text}` is not a Linux kernel release such as `6.1.0-44-amd64`")]
     Kernel { text: String },
+}
+
+/// The reason if a branch has a suffix like that of a package name, such as `570-server-open`.
+fn suffix(text: &str) -> &'static str {
+    let has_number = text.starts_with(|c: char| c.is_ascii_digit());
+    match has_number && text.contains('-') {
+        true => {
+            ", without the flavor of the kernel modules, which is a separate value, and without `server`"
+        }
+        false => "",
+    }
 }
 
 /// The valid branch numbers. The oldest legacy branch is 71.

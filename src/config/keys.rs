@@ -144,6 +144,9 @@ pub fn join(prefix: &str, name: &str) -> String {
     }
 }
 
+/// Keys that users expect, for example from other tools, and the key that was probably meant.
+const EXPECTED: [(&str, &str); 1] = [("driver.open", "driver.flavor")];
+
 /// Returns the key that was probably meant: a similar one in the same table, or the same name in another table.
 #[must_use]
 pub fn suggestion(
@@ -151,6 +154,10 @@ pub fn suggestion(
     prefix: &str,
     name: &str,
 ) -> Option<String> {
+    let path = join(prefix, name);
+    if let Some((_, meant)) = EXPECTED.iter().find(|(expected, _)| *expected == path) {
+        return Some((*meant).to_owned());
+    }
     if let Some(sibling) = nearest(name, siblings.keys().map(String::as_str)) {
         return Some(join(prefix, sibling));
     }

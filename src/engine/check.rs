@@ -26,6 +26,7 @@ use crate::{
         text::shell_word,
     },
     step::{Assessment, StepError},
+    steps::cdi,
 };
 
 /// The finding about the CDI specification.
@@ -151,6 +152,13 @@ impl Session {
         // Treat a file that cannot be examined as existing, because only a missing file is not a fault.
         let is_there = |path: &Utf8PathBuf| files.exists(path).unwrap_or(true);
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
+            // Containers work until the correct specification is gone.
+            Some((command, _)) if finding.why.contains(cdi::SERVED) => Finding {
+                status: Verdict::Warn,
+                as_kind: Some(Kind::Risk),
+                command: Some(command.iter().map(shell_word).collect::<Vec<_>>().join(" ")),
+                ..finding
+            },
             Some((command, _)) => Finding {
                 command: Some(command.iter().map(shell_word).collect::<Vec<_>>().join(" ")),
                 ..finding

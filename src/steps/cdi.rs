@@ -24,6 +24,9 @@ use crate::{
 /// The unit that regenerates the specification at each boot.
 const UNIT: &str = "gpu-bootstrap-cdi.service";
 
+/// The end of the reason if the specification is wrong, but runtimes use a correct one.
+pub const SERVED: &str = "so containers get the GPUs";
+
 /// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 
@@ -221,7 +224,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         let right = cdi_rules::hiding(&spec.path, &state.seen).find(|seen| issue(seen).is_none());
         let but = right.map_or_else(String::new, |seen| {
             format!(
-                "; runtimes prefer `{}`, which is correct, so containers get the GPUs",
+                "; runtimes prefer `{}`, which is correct, {SERVED}",
                 seen.path
             )
         });

@@ -3,7 +3,7 @@
 
 mod autoload;
 mod builds;
-mod cdi;
+pub(crate) mod cdi;
 mod cdi_rules;
 mod check_timer;
 pub mod cluster;
