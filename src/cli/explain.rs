@@ -162,12 +162,12 @@ fn document(subject: &Subject) -> Value {
     }
 }
 
-/// Returns what the arguments refer to: a message of another program, a line of the kernel log, or a list of names and numbers.
+/// Returns what the arguments refer to: a line of the kernel log, a message of another program, or a list of names and numbers.
 fn subjects(args: &[&str]) -> Result<Vec<Subject>, Failure> {
     let text = args.join(" ");
-    let mut lines = printed(&text);
+    let mut lines = log_line(&text);
     if lines.is_empty() {
-        lines = log_line(&text);
+        lines = printed(&text);
     }
     if !lines.is_empty() {
         return Ok(lines);
