@@ -20,7 +20,8 @@ pub(super) fn evaluate(
     let before = said.len();
     // A report about this kernel is more specific than the other entries.
     said.extend(reports(&matrix.kernel_reports, kernel, offer));
-    let not_reported = fixes(matrix, kernel, arch, offer, said);
+    let is_reported = said.len() > before;
+    let not_reported = fixes(matrix, kernel, arch, offer, is_reported, said);
     let limit = limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
     if limit.is_none() {
@@ -145,6 +146,7 @@ fn fixes(
     kernel: &KernelVersion,
     arch: Option<&str>,
     offer: &Candidate,
+    is_reported: bool,
     said: &mut Vec<RuleResult>,
 ) -> Option<RuleResult> {
     let version = &offer.version;
@@ -189,6 +191,8 @@ fn fixes(
                     older = Some(say(Rule::Kernel, evaluation, text, &row.citations));
                 }
             }
+            // A report about this kernel may name a later version.
+            Some(_) if is_reported => {}
             Some(_) => {
                 if let Some(complete) = of_branch(&row.complete).filter(|v| version < v) {
                     let text = format!(

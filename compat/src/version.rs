@@ -32,14 +32,17 @@ pub enum VersionError {
     Kernel { text: String },
 }
 
-/// The reason if a branch has a suffix like that of a package name, such as `570-server-open`.
-fn suffix(text: &str) -> &'static str {
-    let has_number = text.starts_with(|c: char| c.is_ascii_digit());
-    match has_number && text.contains('-') {
-        true => {
-            ", without the flavor of the kernel modules, which is a separate value, and without `server`"
-        }
-        false => "",
+/// The correction if a branch has a suffix like that of a package name, such as `570-server-open`.
+fn suffix(text: &str) -> String {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    match !number.is_empty() && rest.starts_with('-') {
+        true => format!(
+            ": the branch is `{number}`, and the flavor of the kernel modules is a separate setting (`driver.flavor`)"
+        ),
+        false => String::new(),
     }
 }
 

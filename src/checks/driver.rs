@@ -617,14 +617,9 @@ const IGNORED: [(&str, &str, &str, Flavor, &str); 2] = [
 /// Returns the configured module options with their locations.
 fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, StepError> {
     let mut found = Vec::new();
-    for directory in kmod::CONFIGURATION {
-        for name in files.list(Utf8Path::new(directory))? {
-            let path = Utf8Path::new(directory).join(&name);
-            if name.ends_with(".conf") {
-                let text = files.read_lossy(&path)?.unwrap_or_default();
-                found.extend(kmod::settings(&text).map(|one| (format!("`{path}`"), one)));
-            }
-        }
+    for path in kmod::configuration(files, |_| true)? {
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        found.extend(kmod::settings(&text).map(|one| (format!("`{path}`"), one)));
     }
     let line = files
         .read_text(Utf8Path::new("/proc/cmdline"))?
@@ -653,7 +648,7 @@ fn options(set: &[(String, ModuleSetting)], flavor: Option<Flavor>) -> Finding {
             return Finding {
                 observed: Some(format!("{option}={value}")),
                 remedy: Some(format!("remove `{option}` from {place}")),
-                ..say(Verdict::Warn, format!("{option}={value} in {place} {why}"))
+                ..say(Verdict::Warn, format!("{option}={value} {why} ({place})"))
             };
         }
     }

@@ -10,7 +10,7 @@ use super::{
     packages, virt,
 };
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Check, Finding, REBOOT, Subject, Verdict},
     dkms,
     facts::{Facts, GpuFact, Os, PciFact},
     host::ReadFiles,
@@ -469,13 +469,17 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
                 let other = format!(
                     "install a driver that supports this kernel (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
                 );
+                // A GPU that is bound to another driver gets the module at the next boot.
+                let load = match detect(subject)?.iter().any(|(_, driver)| driver.is_some()) {
+                    true => REBOOT,
+                    false => "modprobe nvidia",
+                };
                 log::Diagnosis::new(
                     why,
                     match upgrade_command(subject, &version).await? {
                         Some(command) => format!(
-                            "run `{command} && dkms autoinstall && modprobe nvidia`, which upgrades the driver if its branch has \
-                             a newer version, and builds it again; if the build fails again, read the end of `{log}`, and \
-                             {other}"
+                            "run `{command} && dkms autoinstall && {load}`, which upgrades the driver if its branch has a newer \
+                             version, and builds it again; if the build fails again, read the end of `{log}`, and {other}"
                         ),
                         None => format!(
                             "read the end of `{log}`; install the headers of this kernel, or {other}"

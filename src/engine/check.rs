@@ -152,17 +152,23 @@ impl Session {
         // Treat a file that cannot be examined as existing, because only a missing file is not a fault.
         let is_there = |path: &Utf8PathBuf| files.exists(path).unwrap_or(true);
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
-            // Containers work until the correct specification is gone.
-            Some((command, _)) if finding.why.contains(cdi::SERVED) => Finding {
-                status: Verdict::Warn,
-                as_kind: Some(Kind::Risk),
-                command: Some(command.iter().map(shell_word).collect::<Vec<_>>().join(" ")),
-                ..finding
-            },
-            Some((command, _)) => Finding {
-                command: Some(command.iter().map(shell_word).collect::<Vec<_>>().join(" ")),
-                ..finding
-            },
+            // If the file is hidden by a correct one, containers work until that one is gone.
+            Some((command, _)) => {
+                let is_served = finding.why.contains(cdi::SERVED);
+                let words: Vec<String> = command.iter().map(shell_word).collect();
+                let command = words.join(" ");
+                Finding {
+                    status: if is_served {
+                        Verdict::Warn
+                    } else {
+                        finding.status
+                    },
+                    as_kind: is_served.then_some(Kind::Risk),
+                    remedy: Some(format!("run `{command}`")),
+                    command: Some(command),
+                    ..finding
+                }
+            }
             None => Finding {
                 as_kind: Some(Kind::Difference),
                 ..finding

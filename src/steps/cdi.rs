@@ -24,7 +24,7 @@ use crate::{
 /// The unit that regenerates the specification at each boot.
 const UNIT: &str = "gpu-bootstrap-cdi.service";
 
-/// The end of the reason if the specification is wrong, but runtimes use a correct one.
+/// A part of the reason if the specification is wrong, but runtimes use a correct one.
 pub const SERVED: &str = "so containers get the GPUs";
 
 /// The path of the unit.
@@ -222,13 +222,13 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     if let Some(why) = stale {
         let right = cdi_rules::hiding(&spec.path, &state.seen).find(|seen| issue(seen).is_none());
-        let but = right.map_or_else(String::new, |seen| {
-            format!(
-                "; runtimes prefer `{}`, which is correct, {SERVED}",
-                seen.path
-            )
+        whys.push(match right {
+            Some(seen) => format!(
+                "`{}` is hidden by `{}`, which is correct, {SERVED}; the hidden file {why}",
+                spec.path, seen.path
+            ),
+            None => format!("`{}` {why}", spec.path),
         });
-        whys.push(format!("`{}` {why}{but}", spec.path));
         changes.extend(generate);
     }
     if whys.is_empty() && !at_boot.is_empty() {
