@@ -652,10 +652,10 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                      loaded modules",
                     super::messages::places(gpus)
                 ),
-                remedy: format!(
-                    "{}; in a virtual machine, check passthrough, confidential computing mode and GPU reset on the host",
-                    messages::POWER
-                ),
+                remedy: match context.guest {
+                    true => GUEST.to_owned(),
+                    false => messages::POWER.to_owned(),
+                },
             });
         }
         return Some(Diagnosis {

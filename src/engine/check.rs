@@ -32,6 +32,10 @@ use crate::{
 /// The finding about the CDI specification.
 const CDI: &str = "cdi";
 
+/// Systems on which no command can be run, because they have no shell. Talos is controlled with `talosctl` from outside
+/// (Talos documentation, "What is Talos").
+const WITHOUT_SHELL: [&str; 1] = ["talos"];
+
 /// The finding about the desired state of this machine.
 pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 
@@ -88,7 +92,9 @@ impl Session {
                     ..validation_run
                 }),
         );
-        for finding in &mut findings {
+        let os = self.inner.state().facts().os.as_ref();
+        let has_shell = os.is_none_or(|os| !WITHOUT_SHELL.contains(&os.id.as_str()));
+        for finding in findings.iter_mut().filter(|_| has_shell) {
             finding.derive_command();
         }
         if (self.audit.as_ref()).is_some_and(|audit| !audit.compares) {
