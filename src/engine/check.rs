@@ -92,7 +92,8 @@ impl Session {
                     ..validation_run
                 }),
         );
-        let os = self.inner.state().facts().os.as_ref();
+        let state = self.inner.state();
+        let os = state.facts().os.as_ref();
         let has_shell = os.is_none_or(|os| !WITHOUT_SHELL.contains(&os.id.as_str()));
         for finding in findings.iter_mut().filter(|_| has_shell) {
             finding.derive_command();
