@@ -93,7 +93,8 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
         // The setting also disables the check for cgroup v1.
         let cgroup = match skew::with_cgroup_v1(&version) {
             Some(_) => {
-                "; with cgroup v1, the kubelet then starts only if the cluster sets `failCgroupV1: false`"
+                "; on a machine with cgroup v1, the kubelet then starts only after a reboot with \
+                 `systemd.unified_cgroup_hierarchy=1` in the kernel command line, or if the cluster sets `failCgroupV1: false`"
             }
             None => "",
         };
