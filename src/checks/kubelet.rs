@@ -17,7 +17,7 @@ use crate::{
     },
     state::KubeletRuntime,
     step::StepError,
-    tools::toolkit,
+    tools::{systemctl, toolkit},
 };
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
@@ -197,7 +197,8 @@ fn lacks_runtime(
             format!(
                 "restart the toolkit pod of the operator on this node (`kubectl --namespace gpu-operator delete pod \
                  --selector app=nvidia-container-toolkit-daemonset --field-selector spec.nodeName=NODE`), which configures \
-                 {title} again; if another program generates its configuration from a template, add the nvidia runtime to that template"
+                 {title} again; if another program generates its configuration from a template, add the nvidia runtime to \
+                 that template"
             ),
         ),
     };
@@ -279,13 +280,9 @@ fn only_imports(
 ) -> Result<Option<Finding>, StepError> {
     let files = subject.host.files();
     let mut unit = None;
-    for name in owner.programs {
-        for role in ["worker", "controller"] {
-            let one = format!("{name}{role}.service");
-            let path = Utf8Path::new("/etc/systemd/system").join(&one);
-            if unit.is_none() && files.exists(&path)? {
-                unit = Some(one);
-            }
+    for one in owner.units {
+        if unit.is_none() && files.exists(&systemctl::own_file(one))? {
+            unit = Some(one);
         }
     }
     let Some(unit) = unit else { return Ok(None) };

@@ -18,6 +18,7 @@ pub mod containerd;
 pub mod crictl;
 pub mod crio;
 pub mod docker;
+mod edit_command;
 pub mod podman;
 pub mod program;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use containerd::{KubernetesDistribution, OWNERS, PROGRAMS};
+pub use edit_command::set_in_runtime;
 pub use version::Version;
 pub use view::{
     Answer, Broken, Config, ConfigFile, Elsewhere, Fault, Goal, Harm, LackError, LiveConfig,
@@ -41,64 +43,9 @@ pub use view::{
 
 use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
-    model::{document::FileSettings, text::shell_word},
+    model::document::FileSettings,
     tools::systemctl,
 };
-
-/// How the header of a runtime's table ends in a TOML file. `below` is the name of a table in it with a leading dot, or empty.
-/// `None` for a name that is not a plain word, because it would be part of a `sed` script.
-fn table_ends(runtime: &str, below: &str) -> Option<[String; 2]> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    (!runtime.is_empty() && runtime.chars().all(is_plain)).then(|| {
-        [
-            format!("runtimes.{runtime}{below}]"),
-            format!("runtimes.\"{runtime}\"{below}]"),
-        ]
-    })
-}
-
-/// The `sed` pattern of such a header.
-fn table_pattern(runtime: &str, below: &str) -> String {
-    let below = below.replace('.', "\\.");
-    format!("runtimes\\.\"\\?{runtime}\"\\?{below}\\]")
-}
-
-/// The command that sets a key in the table of a runtime, as a remedy. `None` if the file does not have exactly one such table
-/// in a form that `sed` can find.
-#[must_use]
-pub fn set_in_runtime(
-    file: &ConfigFile,
-    runtime: &str,
-    below: &str,
-    key: &str,
-    value: &str,
-) -> Option<String> {
-    let ends = table_ends(runtime, below)?;
-    let text = file.text.as_deref()?;
-    let mut headers = (text.lines()).filter(|line| ends.iter().any(|end| line.contains(end)));
-    let header = headers.next().filter(|_| headers.next().is_none())?;
-    let is_header = header.trim_start().starts_with('[')
-        && ends.iter().any(|end| header.trim_end().ends_with(end));
-    if !is_header || value.contains(['\'', '|', '&', '\\', '\n']) {
-        return None;
-    }
-    let has_key = (text.lines().skip_while(|line| *line != header).skip(1))
-        .take_while(|line| !line.trim_start().starts_with('['))
-        .any(|line| (line.split_once('=')).is_some_and(|(name, _)| name.trim() == key));
-    let pattern = table_pattern(runtime, below);
-    let script = match has_key {
-        true => {
-            format!("/{pattern}/,/^[[:space:]]*\\[/s|^\\([[:space:]]*{key} *=\\).*|\\1 {value}|")
-        }
-        false => {
-            // The table may have the key in another spelling, such as `"KEY"`.
-            let added = text.replacen(header, &format!("{header}\n{key} = {value}"), 1);
-            toml::from_str::<toml::Table>(&added).ok()?;
-            format!("/{pattern}/a {key} = {value}")
-        }
-    };
-    Some(format!("sed -i '{script}' {}", shell_word(&file.path)))
-}
 
 /// The name of the NVIDIA runtime.
 pub const NVIDIA: &str = "nvidia";

@@ -20,7 +20,10 @@ use toml::{Table, Value};
 use super::PLUGINS;
 use crate::{
     model::{document::check_toml, text::shell_word},
-    runtimes::{BUILT_IN, ConfigFile, Version, set_in_runtime, table_ends, table_pattern},
+    runtimes::{
+        BUILT_IN, ConfigFile, Version,
+        edit_command::{set_in_runtime, table_ends, table_pattern},
+    },
     tools::toolkit,
 };
 

@@ -6,6 +6,8 @@ pub struct KubernetesDistribution {
     pub name: &'static str,
     /// The programs that contain or start the kubelet.
     pub programs: &'static [&'static str],
+    /// Its systemd units, one of which runs on a node. Empty if it is not controlled by a unit.
+    pub units: &'static [&'static str],
     /// A path that exists only if the distribution is installed.
     pub mark: &'static str,
     /// The socket of its containerd.
@@ -28,6 +30,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     KubernetesDistribution {
         name: "rke2",
         programs: &["rke2", "rke2-agent", "rke2-server"],
+        units: &["rke2-agent.service", "rke2-server.service"],
         mark: "/var/lib/rancher/rke2/agent/etc/containerd",
         socket: "/run/k3s/containerd/containerd.sock",
         configs: &["/var/lib/rancher/rke2/agent/etc/containerd/config.toml"],
@@ -41,6 +44,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     KubernetesDistribution {
         name: "k3s",
         programs: &["k3s", "k3s-agent", "k3s-server"],
+        units: &["k3s-agent.service", "k3s.service"],
         mark: "/var/lib/rancher/k3s/agent/etc/containerd",
         socket: "/run/k3s/containerd/containerd.sock",
         configs: &["/var/lib/rancher/k3s/agent/etc/containerd/config.toml"],
@@ -54,6 +58,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     KubernetesDistribution {
         name: "k0s",
         programs: &["k0s"],
+        units: &["k0sworker.service", "k0scontroller.service"],
         mark: "/var/lib/k0s/bin/containerd",
         socket: "/run/k0s/containerd.sock",
         configs: &["/etc/k0s/containerd.d/*.toml", "/etc/k0s/containerd.toml"],
@@ -65,6 +70,7 @@ pub const OWNERS: [KubernetesDistribution; 4] = [
     KubernetesDistribution {
         name: "microk8s",
         programs: &["kubelite"],
+        units: &[],
         mark: "/var/snap/microk8s/current/args/containerd-template.toml",
         socket: "/var/snap/microk8s/common/run/containerd.sock",
         configs: &["/var/snap/microk8s/current/args/containerd-template.toml"],

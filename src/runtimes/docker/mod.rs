@@ -652,7 +652,10 @@ mod tests {
         UnitFlag, check_config, conflict, default_runtime, flags, mistyped, parse_info, runtimes,
         unit_flags, validate,
     };
-    use crate::host::fake::FakeFiles;
+    use crate::{
+        host::fake::FakeFiles,
+        runtimes::{LiveConfig, RuntimeKind, RuntimeView},
+    };
 
     #[test]
     fn broken_configuration_error_has_its_position() {
@@ -670,6 +673,28 @@ mod tests {
             assert!(issue.why.contains(place), "{issue:?}");
             assert_eq!(issue.forgiven, forgiven, "{text}");
         }
+    }
+
+    #[test]
+    fn cgroup_driver_of_the_unit_is_used() {
+        let files = FakeFiles::new();
+        let view = RuntimeView {
+            files: Vec::new(),
+            broken: None,
+            elsewhere: None,
+            by_files: None,
+            printed: None,
+            said: LiveConfig::Absent,
+            version: None,
+        };
+        let docker = RuntimeKind::Docker.runtime();
+        let uses_systemd = || docker.uses_systemd_cgroups(&files, &view).unwrap();
+        assert!(!uses_systemd());
+        files.put(
+            "/lib/systemd/system/docker.service",
+            "[Service]\nExecStart=/usr/bin/dockerd --exec-opt native.cgroupdriver=systemd\n",
+        );
+        assert!(uses_systemd());
     }
 
     #[test]
