@@ -258,8 +258,18 @@ mod tests {
                 let text = format!("[nvidia-container-runtime]\nmode = \"{mode}\"\n");
                 files.put(toolkit::CONFIG, text.as_str());
                 files.put("/usr/bin/crio", "");
-                let text = format!("[crio.runtime]\ncgroup_manager = \"{driver}\"\n");
-                files.put("/etc/crio/crio.conf", text.as_str());
+                // The last file decides.
+                let earlier = match driver {
+                    "systemd" => "cgroupfs",
+                    _ => "systemd",
+                };
+                for (path, driver) in [
+                    ("/etc/crio/crio.conf", earlier),
+                    ("/etc/crio/crio.conf.d/99-site.conf", driver),
+                ] {
+                    let text = format!("[crio.runtime]\ncgroup_manager = \"{driver}\"\n");
+                    files.put(path, text.as_str());
+                }
                 if linked {
                     files.put_link("/dev/char/195:0", "../nvidia0");
                 }

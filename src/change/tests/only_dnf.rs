@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use super::{
-    archive::{Break, Kind, Offered},
+    archive::{Archive, Break, Kind, Offered},
     dnf::{CONFIGURATION, NO_METADATA, row},
     kit::{STATE, TestMachine},
     moved,
@@ -372,12 +372,20 @@ async fn interruption_is_detected_after_a_boot() {
     machine.apply(&change).await.unwrap();
 }
 
-#[tokio::test]
-async fn interrupted_repair_may_remove_duplicates() {
+/// A machine on which the installation of `docker.io` and `runc` was interrupted in the scripts of a package.
+async fn interrupted(package: &str) -> (TestMachine, Archive) {
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
-    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    let mut installed = archive.installed.lock().unwrap();
+    installed.get_mut(package).unwrap().half = true;
+    drop(installed);
     archive.write(&machine.fakes.files);
+    (machine, archive)
+}
+
+#[tokio::test]
+async fn interrupted_repair_may_remove_duplicates() {
+    let (machine, archive) = interrupted("runc").await;
     machine.fakes.exec.on("dnf", move |cmd, files| {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let mut output = archive.dnf(cmd, files);
@@ -394,13 +402,8 @@ async fn interrupted_repair_may_remove_duplicates() {
 /// dnf would complete the dependencies with any suitable packages, such as the other module flavor.
 #[tokio::test]
 async fn repair_first_installs_the_missing_packages_of_the_transaction() {
-    let (machine, archive) = docker(Kind::Dnf);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    {
-        let mut installed = archive.installed.lock().unwrap();
-        installed.remove("runc");
-        installed.get_mut("docker.io").unwrap().half = true;
-    }
+    let (machine, archive) = interrupted("docker.io").await;
+    archive.installed.lock().unwrap().remove("runc");
     archive.write(&machine.fakes.files);
     let own = archive.clone();
     machine.fakes.exec.on("dnf", move |cmd, files| {
@@ -426,10 +429,7 @@ async fn repair_first_installs_the_missing_packages_of_the_transaction() {
 /// A power loss may have truncated the package lists.
 #[tokio::test]
 async fn repair_downloads_package_lists_that_lack_a_package() {
-    let (machine, archive) = docker(Kind::Dnf);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
-    archive.write(&machine.fakes.files);
+    let (machine, archive) = interrupted("runc").await;
     archive.archive.lock().unwrap().remove("runc");
     let own = archive.clone();
     machine.fakes.exec.on("dnf", move |cmd, files| {
@@ -447,11 +447,8 @@ async fn repair_downloads_package_lists_that_lack_a_package() {
 #[tokio::test]
 async fn foreign_pattern_blocks_upgrade_but_not_repair() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
-    let (machine, archive) = docker(Kind::Dnf);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    let (machine, archive) = interrupted("runc").await;
     machine.fakes.files.put(LIST, "run*\n");
-    archive.write(&machine.fakes.files);
     let own = archive.clone();
     machine.fakes.exec.on("dnf", move |cmd, files| {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
@@ -478,10 +475,7 @@ async fn foreign_pattern_blocks_upgrade_but_not_repair() {
 
 #[tokio::test]
 async fn truncated_configuration_is_restored_by_a_repair() {
-    let (machine, archive) = docker(Kind::Dnf);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
-    archive.write(&machine.fakes.files);
+    let (machine, _) = interrupted("runc").await;
     let files = &machine.fakes.files;
     let mut rows = Vec::new();
     for (flags, size, path, content) in [
@@ -572,6 +566,31 @@ async fn imported_key_is_removed_with_the_last_package() {
     assert!(keys());
     machine.revert(&undo).await;
     assert!(!keys());
+}
+
+#[tokio::test]
+async fn package_of_the_running_kernel_keeps_its_key() {
+    let (mut machine, apt) = docker(Kind::Dnf);
+    machine.applier.policy.guard.kernels = vec!["kernel-image-*".to_owned()];
+    apt.offer("kernel-image-6.1", Offered::new("1", &[]));
+    *apt.imports.lock().unwrap() = true;
+    let change = install(&["docker.io", "kernel-image-6.1"]);
+    let undo = machine.apply(&change).await.unwrap();
+    machine
+        .fakes
+        .files
+        .put("/proc/sys/kernel/osrelease", "6.1-1\n");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    let installed = apt.installed.lock().unwrap();
+    assert!(installed.contains_key("kernel-image-6.1") && !installed.contains_key("runc"));
+    assert!(
+        machine
+            .fakes
+            .files
+            .exists("/var/lib/rpm/keys".into())
+            .unwrap()
+    );
 }
 
 #[tokio::test]

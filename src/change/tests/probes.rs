@@ -57,6 +57,32 @@ async fn probe_leaves_its_record_and_no_image() {
     assert!(!machine.fakes.files.exists(record.into()).unwrap());
 }
 
+/// A signal may stop a validation before its container exists.
+#[tokio::test]
+async fn older_docker_without_the_container_does_not_fail_the_cleanup() {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "rm" => failed(1, "Error: No such container: gpu-bootstrap-probe"),
+            _ => ok(""),
+        });
+    let change = Change::RunProbe {
+        probe: container_probe(RuntimeKind::Docker, None),
+        record: RECORD.into(),
+        inputs: String::new(),
+        again: false,
+    };
+    let cleared = machine.applier.clear_validation(&change, &machine.sink);
+    cleared.await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().any(|line| line.starts_with("docker image rm")),
+        "{lines:?}"
+    );
+}
+
 const RECORD: &str = "/var/lib/gpu-bootstrap/validations/container-docker";
 
 /// The probe output in a container with a GPU.

@@ -56,6 +56,9 @@ async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
 
 async fn only_obsolete_packages_are_removed(kind: Kind) {
     let (machine, archive, undo) = shared(kind).await;
+    let files = &machine.fakes.files;
+    files.put_directory("/run/systemd/system", 0o755);
+    machine.fakes.exec.clear_log();
     let (wanted, holds) = (set(&["driver"]), set(&[]));
     let reduced = (machine.applier)
         .reduce(&undo, &wanted, &holds, &machine.sink)
@@ -63,6 +66,11 @@ async fn only_obsolete_packages_are_removed(kind: Kind) {
         .unwrap();
     assert!(matches!(&reduced.reverted, Reverted::Done { what } if what.contains("2 packages")));
     assert_eq!(installed(&archive), ["driver", "library"]);
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().any(|line| line == "systemctl daemon-reload"),
+        "{lines:?}"
+    );
     let Undo::Packages {
         effects: Some(rest),
         ..
