@@ -442,10 +442,8 @@ fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
 fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then: &str) -> String {
     match manager {
         Some(manager) => {
-            let install = manager.backend().commands().install_version;
-            let install = install
-                .replace("NAME", name)
-                .replace("VERSION", &driver.to_string());
+            let commands = manager.backend().commands();
+            let install = commands.install_versions(&[name], &driver.to_string());
             format!("run `{install} && {then}`")
         }
         None => format!("install the package `{name}` in version {driver}, then run `{then}`"),

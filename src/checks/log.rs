@@ -922,7 +922,8 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         return Finding {
             status,
             remedy_class: (!first.hang).then_some(Remedy::Reconfigure),
-            // It has its own cause, also if a GPU has no driver.
+            // A cause in the finding takes precedence over the table in `causes`. As no finding is its own cause, the warning
+            // stays a root cause, also if a GPU has no driver.
             because: (status == Verdict::Warn).then_some(INIT),
             ..failed("a line in the kernel log", why, &first.remedy)
         };

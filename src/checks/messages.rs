@@ -4,6 +4,7 @@ use crate::{
     check::{Finding, Verdict},
     facts::{Facts, GpuFact, Os},
     host::{FilesError, ReadFiles},
+    model::text::counted,
     tools::packages::Manager,
 };
 
@@ -76,10 +77,7 @@ pub(super) fn places<'f>(gpus: impl IntoIterator<Item = &'f GpuFact>) -> String 
 
 /// `1 GPU`, `2 GPUs`.
 pub(super) fn gpus(count: usize) -> String {
-    match count {
-        1 => "1 GPU".to_owned(),
-        count => format!("{count} GPUs"),
-    }
+    counted(count, "GPU")
 }
 
 #[cfg(test)]

@@ -49,8 +49,8 @@ pub(super) async fn run(
     let vars: Vec<(String, String)> = env.vars.clone().into_iter().collect();
     for found in network::from_environment(&vars) {
         console.note(&format!(
-            "`{}` of the environment is not used, because the systemd unit does not inherit it; set `{}` in a file in \
-             `/etc/gpu-bootstrap/config.d`",
+            "`{}` of the environment is not used, because the systemd unit does not inherit it; the unit uses only the \
+             setting `{}`",
             found.variable, found.key
         ));
     }

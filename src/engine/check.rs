@@ -32,8 +32,8 @@ use crate::{
 /// The finding about the CDI specification.
 const CDI: &str = "cdi";
 
-/// Systems on which no command can be run, because they have no shell. Talos is controlled with `talosctl` from outside
-/// (Talos documentation, "What is Talos").
+/// Systems on which no command can be run, because they have no shell. Talos is controlled with `talosctl` from outside,
+/// <https://docs.siderolabs.com/talos/v1.11/learn-more/talos-for-linux-admins>.
 const WITHOUT_SHELL: [&str; 1] = ["talos"];
 
 /// The finding about the desired state of this machine.

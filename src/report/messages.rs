@@ -1,6 +1,9 @@
 //! Durations, amounts and titles, shared by several reports.
 
-use crate::{event::StepTitle, model::id::StepId};
+use crate::{
+    event::StepTitle,
+    model::{id::StepId, text::counted},
+};
 
 /// Formats a duration for humans.
 pub(super) fn duration(seconds: f64) -> String {
@@ -66,10 +69,7 @@ fn bytes(count: u64) -> String {
 
 /// Formats a number of things, in singular or plural.
 pub(super) fn things(count: usize) -> String {
-    match count {
-        1 => "1 thing".to_owned(),
-        count => format!("{count} things"),
-    }
+    counted(count, "thing")
 }
 
 /// The titles of steps, or the ID of a step that the run did not announce.

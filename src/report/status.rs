@@ -6,6 +6,7 @@ use super::{Style, human::outcomes, messages::things, style::Ink};
 use crate::{
     engine::{Current, StatusSummary},
     journal::RollbackStarted,
+    model::text::counted,
 };
 
 /// Width of the label column including the gap. The longest label is `last run`.
@@ -66,10 +67,7 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
             format!(
                 "{} changed by {}; `gpu-bootstrap uninstall` reverts them",
                 things(status.changes_applied),
-                match status.steps_applied.len() {
-                    1 => "1 step".to_owned(),
-                    steps => format!("{steps} steps"),
-                }
+                counted(status.steps_applied.len(), "step")
             ),
         ));
     }
