@@ -38,11 +38,6 @@ const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 const NETWORKS: &str = "/etc/cni/net.d";
 /// The data directory of k3s and RKE2.
 const RANCHER: &str = "/var/lib/rancher";
-/// Exists only with cgroup v2.
-const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
-
-/// Exists only with cgroup v1, which systemd mounts below `/sys/fs/cgroup`.
-const CGROUP_V1: &str = "/sys/fs/cgroup/systemd";
 
 const TAINTS: Id = Id::new("k8s.taints");
 const TAINTS_DOC: &str =
@@ -147,8 +142,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        // A partial tree may contain neither of the two files.
-        cgroup_v1: has_cgroup_v1(files)?,
+        cgroup_v1: subject.facts.kernel.cgroup_v1,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
             false => network_lacks(files)?,
@@ -160,15 +154,11 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
     })
 }
 
-fn has_cgroup_v1(files: &dyn ReadFiles) -> Result<bool, StepError> {
-    Ok(files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?)
-}
-
 /// Returns the finding for a kubelet that does not start with cgroup v1 according to its log, in a tree whose cluster cannot be
 /// queried.
-fn refused_cgroup_v1(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
-    let path = match has_cgroup_v1(files)? {
-        true => kubelet::refused_cgroup_v1(files)?,
+fn refused_cgroup_v1(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let path = match subject.facts.kernel.cgroup_v1 {
+        true => kubelet::refused_cgroup_v1(subject.host.files())?,
         false => None,
     };
     Ok(path.map(|path| Finding {
@@ -183,26 +173,18 @@ fn refused_cgroup_v1(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError
 
 /// Returns the finding for a machine with cgroup v1 whose kubelet will start only with `failCgroupV1: false`. Without this entry
 /// in the settings, the join is refused.
-fn accepts_cgroup_v1(
-    files: &dyn ReadFiles,
-    spec: Option<&ClusterSpec>,
-) -> Result<Option<Finding>, StepError> {
-    let Some(spec) = spec.filter(|spec| spec.method.implementation().ignores("SystemVerification"))
-    else {
-        return Ok(None);
-    };
-    let package = spec.packages.iter().find(|one| one.name == "kubelet");
-    let why = package.and_then(|one| skew::with_cgroup_v1(one.version.as_deref()?));
-    Ok(match why {
-        Some(why) if has_cgroup_v1(files)? => Some(Finding {
-            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-            ..Finding::new(
-                VERSIONS,
-                Verdict::Warn,
-                format!("{why}, unless the cluster sets `failCgroupV1: false`"),
-            )
-        }),
-        _ => None,
+fn accepts_cgroup_v1(subject: &Subject<'_>) -> Option<Finding> {
+    let spec = subject.desired?.cluster.as_ref()?;
+    let package = spec.packages.iter().find(|one| one.name == "kubelet")?;
+    let why = skew::with_cgroup_v1(package.version.as_deref()?)?;
+    let is_accepted = spec.method.implementation().ignores("SystemVerification");
+    (subject.facts.kernel.cgroup_v1 && is_accepted).then(|| Finding {
+        remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+        ..Finding::new(
+            VERSIONS,
+            Verdict::Warn,
+            format!("{why}, unless the cluster sets `failCgroupV1: false`"),
+        )
     })
 }
 
@@ -577,7 +559,7 @@ impl Check for ClusterCheck {
         let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
         let state = match detect(subject).await {
             Err(error) if error.not_queried().is_some() => {
-                let Some(refused) = refused_cgroup_v1(files)? else {
+                let Some(refused) = refused_cgroup_v1(subject)? else {
                     return Err(error);
                 };
                 let why = causes(&error).join(": ");
@@ -590,7 +572,7 @@ impl Check for ClusterCheck {
         let wanted = spec.map_or(&[][..], |spec| &spec.node.taints);
         let versions = versions(&state);
         let planned = match versions.status {
-            Verdict::Skip => accepts_cgroup_v1(files, spec)?,
+            Verdict::Skip => accepts_cgroup_v1(subject),
             _ => None,
         };
         Ok(vec![

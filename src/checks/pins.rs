@@ -11,7 +11,7 @@ use crate::{
     model::{findings::Kind, id::Id, pattern},
     state::{Origin, State},
     step::StepError,
-    tools::packages::Action,
+    tools::packages::{Action, Exclusion},
 };
 
 const PINS: Id = Id::new("os.pkg.pins");
@@ -32,6 +32,8 @@ enum Moves {
 #[derive(Debug, Clone)]
 struct PinsState {
     moves: Moves,
+    /// A record that makes the package manager select the packages of one origin, even if newer versions are installed.
+    forced: Option<Exclusion>,
     /// The running kernel and the kernel of the next boot, if they have no module. `Err` contains the reason why this was
     /// not checked.
     without: Result<Vec<String>, String>,
@@ -44,12 +46,20 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
         let why = "the desired state is unknown".to_owned();
         return Ok(PinsState {
             moves: Moves::NotQueried(why.clone()),
+            forced: None,
             without: Err(why),
             is_loaded: false,
         });
     };
     Ok(PinsState {
         moves: moves(subject, desired).await?,
+        forced: (desired
+            .packages
+            .manager
+            .backend()
+            .forced(subject.host.files())?)
+        .into_iter()
+        .next(),
         without: without(subject, desired).await?,
         is_loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
     })
@@ -150,9 +160,23 @@ async fn without(
 
 fn pins(state: &PinsState) -> Finding {
     let finding = |status, why: String| Finding::new(PINS, status, why);
-    let actions = match &state.moves {
-        Moves::NotQueried(why) => return finding(Verdict::Skip, why.clone()),
-        Moves::Found(actions) => actions,
+    let actions = match (&state.moves, &state.forced) {
+        (Moves::NotQueried(_), Some(forced)) => {
+            return Finding {
+                remedy: Some(format!(
+                    "if the driver is not from that origin, change the priority in line {} of `{}` to less than 1000",
+                    forced.line, forced.path
+                )),
+                ..finding(
+                    Verdict::Warn,
+                    format!(
+                        "a system upgrade may replace driver packages with older ones: {forced}"
+                    ),
+                )
+            };
+        }
+        (Moves::NotQueried(why), None) => return finding(Verdict::Skip, why.clone()),
+        (Moves::Found(actions), _) => actions,
     };
     if actions.is_empty() {
         return finding(
@@ -231,6 +255,7 @@ mod tests {
     fn state(moves: Moves, without: &[&str]) -> PinsState {
         PinsState {
             moves,
+            forced: None,
             without: Ok(without.iter().map(ToString::to_string).collect()),
             is_loaded: false,
         }
@@ -266,6 +291,26 @@ mod tests {
         }
         let not_queried = state(Moves::NotQueried("with `--root`".into()), &[]);
         assert_eq!(pins(&not_queried).status, Verdict::Skip);
+        let forced = Exclusion {
+            path: "/etc/apt/preferences.d/vendor".into(),
+            line: 3,
+            text: "Pin: origin archive.example.com` with priority 1001 for `*".to_owned(),
+            patterns: vec!["*".to_owned()],
+            only: false,
+        };
+        let of = |moves| PinsState {
+            forced: Some(forced.clone()),
+            ..state(moves, &[])
+        };
+        let finding = pins(&of(Moves::NotQueried("with `--root`".into())));
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(
+            finding.why.contains("/etc/apt/preferences.d/vendor"),
+            "{}",
+            finding.why
+        );
+        // The simulated upgrade shows the effect of the record.
+        assert_eq!(pins(&of(Moves::Found(vec![]))).status, Verdict::Pass);
     }
 
     #[test]

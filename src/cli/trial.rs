@@ -232,6 +232,7 @@ fn facts(
         installed: asked.kernel.iter().cloned().collect(),
         arch: Some(arch.to_owned()),
         compiler: None,
+        cgroup_v1: false,
     };
     if let Some(row) = meant.and_then(|name_match| name_match.instance) {
         facts.cloud.provider = Some(row.provider.clone());

@@ -118,8 +118,7 @@ pub(super) struct ClusterInputs<'a> {
     pub has_gpu: bool,
     /// The default boot kernel. If it is unknown, the kernel series of the release.
     pub kernel: Option<String>,
-    /// Whether the release boots with cgroup v1. Only set for a simulated machine, because the join step reads the cgroup
-    /// version of a real one.
+    /// Whether the machine uses cgroup v1.
     pub cgroup_v1: bool,
     /// The errors found so far.
     pub wrong: RefCell<Vec<ResolveError>>,

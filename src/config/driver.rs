@@ -559,15 +559,19 @@ impl<'a> DriverInputs<'a> {
     /// Rejects the machine because the matrix has no driver for it.
     fn refused(&self, spec: &Constraints, none: &NoDriver) -> Refusal {
         let is_vgpu = none.reasons.iter().any(|r| r.rule == Rule::Vgpu);
-        let mut hints = none.nearest.clone();
-        hints.extend(self.other_sources(|row| {
+        let other_sources = self.other_sources(|row| {
             let narrowed = Constraints {
                 flavor: Some(row.flavor),
                 candidates: Some(self.candidates(&[row], None)),
                 ..spec.clone()
             };
             spec.flavor.is_none_or(|one| one == row.flavor) && pick(self.matrix, &narrowed).is_ok()
-        }));
+        });
+        // Another source keeps all other settings, unlike the nearest drivers in the matrix.
+        let mut hints = match other_sources {
+            Some(hint) => vec![hint],
+            None => none.nearest.clone(),
+        };
         if is_of_kernels(none) && !self.image {
             hints.push(self.other_kernel(spec));
         }

@@ -122,8 +122,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         has_gpu: matches!(gpus, Ok(Some(_))),
         kernel: (placeholders.kernels.last().map(ToString::to_string))
             .or_else(|| release.kernel_series.clone()),
-        // Without `plan --os`, the step that joins the cluster reads the cgroup version of the machine.
-        cgroup_v1: inputs.flags.trial && release.cgroup_v1,
+        cgroup_v1: match inputs.flags.trial {
+            true => release.cgroup_v1,
+            false => inputs.facts.kernel.cgroup_v1,
+        },
         wrong: RefCell::default(),
     }
     .resolve();

@@ -21,12 +21,14 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
     };
     let arch = arch(reader, scope, running.as_ref().or(next_boot.as_ref()));
     let compiler = compiler(reader);
+    let cgroup_v1 = cgroup_v1(reader);
     Kernel {
         running,
         next_boot,
         installed,
         arch,
         compiler,
+        cgroup_v1,
     }
 }
 
@@ -96,6 +98,13 @@ fn arch(
         "not found in `/proc/sys/kernel/arch`, the kernel release, or `/bin/sh`",
     );
     None
+}
+
+/// Whether systemd mounted cgroup v1 below `/sys/fs/cgroup`. A partial tree may contain neither version.
+fn cgroup_v1(reader: &mut FactReader<'_>) -> bool {
+    let fact = "kernel.cgroup-v1";
+    reader.exists(fact, "/sys/fs/cgroup/systemd")
+        && !reader.exists(fact, "/sys/fs/cgroup/cgroup.controllers")
 }
 
 fn compiler(reader: &mut FactReader<'_>) -> Option<String> {
@@ -180,7 +189,29 @@ fn major(version: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::text::reads_any_text;
+    use crate::{host::fake::FakeFiles, model::text::reads_any_text};
+
+    #[test]
+    fn cgroup_version_is_read_from_the_mounts_of_systemd() {
+        for (mounts, expected) in rows! {
+            &["systemd/tasks"][..], true;
+            // A hybrid hierarchy: controllers are in cgroup v1.
+            &["systemd/tasks", "unified/cgroup.controllers"][..], true;
+            &["cgroup.controllers"][..], false;
+            // A partial tree.
+            &[][..], false;
+        } {
+            let files = FakeFiles::new();
+            for mount in mounts {
+                files.put(&format!("/sys/fs/cgroup/{mount}"), "");
+            }
+            assert_eq!(
+                cgroup_v1(&mut FactReader::new(&files)),
+                expected,
+                "{mounts:?}"
+            );
+        }
+    }
 
     #[test]
     fn compiler_is_parsed_from_proc_version() {

@@ -135,6 +135,9 @@ pub struct Kernel {
     pub arch: Option<String>,
     /// The compiler that built the running kernel, such as `gcc-12`.
     pub compiler: Option<String>,
+    /// Whether systemd uses cgroup v1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cgroup_v1: bool,
 }
 
 impl Kernel {

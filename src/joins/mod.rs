@@ -282,7 +282,7 @@ pub struct Given<'a> {
     pub runtimes: &'a [RuntimeKind],
     /// The default boot kernel, or the kernel series of the release if it is unknown.
     pub kernel: Option<&'a str>,
-    /// The OS release boots with cgroup v1. `false` for the local machine, where the join step reads the cgroup version.
+    /// The machine uses cgroup v1.
     pub cgroup_v1: bool,
     /// The oldest minor version of Kubernetes whose packages are installed.
     pub oldest: u32,

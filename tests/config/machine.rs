@@ -136,6 +136,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
             installed: kernel.into_iter().collect(),
             arch: Some(arch.into()),
             compiler: Some("gcc-12".into()),
+            cgroup_v1: false,
         },
         secure_boot: SecureBoot::Disabled,
         lockdown: None,

@@ -167,7 +167,7 @@ fn trial_accepts_only_archive_versions() {
 }
 
 #[test]
-fn kubeadm_needs_kernel_4_19() {
+fn kubeadm_needs_kernel_4_19_and_cgroup_v2() {
     let digest = "ab".repeat(32);
     let machine = |kernel: Option<&str>| {
         let settings = format!(
@@ -193,6 +193,17 @@ fn kubeadm_needs_kernel_4_19() {
     assert!(ignored.resolution().desired.cluster.is_some());
     let newer = machine(Some("5.14.0-570.12.1.el9_6.x86_64"));
     assert!(newer.resolution().desired.cluster.is_some());
+    let mut with_cgroup_v1 = newer;
+    with_cgroup_v1.facts.kernel.cgroup_v1 = true;
+    let error = with_cgroup_v1.load().unwrap_err();
+    let (why, hint) = (error.to_string(), error.hint().unwrap_or_default());
+    assert!(why.contains("the machine uses cgroup v1"), "{why}");
+    assert!(
+        hint.starts_with("boot with `systemd.unified_cgroup_hierarchy=1`"),
+        "{hint}"
+    );
+    let ignored = with_cgroup_v1.set("cluster.ignore-preflight-errors=SystemVerification");
+    assert!(ignored.resolution().desired.cluster.is_some());
 }
 
 /// An unattended upgrade would restart the runtime.

@@ -49,8 +49,8 @@ struct RecorderState {
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
     directories: BTreeSet<Utf8PathBuf>,
-    /// Libraries, modules and kernel images that were seen. Those that were not read are empty files
-    /// in the tree for `--root`.
+    /// Libraries, modules, kernel images and marks of containers that were seen. Those that were not
+    /// read are empty files in the tree for `--root`.
     files: BTreeSet<Utf8PathBuf>,
     /// Files with omitted content. They are not in the tree, so that they cannot be mistaken for
     /// empty files.
@@ -249,10 +249,11 @@ impl System for RecordedSystem {
     }
 }
 
-/// Whether only the name of a file is relevant: a library, a module, a kernel image.
+/// Whether only the name of a file is relevant: a library, a module, a kernel image, the mark of a container.
 fn is_name(path: &Utf8Path) -> bool {
     let name = path.file_name().unwrap_or_default();
-    name.contains(".so") || name.contains(".ko") || path.starts_with("/boot")
+    let is_mark = matches!(name, ".dockerenv" | ".containerenv");
+    name.contains(".so") || name.contains(".ko") || path.starts_with("/boot") || is_mark
 }
 
 /// Returns the stored part of a file. For the configuration space of a device, only the header is

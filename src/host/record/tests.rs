@@ -17,6 +17,9 @@ const DRIVER: &str = "/sys/bus/pci/devices/0000:18:00.0/driver";
 /// A file that is seen but not read.
 const LIBRARY: &str = "/usr/lib/libcuda.so.580.159.04";
 
+/// The mark of a container, which is also seen but not read.
+const MARK: &str = "/.dockerenv";
+
 fn machine() -> (Host, Fakes) {
     let (host, fakes) = fake::host();
     let files = &fakes.files;
@@ -26,6 +29,7 @@ fn machine() -> (Host, Fakes) {
     files.put("/etc/join.toml", "token = \"abcdef.0123\"\n");
     files.put("/sys/bus/pci/devices/0000:18:00.0/vendor", "0x10de\n");
     files.put(LIBRARY, "ELF");
+    files.put(MARK, "");
     files.put_link(DRIVER, "../../drivers/nvidia");
     files.put_device("/dev/nvidia0", 195, 0);
     files.put("/sys/sick", "");
@@ -53,7 +57,7 @@ async fn look(host: &Host) -> Vec<String> {
         seen.push(format!("{:?}", files.stat(path)));
         seen.push(format!("{:?}", files.resolve(path)));
     }
-    for path in ["/dev/nvidia0", DRIVER, LIBRARY] {
+    for path in ["/dev/nvidia0", DRIVER, LIBRARY, MARK] {
         seen.push(format!("{:?}", files.stat(path.into())));
     }
     for directory in ["/sys/bus/pci/devices", "/none", "/etc/os-release"] {
@@ -114,9 +118,11 @@ async fn replay_returns_the_recorded_results() {
         driver.map(|link| link.kind),
         Some(FileKind::Link("../../drivers/nvidia".into()))
     );
-    // A file that was seen but not read exists there.
-    let library = tree.files.resolve(LIBRARY.into()).unwrap();
-    assert_eq!(library.as_deref(), Some(Utf8Path::new(LIBRARY)));
+    // Files that were seen but not read exist there.
+    for path in [LIBRARY, MARK] {
+        let real = tree.files.resolve(path.into()).unwrap();
+        assert_eq!(real.as_deref(), Some(Utf8Path::new(path)));
+    }
 }
 
 #[tokio::test]

@@ -84,31 +84,42 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
     };
     let discovery = discovery(given, wrong);
     let version = version?.to_string();
-    let reasons = [
-        (given.kernel).and_then(|kernel| tool::with_kernel(&version, kernel)),
-        (given.cgroup_v1.then(|| skew::with_cgroup_v1(&version))).flatten(),
-    ];
-    let reasons: Vec<String> = reasons.into_iter().flatten().collect();
-    if !ignores(&given.ignored, "SystemVerification") && !reasons.is_empty() {
-        // The setting also disables the check for cgroup v1.
-        let cgroup = match skew::with_cgroup_v1(&version) {
-            Some(_) => {
-                "; on a machine with cgroup v1, the kubelet then starts only after a reboot with \
-                 `systemd.unified_cgroup_hierarchy=1` in the kernel command line, or if the cluster sets `failCgroupV1: false`"
-            }
-            None => "",
-        };
-        let hint = format!(
-            "use an OS release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
-             to join with a kernel that Kubernetes does not support{cgroup}"
-        );
-        return wrong.add("version", &reasons.join("; "), &hint);
+    if !ignores(&given.ignored, "SystemVerification") {
+        let kernel = (given.kernel).and_then(|kernel| tool::with_kernel(&version, kernel));
+        let needs_v2 = skew::with_cgroup_v1(&version);
+        let hint = refusal_hint(kernel.is_some(), needs_v2.is_some());
+        let cgroup = needs_v2.filter(|_| given.cgroup_v1);
+        let reasons: Vec<String> = kernel.into_iter().chain(cgroup).collect();
+        if !reasons.is_empty() {
+            return wrong.add("version", &reasons.join("; "), &hint);
+        }
     }
     Some(JoinMethod::Kubeadm {
         discovery: discovery?,
         socket: format!("unix://{}", socket?),
         ignore_preflight_errors: given.ignored.clone(),
     })
+}
+
+/// Returns the remedy if kubeadm does not support the kernel, or if the kubelet does not support cgroup v1. `needs_v2` is
+/// whether the kubelet needs cgroup v2. `cluster.ignore-preflight-errors` disables both checks of kubeadm.
+fn refusal_hint(is_kernel: bool, needs_v2: bool) -> String {
+    const BOOT: &str = "boot with `systemd.unified_cgroup_hierarchy=1` in the kernel command line";
+    const IGNORE: &str = "`cluster.ignore-preflight-errors = [\"SystemVerification\"]`";
+    if !is_kernel {
+        return format!(
+            "{BOOT}, or set {IGNORE} if the kubelets of the cluster have `failCgroupV1: false`"
+        );
+    }
+    let cgroup = match needs_v2 {
+        true => format!(
+            "; on a machine with cgroup v1, also {BOOT}, unless the cluster sets `failCgroupV1: false`"
+        ),
+        false => String::new(),
+    };
+    format!(
+        "use an OS release with a newer kernel, or set {IGNORE} to join with a kernel that Kubernetes does not support{cgroup}"
+    )
 }
 
 fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {

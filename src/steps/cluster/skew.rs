@@ -1,4 +1,4 @@
-//! Checks whether the kubelet to install supports the container runtime and the kernel of the machine. The API server
+//! Checks whether the kubelet to install supports the container runtime of the machine. The API server
 //! version is not checked, because it is unknown before the machine joins. kubeadm rejects an API server that is more than
 //! one minor version older than kubeadm (Kubernetes, "Creating a cluster with kubeadm", version skew), and after the join
 //! `check` compares the API server with the kubelet.
@@ -9,16 +9,11 @@ use crate::{
     tools::kubernetes::skew,
 };
 
-/// Exists only with cgroup v2.
-const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
-
 /// Versions that the kubelet must support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
     /// The configured runtimes that are installed, with their versions.
     pub(super) runtimes: Vec<(RuntimeKind, String)>,
-    /// Whether the machine has cgroup v1.
-    pub(super) has_cgroup_v1: bool,
 }
 
 pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Versions, StepError> {
@@ -30,10 +25,7 @@ pub(super) async fn detect(cx: &Cx<'_>, spec: &ClusterSpec) -> Result<Versions, 
         let version = cx.state.runtime_version(spec.kind).await;
         runtimes.extend(version.map(|version| (spec.kind, version.to_string())));
     }
-    Ok(Versions {
-        runtimes,
-        has_cgroup_v1: !cx.host.files().exists(CGROUP_V2.into())?,
-    })
+    Ok(Versions { runtimes })
 }
 
 /// Returns the version pattern of the kubelet to install.
@@ -48,33 +40,21 @@ pub(super) fn refused(spec: &ClusterSpec, versions: &Versions) -> Option<Assessm
     let refuses =
         |(kind, version): &(RuntimeKind, String)| kind.runtime().refuses_kubelet(kubelet, version);
     let refusal = (versions.runtimes.iter()).find_map(|found| Some((found.0, refuses(found)?)));
-    if let Some((kind, why)) = refusal {
-        return Some(Assessment::blocked(
-            why,
-            format!(
-                "upgrade {} (an existing package is kept: upgrade it yourself, or remove it so that \
-             `runtime.source = \"docker\"` installs the newest one from Docker), or set an older `cluster.version` that the \
-             cluster accepts",
-                kind.name()
-            ),
-        ));
-    }
-    // If the cluster accepts cgroup v1, the settings ignore the kubeadm check `SystemVerification`.
-    let ignores = spec.method.implementation().ignores("SystemVerification");
-    let why = (versions.has_cgroup_v1 && !ignores)
-        .then(|| skew::with_cgroup_v1(kubelet))
-        .flatten()?;
+    let (kind, why) = refusal?;
     Some(Assessment::blocked(
         why,
-        "boot with `systemd.unified_cgroup_hierarchy=1` in the kernel command line. If the kubelets of the \
-         cluster have `failCgroupV1: false`, add `SystemVerification` to \
-         `cluster.ignore-preflight-errors` instead",
+        format!(
+            "upgrade {} (an existing package is kept: upgrade it yourself, or remove it so that \
+             `runtime.source = \"docker\"` installs the newest one from Docker), or set an older `cluster.version` that the \
+             cluster accepts",
+            kind.name()
+        ),
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CGROUP_V2, Versions, detect, refused};
+    use super::{Versions, detect, refused};
     use crate::{
         config::desired::{ClusterSpec, Desired, JoinMethod, RuntimeKind},
         host::fake,
@@ -87,7 +67,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn kubelet_containerd_and_cgroups_are_detected() {
+    async fn kubelet_and_containerd_are_detected() {
         let (host, fakes) = fake::host();
         fakes.files.put("/usr/bin/containerd", "");
         fakes.exec.on("containerd", |_, _| {
@@ -105,39 +85,33 @@ mod tests {
             want.runtimes[0].kind = kind;
             want
         };
-        let versions = |containerd: Option<&str>, has_cgroup_v1| Versions {
+        let versions = |containerd: Option<&str>| Versions {
             runtimes: (containerd.into_iter())
                 .map(|version| (RuntimeKind::Containerd, version.to_owned()))
                 .collect(),
-            has_cgroup_v1,
         };
         let (containerd, crio) = (kind(RuntimeKind::Containerd), kind(RuntimeKind::Crio));
-        assert_eq!(found(&containerd).await, versions(Some("1.7"), true));
-        assert_eq!(found(&crio).await, versions(None, true));
-        fakes.files.put(CGROUP_V2, "cpu memory\n");
-        assert_eq!(found(&containerd).await, versions(Some("1.7"), false));
+        assert_eq!(found(&containerd).await, versions(Some("1.7")));
+        assert_eq!(found(&crio).await, versions(None));
         // An EKS image includes a kubelet that matches its containerd.
         assert_eq!(found(&with(JoinMethod::Eks)).await, Versions::default());
     }
 
     #[test]
     fn incompatible_kubelet_does_not_join() {
-        let spec = |kubelet: &str, ignored: &[&str]| ClusterSpec {
+        let spec = |kubelet: &str| ClusterSpec {
             packages: specs(&[kubelet]),
-            ..with_kubeadm(ignored).cluster.expect("a cluster")
+            ..with_kubeadm(&[]).cluster.expect("a cluster")
         };
-        let machine = |containerd: &str, has_cgroup_v1| Versions {
+        let machine = |containerd: &str| Versions {
             runtimes: vec![(RuntimeKind::Containerd, containerd.to_owned())],
-            has_cgroup_v1,
         };
         for (spec, machine, part) in rows! {
-            spec("kubelet=1.34.*", &[]), machine("1.6.20~ds1", true), None;
-            spec("kubelet=1.35.*", &[]), machine("1.7.28", false), None;
-            spec("kubelet=1.35.*", &[]), machine("1.7.28", true), Some("cgroup v1");
-            spec("kubelet=1.35.*", &["SystemVerification"]), machine("1.7.28", true), None;
-            spec("kubelet=1.37.*", &[]), machine("1.7.28", false), None;
-            spec("kubelet=1.38.*", &[]), machine("1.7.28", false), Some("at least 2.0");
-            spec("kubelet=1.38.*", &[]), Versions::default(), None;
+            spec("kubelet=1.34.*"), machine("1.6.20~ds1"), None;
+            spec("kubelet=1.35.*"), machine("1.7.28"), None;
+            spec("kubelet=1.37.*"), machine("1.7.28"), None;
+            spec("kubelet=1.38.*"), machine("1.7.28"), Some("at least 2.0");
+            spec("kubelet=1.38.*"), Versions::default(), None;
         } {
             match (refused(&spec, &machine), part) {
                 (None, None) => {}

@@ -232,6 +232,15 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Returns the records of the administrator that make the manager select the packages of one origin, even if newer versions
+    /// are installed.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn forced(&self, _files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
+
     /// Returns the lines of the manager's configuration that set a proxy, as messages.
     ///
     /// # Errors

@@ -116,6 +116,33 @@ pub(super) fn contrary(
     })
 }
 
+/// From this priority on, apt selects the pinned version even if a newer one is installed, apt_preferences(5).
+const DOWNGRADES: i64 = 1000;
+
+/// Returns the records of the administrator that pin all packages of an origin or a release to a priority with which apt
+/// downgrades packages.
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub(super) fn forced(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    let mut paths = paths(files)?;
+    paths.retain(|path| !(path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)));
+    Exclusion::in_files(files, &paths, |path, text| {
+        let of_record = |record: Record| {
+            let priority = number(record.field("pin-priority"))?;
+            let pin = record.field("pin");
+            (record.field("package") == "*" && priority >= DOWNGRADES).then(|| Exclusion {
+                path: path.to_owned(),
+                line: record.line,
+                text: format!("Pin: {pin}` with priority {priority} for `*"),
+                patterns: vec!["*".to_owned()],
+                only: false,
+            })
+        };
+        records(text).into_iter().filter_map(of_record).collect()
+    })
+}
+
 /// Whether the administrator's pin includes all versions of our pin, or selects a revision of the single version that the
 /// settings specify.
 fn allows(theirs: &str, ours: &str) -> bool {
@@ -305,6 +332,32 @@ mod tests {
                 assert!(issue.why.contains(&place), "{text}: {}", issue.why);
                 assert!(issue.why.contains(words), "{text}: {}", issue.why);
             }
+        }
+    }
+
+    #[test]
+    fn only_pins_that_downgrade_all_packages_are_forced() {
+        let record = |names: &str, pin: &str, priority: &str| {
+            format!("# a comment\nPackage: {names}\nPin: {pin}\nPin-Priority: {priority}\n")
+        };
+        for (text, is_forced) in rows! {
+            record("*", "origin archive.example.com", "1001"), true;
+            record("*", "release a=x", "1000"), true;
+            // `cuda-repository-pin-600` of NVIDIA.
+            record("*", "release l=NVIDIA CUDA", "600"), false;
+            record("nvidia-*", "origin archive.example.com", "1001"), false;
+            record("*", "release a=x", "never"), false;
+        } {
+            let files = FakeFiles::new();
+            files.put("/etc/apt/preferences.d/vendor", text.as_str());
+            files.put(
+                "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
+                &record("*", "release a=x", "1001"),
+            );
+            let found = forced(&files).expect("readable");
+            assert_eq!(found.len(), usize::from(is_forced), "{text}");
+            let is_second_line = |one: &Exclusion| one.line == 2;
+            assert!(found.iter().all(is_second_line), "{found:?}");
         }
     }
 

@@ -141,6 +141,10 @@ impl Backend for Apt {
         )
     }
 
+    fn forced(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::forced(files)
+    }
+
     fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
         let mut found = sources::issues(files)?;
         found.extend(exclusions::issues(files)?);
