@@ -16,6 +16,7 @@ use crate::{
     event::{Event, Outcome, Summary},
     exit::Exit,
     journal::{AppliedChange, Awaited, History, Journal, JournalError, Record, RollbackStarted},
+    model::node::NodeSummary,
 };
 
 impl Session {
@@ -111,7 +112,12 @@ impl Session {
                 }
                 notes.extend(self.tools.events.take_notes());
                 let report = self.report(Exit::StepFailed, &[], notes, None);
-                finish(&ledger.journal, report.exit, report.summary())?;
+                finish(
+                    &ledger.journal,
+                    report.exit,
+                    report.summary(),
+                    report.node.as_ref(),
+                )?;
                 self.tools.finished(&report);
                 return Ok(report);
             }
@@ -193,8 +199,10 @@ impl Session {
             }
         }
         notes.extend(self.tools.events.take_notes());
+        let node = self.node(exit, &jobs, before.reboots, &mut notes).await;
         let mut report = self.report(exit, &jobs, notes, reboot);
         report.left = left;
+        report.node = node;
         if known
             || ledger
                 .journal
@@ -203,7 +211,13 @@ impl Session {
                 .iter()
                 .any(|run| run.ended.is_none())
         {
-            finish(&ledger.journal, exit, report.summary())?;
+            finish(
+                &ledger.journal,
+                report.exit,
+                report.summary(),
+                report.node.as_ref(),
+            )?;
+            report.to_ready = self.to_ready(&report);
         }
         // A run that builds a module keeps timers paused until its end.
         self.tools.resume_paused().await;
@@ -229,6 +243,8 @@ impl Session {
             reboot,
             left: Vec::new(),
             seconds: self.tools.events.elapsed().as_secs_f64(),
+            node: None,
+            to_ready: None,
         }
     }
 
@@ -418,11 +434,17 @@ impl Session {
 }
 
 /// Ends a run in the journal and rewrites the receipt.
-pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<(), EngineError> {
+pub(super) fn finish(
+    journal: &Journal,
+    exit: Exit,
+    summary: Summary,
+    node: Option<&NodeSummary>,
+) -> Result<(), EngineError> {
     journal
         .append(Record::RunFinished {
             exit: exit.code(),
             summary,
+            node: node.cloned().map(Box::new),
         })
         .and_then(|_| journal.write_receipt())
         .map_err(EngineError::Unfinished)

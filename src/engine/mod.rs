@@ -19,6 +19,7 @@ mod install;
 mod job;
 mod ledger;
 mod managed;
+mod node;
 mod obsolete;
 mod persist;
 mod plan;
@@ -497,6 +498,8 @@ impl Session {
                 reboot: None,
                 left: Vec::new(),
                 seconds: self.tools.events.elapsed().as_secs_f64(),
+                node: None,
+                to_ready: None,
             },
             report = look => report,
         };
@@ -576,15 +579,11 @@ impl Tools {
     }
 
     fn finished(&self, report: &RunReport) {
-        // The run has finished, even if its duration cannot be read.
-        let to_ready = (matches!(report.mode, Mode::Install) && report.exit == Exit::Ok)
-            .then(|| timing::ready_by(&self.host, &report.run).ok().flatten())
-            .flatten();
         self.events.emit(Event::RunFinished {
             summary: report.summary(),
             exit: report.exit.code(),
             seconds: report.seconds,
-            to_ready,
+            to_ready: report.to_ready,
         });
     }
 

@@ -193,6 +193,8 @@ impl Session {
             reboot: None,
             left: Vec::new(),
             seconds: self.tools.events.elapsed().as_secs_f64(),
+            node: None,
+            to_ready: None,
         }
     }
 

@@ -6,7 +6,7 @@ use crate::{
     check::Finding,
     event::{Outcome, Summary},
     exit::Exit,
-    model::id::StepId,
+    model::{id::StepId, node::NodeSummary},
 };
 
 /// The purpose of a run.
@@ -57,6 +57,10 @@ pub struct RunReport {
     pub left: Vec<String>,
     /// The duration.
     pub seconds: f64,
+    /// The node, if `install` has made it ready.
+    pub node: Option<NodeSummary>,
+    /// The seconds since the installation began, including earlier runs and reboots, if `install` has completed it.
+    pub to_ready: Option<f64>,
 }
 
 impl RunReport {

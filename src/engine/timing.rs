@@ -268,6 +268,7 @@ mod tests {
         Record::RunFinished {
             exit,
             summary: Summary::default(),
+            node: None,
         }
     }
 

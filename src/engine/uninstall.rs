@@ -73,6 +73,8 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
         reboot: None,
         left: Vec::new(),
         seconds: 0.0,
+        node: None,
+        to_ready: None,
     };
     if history.lines.is_empty() {
         let (removed, left) = without_record(&*tools.host.files).map_err(JournalError::from)?;
@@ -173,7 +175,7 @@ async fn undo_all(
         _ if report.left.is_empty() => Exit::Ok,
         _ => Exit::Partial,
     };
-    finish(&ledger.journal, report.exit, report.summary())?;
+    finish(&ledger.journal, report.exit, report.summary(), None)?;
     if report.exit == Exit::Ok {
         let kept = persist::forget_program(&*tools.host.files)
             .and_then(|()| wipe(&*tools.host.files))

@@ -207,6 +207,7 @@ mod tests {
                 at: at(),
                 exit,
                 summary: crate::event::Summary::default(),
+                node: None,
             }),
         })
     }

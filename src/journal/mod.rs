@@ -25,7 +25,7 @@ use crate::{
     event::Summary,
     exit::Exit,
     host::FilesError,
-    model::{id::StepId, paths::STATE, pci::PciId, secret::Secret},
+    model::{id::StepId, node::NodeSummary, paths::STATE, pci::PciId, secret::Secret},
     tools::packages::Manager,
 };
 
@@ -189,6 +189,9 @@ pub enum Record {
         exit: u8,
         /// The number of steps per outcome.
         summary: Summary,
+        /// The node, if it is ready.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<Box<NodeSummary>>,
     },
 }
 

@@ -11,7 +11,7 @@ use crate::{
     config::desired::PackageSpec,
     event::Summary,
     exit::Exit,
-    model::id::StepId,
+    model::{id::StepId, node::NodeSummary},
 };
 
 /// The receipt. It can be deleted at any time, because it is computed again from the journal.
@@ -125,6 +125,9 @@ pub struct Ended {
     pub exit: u8,
     /// The number of steps per outcome.
     pub summary: Summary,
+    /// The node, if it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<Box<NodeSummary>>,
 }
 
 /// A change that was applied, completely or in part, and not undone.
@@ -347,12 +350,17 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
                 since: line.at,
             });
         }
-        Record::RunFinished { exit, summary } => {
+        Record::RunFinished {
+            exit,
+            summary,
+            node,
+        } => {
             if let Some(run) = receipt.runs.iter_mut().rfind(|run| run.id == line.run) {
                 run.ended = Some(Ended {
                     at: line.at,
                     exit: *exit,
                     summary: *summary,
+                    node: node.clone(),
                 });
             }
             receipt.unfinished.clear();

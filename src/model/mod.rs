@@ -5,6 +5,7 @@ pub mod environment;
 pub mod findings;
 pub mod id;
 pub mod kubernetes;
+pub mod node;
 pub mod packages;
 pub mod paths;
 pub mod secret;

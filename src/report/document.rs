@@ -11,6 +11,7 @@ use crate::{
     model::{
         findings::{Kind, Layer, Remedy},
         id::StepId,
+        node::NodeSummary,
     },
     state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
 };
@@ -280,6 +281,9 @@ pub struct RunDocument<'r> {
     notes: &'r [String],
     reboot: Option<&'r Reboot>,
     left: &'r [String],
+    /// The node, if `install` has made it ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'r NodeSummary>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -359,6 +363,7 @@ pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> 
         notes: &report.notes,
         reboot: report.reboot.as_ref(),
         left: &report.left,
+        node: report.node.as_ref(),
     }
 }
 

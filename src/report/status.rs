@@ -2,7 +2,12 @@
 
 use std::io::{self, Write};
 
-use super::{Style, human::outcomes, messages::things, style::Ink};
+use super::{
+    Style,
+    human::{node, outcomes},
+    messages::things,
+    style::Ink,
+};
 use crate::{
     engine::{Current, StatusSummary},
     journal::RollbackStarted,
@@ -47,6 +52,10 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
                 when(run.started)
             ),
         ));
+    }
+    let ended = status.last.as_ref().and_then(|run| run.ended.as_ref());
+    if let Some(node) = ended.and_then(|ended| ended.node.as_ref()) {
+        lines.extend(node::rows(node));
     }
     if let Some(RollbackStarted { from, to, why }) = &status.rollback_started {
         lines.push((

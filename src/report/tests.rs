@@ -53,6 +53,8 @@ fn report(mode: Mode, exit: Exit, steps: Vec<StepReport>) -> RunReport {
         reboot: None,
         left: Vec::new(),
         seconds: 12.5,
+        node: None,
+        to_ready: None,
     }
 }
 

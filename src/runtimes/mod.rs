@@ -201,6 +201,8 @@ pub struct RuntimeFacts {
     pub repositories: Option<&'static str>,
     /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
+    /// The command that runs a container with all GPUs, or `None` if the runtime has no command for users.
+    pub example: Option<&'static str>,
     /// The first version that supports GPUs in containers, or `None` if all do.
     pub first: Option<Version>,
     /// The first version that reads groups in CDI specifications, or `None` if it does not read specifications itself.

@@ -30,6 +30,10 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     bridge: None,
     repositories: None,
     has_sources: false,
+    // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
+    example: Some(
+        "podman run --rm --security-opt=label=disable --device=nvidia.com/gpu=all ubuntu nvidia-smi",
+    ),
     first: Some(READS_CDI),
     reads_groups: Some(READS_GROUPS),
 };

@@ -112,6 +112,8 @@ mod tests {
             reboot: None,
             left: Vec::new(),
             seconds: 0.0,
+            node: None,
+            to_ready: None,
         }
     }
 

@@ -35,6 +35,8 @@ fn report(exit: Exit, findings: Vec<Finding>) -> RunReport {
         reboot: None,
         left: Vec::new(),
         seconds: 0.25,
+        node: None,
+        to_ready: None,
     }
 }
 

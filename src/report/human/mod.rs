@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+pub(super) mod node;
 mod plan;
 mod probe;
 mod run;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{footer, next_step, outcomes};
+use super::{footer, next_step, node, outcomes};
 use crate::{
     engine::{Mode, RunReport, StepReport},
     event::{Outcome, Summary},
@@ -18,6 +18,9 @@ use crate::{
 /// Width of the outcome column including the gap. The longest outcome is `not-applicable`.
 const TEXT: usize = 16;
 
+/// Width of the label column of the node including the gap. The longest labels are `toolkit` and `reboots`.
+const LABEL: usize = 9;
+
 /// The result of `install` or `uninstall`: the verdict and the counts, with `-v` also every step.
 ///
 /// # Errors
@@ -26,6 +29,13 @@ pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<(
     let (ink, verdict) = verdict(report);
     let time = duration(report.seconds);
     writeln!(to, "{}", style.paint(ink, &verdict))?;
+    if let Some(node) = &report.node {
+        writeln!(to)?;
+        for (label, text) in node::rows(node) {
+            let head = style.column(Ink::Faint, label, LABEL);
+            writeln!(to, "{}", style.hanging(&format!("  {head}"), &text))?;
+        }
+    }
     if style.verbose && !report.steps.is_empty() {
         writeln!(to)?;
         for step in &report.steps {
@@ -37,8 +47,22 @@ pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<(
         }
     }
     if !report.steps.is_empty() {
-        let counts = format!("{} in {time}", outcomes(&report.summary(), style));
+        let all = (report.to_ready).filter(|all| all - report.seconds > 1.0);
+        let all = all.map_or(String::new(), |all| {
+            format!(", {} with earlier runs", duration(all))
+        });
+        let counts = format!("{} in {time}{all}", outcomes(&report.summary(), style));
         footer(to, &counts, true, style)?;
+    }
+    if let Some(node) = report
+        .node
+        .as_ref()
+        .filter(|node| !node.commands.is_empty())
+    {
+        writeln!(to, "\nNext:\n")?;
+        for command in &node.commands {
+            writeln!(to, "    {}", style.paint(Ink::Strong, command))?;
+        }
     }
     to.flush()
 }
@@ -201,6 +225,8 @@ mod tests {
             reboot: None,
             left: Vec::new(),
             seconds: 1.0,
+            node: None,
+            to_ready: None,
         }
     }
 

@@ -46,6 +46,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     bridge: None,
     repositories: None,
     has_sources: true,
+    example: None,
     first: None,
     reads_groups: None,
 };

@@ -37,6 +37,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     bridge: None,
     repositories: None,
     has_sources: false,
+    example: None,
     first: None,
     reads_groups: None,
 };

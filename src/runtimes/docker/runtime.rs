@@ -47,6 +47,8 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     bridge: Some(super::BRIDGE),
     repositories: Some("download.docker.com/linux/"),
     has_sources: true,
+    // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
+    example: Some("docker run --rm --runtime=nvidia --gpus all ubuntu nvidia-smi"),
     first: None,
     reads_groups: None,
 };

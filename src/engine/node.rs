@@ -1,0 +1,139 @@
+//! The node that a successful `install` has prepared.
+
+use super::{Session, job::Job, result::RunReport, timing};
+use crate::{
+    config::desired::{Desired, Purpose},
+    error::one_line,
+    event::Outcome,
+    exit::Exit,
+    model::{
+        id::StepId,
+        node::{NodePackage, NodePart, NodeSummary},
+    },
+    state::{State, StateError},
+    steps,
+};
+
+impl Session {
+    /// Describes the node if the run has made it ready. An unreadable value becomes a note, because the node is ready anyway.
+    pub(super) async fn node(
+        &self,
+        exit: Exit,
+        jobs: &[Job],
+        reboots: u32,
+        notes: &mut Vec<String>,
+    ) -> Option<NodeSummary> {
+        let awaits_boot = |job: &Job| outcome(job) == Some(Outcome::AwaitingBoot);
+        if exit != Exit::Ok || jobs.iter().any(awaits_boot) {
+            return None;
+        }
+        let state = self.inner.state();
+        let desired = self.inner.wanted(&state).await?;
+        match summary(&state, &desired, jobs, reboots).await {
+            Ok(node) => Some(node),
+            Err(error) => {
+                let why = one_line(&error);
+                let note = format!("failed to read the state of the node after the run: {why}");
+                self.tools.note(notes, note);
+                None
+            }
+        }
+    }
+
+    /// Returns the duration of the installation that this run completed.
+    pub(super) fn to_ready(&self, report: &RunReport) -> Option<f64> {
+        let is_done = report.exit == Exit::Ok;
+        // The run has finished, even if its duration cannot be read.
+        is_done
+            .then(|| {
+                timing::ready_by(&self.tools.host, &report.run)
+                    .ok()
+                    .flatten()
+            })
+            .flatten()
+    }
+}
+
+async fn summary(
+    state: &State,
+    desired: &Desired,
+    jobs: &[Job],
+    reboots: u32,
+) -> Result<NodeSummary, StateError> {
+    let succeeded = |id: &StepId| {
+        let is_done = |one| matches!(one, Some(Outcome::Changed | Outcome::Satisfied));
+        jobs.iter()
+            .any(|job| job.id == *id && is_done(outcome(job)))
+    };
+    let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
+        let names: Vec<&str> = (desired.runtimes.iter())
+            .map(|one| one.kind.name())
+            .collect();
+        Some(format!("in a container of {}", names.join(" and ")))
+    } else {
+        succeeded(&steps::VALIDATION_COMPUTE).then(|| "on the host".to_owned())
+    };
+    let node = match succeeded(&steps::CLUSTER_JOIN) {
+        true => match &desired.cluster {
+            Some(spec) if spec.node.name.is_some() => spec.node.name.clone(),
+            _ => state.host_name()?,
+        },
+        false => None,
+    };
+    let node = node.map(|name| name.to_string());
+    let has_driver = desired.driver.is_some();
+    let examples = (desired.runtimes.iter())
+        .filter(|_| has_driver)
+        .filter_map(|one| one.kind.runtime().facts().example);
+    let mut commands: Vec<String> = examples.take(1).map(str::to_owned).collect();
+    commands.extend(
+        node.iter()
+            .map(|name| format!("kubectl get node {name} --show-labels")),
+    );
+    let gpus = match has_driver {
+        true => &*state.facts().gpus,
+        false => &[],
+    };
+    Ok(NodeSummary {
+        driver: state.loaded_driver()?.filter(|_| has_driver).cloned(),
+        flavor: state.loaded_flavor()?.filter(|_| has_driver),
+        packages: packages(state, desired).await?,
+        gpus: (gpus.iter())
+            .map(|gpu| gpu.name.clone().unwrap_or_else(|| gpu.pci_id.to_string()))
+            .collect(),
+        validated,
+        node,
+        reboots,
+        commands,
+    })
+}
+
+/// Returns the first installed package of each part.
+async fn packages(state: &State, desired: &Desired) -> Result<Vec<NodePackage>, StateError> {
+    let manager = desired.packages.manager;
+    let database = state.database(manager).await?.unwrap_or_default();
+    let groups = desired.package_groups();
+    let parts = groups.iter().filter_map(|(purpose, specs)| {
+        let part = match purpose {
+            Purpose::Driver => NodePart::Driver,
+            Purpose::Runtime(_) => NodePart::Runtime,
+            Purpose::Toolkit => NodePart::Toolkit,
+            Purpose::Cluster => NodePart::Cluster,
+            Purpose::Headers | Purpose::ContainerModules | Purpose::Holds => return None,
+        };
+        let found = specs.iter().find_map(|spec| {
+            (database.iter()).find(|package| package.id == spec.name && package.is_installed())
+        })?;
+        Some(NodePackage {
+            part,
+            name: found.name.clone(),
+            version: found.version.clone(),
+            held: found.held,
+        })
+    });
+    Ok(parts.collect())
+}
+
+fn outcome(job: &Job) -> Option<Outcome> {
+    job.ended.as_ref().map(|end| end.outcome)
+}

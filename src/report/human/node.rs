@@ -1,0 +1,113 @@
+//! A prepared node: its driver, packages, GPUs and name.
+
+use crate::model::{
+    node::{NodePart, NodeSummary},
+    text::counted,
+};
+
+/// Returns a label and a text for each line. The longest label is `toolkit`.
+pub(in crate::report) fn rows(node: &NodeSummary) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    let is_held = |held| if held { "held" } else { "not held" };
+    let mut packages = node.packages.iter().peekable();
+    if let Some(driver) = &node.driver {
+        let package = packages.next_if(|package| package.part == NodePart::Driver);
+        let modules = node.flavor.map(|flavor| format!("{flavor} kernel modules"));
+        let held = package.map(|package| is_held(package.held).to_owned());
+        let words = std::iter::once(driver.to_string())
+            .chain(modules)
+            .chain(held);
+        rows.push(("driver", words.collect::<Vec<_>>().join(", ")));
+    }
+    rows.extend(packages.map(|package| {
+        let label = match package.part {
+            NodePart::Driver => "driver",
+            NodePart::Runtime => "runtime",
+            NodePart::Toolkit => "toolkit",
+            NodePart::Cluster => "cluster",
+        };
+        let text = format!(
+            "{} {}, {}",
+            package.name,
+            package.version,
+            is_held(package.held)
+        );
+        (label, text)
+    }));
+    if !node.gpus.is_empty() {
+        let validated = match &node.validated {
+            Some(place) => format!("each computed {place}"),
+            None => "not validated".to_owned(),
+        };
+        rows.push(("GPUs", format!("{}, {validated}", grouped(&node.gpus))));
+    }
+    if let Some(name) = &node.node {
+        rows.push(("node", format!("{name}, in the cluster")));
+    }
+    if node.reboots > 0 {
+        let reboots = counted(node.reboots, "reboot");
+        rows.push(("reboots", format!("{reboots} during the installation")));
+    }
+    rows
+}
+
+/// Returns each name once, with its count if it is not 1.
+fn grouped(names: &[String]) -> String {
+    let mut groups: Vec<(&String, usize)> = Vec::new();
+    for name in names {
+        match groups.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((name, 1)),
+        }
+    }
+    let texts = groups.into_iter().map(|(name, count)| match count {
+        1 => name.clone(),
+        count => format!("{count} x {name}"),
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{gpu::Flavor, node::NodePackage};
+
+    #[test]
+    fn node_is_described_by_part() {
+        let package = |part, name: &str, held| NodePackage {
+            part,
+            name: name.to_owned(),
+            version: "1-1".to_owned(),
+            held,
+        };
+        let node = NodeSummary {
+            driver: Some("580.178.04".parse().expect("a version")),
+            flavor: Some(Flavor::Open),
+            packages: vec![
+                package(NodePart::Driver, "nvidia-driver-cuda", true),
+                package(NodePart::Runtime, "docker-ce", true),
+                package(NodePart::Toolkit, "nvidia-container-toolkit", false),
+            ],
+            gpus: vec!["H100 SXM5 80GB".to_owned(); 2],
+            validated: Some("in a container of docker".to_owned()),
+            node: Some("gpu-1".to_owned()),
+            reboots: 1,
+            commands: Vec::new(),
+        };
+        let lines: Vec<String> = (rows(&node).iter())
+            .map(|(label, text)| format!("{label}: {text}"))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "driver: 580.178.04, open kernel modules, held",
+                "runtime: docker-ce 1-1, held",
+                "toolkit: nvidia-container-toolkit 1-1, not held",
+                "GPUs: 2 x H100 SXM5 80GB, each computed in a container of docker",
+                "node: gpu-1, in the cluster",
+                "reboots: 1 reboot during the installation",
+            ]
+        );
+        assert!(rows(&NodeSummary::default()).is_empty());
+    }
+}
