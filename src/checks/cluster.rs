@@ -10,7 +10,6 @@ use serde::Deserialize;
 use super::operator::{self, OPERATOR};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    config::desired::ClusterSpec,
     error::causes,
     host::{Nvml, ReadFiles},
     model::{
@@ -555,7 +554,6 @@ impl Check for ClusterCheck {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let files = subject.host.files();
         let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
         let state = match detect(subject).await {
             Err(error) if error.not_queried().is_some() => {

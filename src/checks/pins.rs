@@ -250,7 +250,10 @@ impl Check for PinsCheck {
 #[cfg(test)]
 mod tests {
     use super::{Moves, PinsState, kernels, pins};
-    use crate::{check::Verdict, tools::packages::Action};
+    use crate::{
+        check::Verdict,
+        tools::packages::{Action, Exclusion},
+    };
 
     fn state(moves: Moves, without: &[&str]) -> PinsState {
         PinsState {

@@ -20,8 +20,8 @@ pub(super) async fn run(
     console.warn(&target.resolution.warnings);
     // Opening the event pipe waits for a reader. Open it before the signal handlers are installed, so that Ctrl-C ends the
     // wait.
-    let viewers = viewers::open(host, env, console, args.events.as_deref(), args.detail)?;
-    let (session, reporter) = target.session(env, viewers, viewers::cancel()?)?;
+    let subscribers = viewers::open(host, env, console, args.events.as_deref(), args.detail)?;
+    let (session, reporter) = target.session(env, subscribers, viewers::cancel()?)?;
     let ended = session.install().await;
     reporter.finish();
     let report = ended?;

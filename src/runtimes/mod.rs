@@ -1,16 +1,7 @@
 //! Container runtimes. Each has a directory or a file with everything that is specific to it. Other code uses [`Runtime`],
 //! [`Configured`] for runtimes with a daemon, and [`Containers`] for runtimes that run a container for validation.
 //! [`RuntimeKind::runtime`] and [`Daemon::configured`] return the implementations.
-//!
-//! To add a runtime (`podman.rs` is the smallest):
-//!
-//! 1. Here, add its `mod`, a variant of [`RuntimeKind`] with its name and its arm in `runtime()`, and, if it has a configurable
-//!    daemon, a variant of [`Daemon`]. Its file contains a type that implements [`Runtime`]. `check` then reads its files.
-//! 2. Add a row for each step ID in `steps/mod.rs`, and the rows of its findings in `model/findings.toml` and
-//!    `checks/causes.rs`.
-//! 3. Add `[[runtime]]` rows with its packages to the profiles. Until a profile has one, `runtime.use` rejects the
-//!    runtime with a message that says so.
-//! 4. Add its simulated program in `tests/machine/containers.rs`, and a scenario.
+//! CONTRIBUTING.md describes how to add a runtime.
 
 pub mod cdi;
 pub mod choice;

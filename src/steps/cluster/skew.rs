@@ -6,7 +6,6 @@
 use crate::{
     config::desired::{ClusterSpec, RuntimeKind},
     step::{Assessment, Cx, StepError},
-    tools::kubernetes::skew,
 };
 
 /// Versions that the kubelet must support.
