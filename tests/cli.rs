@@ -46,6 +46,9 @@ fn session(name: &str, lines: &[&str]) {
     settings.add_filter(r"[0-9]+\.[0-9] s\b", "[SECONDS] s");
     settings.add_filter(r"duration_seconds [0-9.e-]+", "duration_seconds [SECONDS]");
     settings.add_filter(env!("CARGO_MANIFEST_DIR"), "[REPOSITORY]");
+    // A new finding that is skipped does not change the output.
+    settings.add_filter(r"(?m)^skip  .*\n(?: +.*\n)*\n", "");
+    settings.add_filter(r" of [0-9]+ examined", " of [TOTAL] examined");
     settings.bind(|| insta::assert_snapshot!(name, text.join("\n")));
 }
 

@@ -169,6 +169,7 @@ mod tests {
             installed: installed.iter().map(|k| k.parse().unwrap()).collect(),
             arch: Some("x86_64".into()),
             compiler: Some("gcc-12".into()),
+            cgroup_v1: false,
         }
     }
 

@@ -95,6 +95,7 @@ pub(crate) fn facts() -> Facts {
             installed: kernel.into_iter().collect(),
             arch: Some("x86_64".into()),
             compiler: None,
+            cgroup_v1: false,
         },
         secure_boot: SecureBoot::Unsupported,
         lockdown: None,

@@ -87,6 +87,10 @@ fn session(name: &str, machine: &Machine, expected: [u8; 5]) {
         "[DURATION]",
     );
     settings.add_filter(r"[0-9-]{10} [0-9:]{8} UTC", "[TIME] UTC");
+    // A new finding changes only the screen of the ready machine, if it passes there.
+    let hidden = if name == "ready" { "skip" } else { "skip|pass" };
+    settings.add_filter(&format!(r"(?m)^(?:{hidden})  .*\n(?: +.*\n)*\n"), "");
+    settings.add_filter(r" of [0-9]+ examined", " of [TOTAL] examined");
     settings.bind(|| insta::assert_snapshot!(format!("node-{name}"), text));
 }
 

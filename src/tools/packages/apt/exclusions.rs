@@ -352,7 +352,7 @@ mod tests {
             files.put("/etc/apt/preferences.d/vendor", text.as_str());
             files.put(
                 "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
-                &record("*", "release a=x", "1001"),
+                record("*", "release a=x", "1001"),
             );
             let found = forced(&files).expect("readable");
             assert_eq!(found.len(), usize::from(is_forced), "{text}");
