@@ -164,15 +164,22 @@ impl Session {
             // If the file is hidden by a correct one, containers work until that one is gone.
             Some((command, _)) => {
                 let is_served = finding.why.contains(cdi::SERVED);
-                let words: Vec<String> = command.iter().map(shell_word).collect();
-                let command = words.join(" ");
-                Finding {
+                let finding = Finding {
                     status: if is_served {
                         Verdict::Warn
                     } else {
                         finding.status
                     },
                     as_kind: is_served.then_some(Kind::Risk),
+                    ..finding
+                };
+                // On a prepared machine, `install` generates the file and validates it.
+                if self.audit.as_ref().is_some_and(|audit| audit.prepared) {
+                    return finding;
+                }
+                let words: Vec<String> = command.iter().map(shell_word).collect();
+                let command = words.join(" ");
+                Finding {
                     remedy: Some(format!("run `{command}`")),
                     command: Some(command),
                     ..finding
