@@ -69,7 +69,7 @@ pub use wait::wait;
 
 use crate::{
     change::{ApplyChanges, ChangeError},
-    check::{Check, FailOn, Finding},
+    check::{FailOn, Family, Finding},
     compat::matrix::Matrix,
     config::{
         desired::{Desired, DriverSpec},
@@ -141,7 +141,7 @@ pub struct Options {
 /// The inputs of `check` in addition to the steps.
 pub struct Audit {
     /// The health checks.
-    pub checks: Vec<Box<dyn Check>>,
+    pub checks: &'static [Family],
     /// The compatibility matrix.
     pub matrix: Arc<Matrix>,
     /// The desired state, or the reason there is none on this machine. Without it, the steps are
@@ -190,7 +190,7 @@ pub struct Session {
 
 /// Data that all tasks of `check` share.
 struct Examination {
-    checks: Vec<Box<dyn Check>>,
+    checks: Vec<Family>,
     matrix: Arc<Matrix>,
     unresolvable: Option<Unresolvable>,
     back: Option<RollbackStarted>,
@@ -342,7 +342,7 @@ impl Session {
         // The entire list must have an order, even if only a part of it is assessed.
         let mut graph = Graph::new(&steps)?;
         let Audit {
-            mut checks,
+            checks,
             matrix,
             desired,
             back,
@@ -351,7 +351,7 @@ impl Session {
             validated,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
-            .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
+            .chain(checks.iter().flat_map(|check| (check.ids)()))
             .chain(validated.iter().map(|finding| finding.id.clone()))
             .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
@@ -377,9 +377,9 @@ impl Session {
             let mut kept = keep.iter();
             steps.retain(|_| kept.next().copied().unwrap_or(true));
         }
-        checks.retain(|check| check.ids().iter().any(|id| wanted(id.as_str())));
+        let selected = |check: &&Family| (check.ids)().iter().any(|id| wanted(id.as_str()));
         let examination = Examination {
-            checks,
+            checks: checks.iter().filter(selected).copied().collect(),
             matrix,
             unresolvable,
             back,

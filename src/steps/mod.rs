@@ -340,8 +340,8 @@ mod tests {
     fn registry_matches_steps_and_checks() {
         let steps = all();
         let mut names: Vec<Id> = steps.iter().map(|step| step.id()).collect();
-        let checks = crate::checks::all();
-        names.extend(checks.iter().flat_map(|check| check.ids().to_vec()));
+        let checks = crate::checks::ALL;
+        names.extend(checks.iter().flat_map(|check| (check.ids)()));
         names.push(Id::new("config.resolvable"));
         for name in &names {
             assert!(findings::row(name).is_some(), "{name}");

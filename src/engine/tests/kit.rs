@@ -19,7 +19,7 @@ use crate::{
         Saved, Sink, Undo,
         packages::{Effects, Reduced},
     },
-    check::{Check, FailOn},
+    check::{FailOn, Family},
     config::desired::Desired,
     engine::{
         Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, events,
@@ -343,7 +343,7 @@ pub struct Rig {
     /// Packages in the desired state.
     pub wanted: Vec<&'static str>,
     pub steps: Vec<Small>,
-    pub checks: fn() -> Vec<Box<dyn Check>>,
+    pub checks: &'static [Family],
     pub events: Arc<Mutex<Vec<Envelope>>>,
 }
 
@@ -397,7 +397,7 @@ impl Rig {
             facts: fixtures::facts(),
             wanted: Vec::new(),
             steps: steps.into_iter().collect(),
-            checks: Vec::new,
+            checks: &[],
             events: Arc::default(),
         }
     }
@@ -469,7 +469,7 @@ impl Rig {
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             validated: Vec::new(),
-            checks: (self.checks)(),
+            checks: self.checks,
             matrix: fixtures::matrix(),
             desired: match &self.unresolvable {
                 Some(why) => Err(why.clone()),
