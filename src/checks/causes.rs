@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn all_ids_in_the_table_exist() {
         let steps = steps::all();
-        let ids: Vec<Id> = (steps.iter().map(|step| step.id()))
+        let ids: Vec<Id> = (steps.iter().map(|step| step.id.clone()))
             .chain(checks::ALL.iter().flat_map(|check| (check.ids)()))
             .chain([Id::new("config.resolvable")])
             .collect();

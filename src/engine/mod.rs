@@ -203,7 +203,7 @@ struct Examination {
 struct Inner {
     host: Host,
     /// Empty if there is no desired state.
-    steps: Vec<Box<dyn Step>>,
+    steps: Vec<Step>,
     /// `None` only for `check` without a desired state.
     desired: Option<Arc<Desired>>,
     graph: Graph,
@@ -261,7 +261,7 @@ impl Inner {
             desired: &desired,
             matrix: self.matrix.get().map(|matrix| &**matrix),
         };
-        self.steps[at].assess(&cx).await
+        (self.steps[at].assess)(&cx).await
     }
 
     /// Whether this machine becomes an image.
@@ -302,7 +302,7 @@ impl Session {
     /// [`EngineError::Graph`] if the steps cannot be ordered.
     pub fn new(
         tools: Tools,
-        steps: Vec<Box<dyn Step>>,
+        steps: Vec<Step>,
         state: State,
         desired: Desired,
     ) -> Result<Self, EngineError> {
@@ -335,7 +335,7 @@ impl Session {
     /// skipped finding does not exist, because a check with a misspelled ID would always pass.
     pub fn audit(
         tools: Tools,
-        mut steps: Vec<Box<dyn Step>>,
+        mut steps: Vec<Step>,
         state: State,
         audit: Audit,
     ) -> Result<Self, EngineError> {
@@ -350,14 +350,14 @@ impl Session {
             compares,
             validated,
         } = audit;
-        let known = (steps.iter().map(|step| step.id()))
+        let known = (steps.iter().map(|step| step.id.clone()))
             .chain(checks.iter().flat_map(|check| (check.ids)()))
             .chain(validated.iter().map(|finding| finding.id.clone()))
             .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         let keep: Vec<bool> = (steps.iter())
-            .map(|step| wanted(step.id().as_str()))
+            .map(|step| wanted(step.id.as_str()))
             .collect();
         let (desired, mut unresolvable) = match desired {
             Ok(desired) => (Some(desired), None),
@@ -399,7 +399,7 @@ impl Session {
 
     fn with(
         tools: Tools,
-        (steps, graph): (Vec<Box<dyn Step>>, Graph),
+        (steps, graph): (Vec<Step>, Graph),
         state: State,
         desired: Option<Desired>,
         audit: Option<Arc<Examination>>,
@@ -513,8 +513,8 @@ impl Session {
             .steps
             .iter()
             .map(|step| StepTitle {
-                id: step.id(),
-                title: findings::title(&step.id()).to_owned(),
+                id: step.id.clone(),
+                title: findings::title(&step.id).to_owned(),
             })
             .collect()
     }

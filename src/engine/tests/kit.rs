@@ -33,7 +33,6 @@ use crate::{
     },
     journal::RollbackStarted,
     model::secret::Secrets,
-    step::Step,
     steps::fixtures,
 };
 
@@ -454,11 +453,7 @@ impl Rig {
     }
 
     fn try_session(&self, tools: Tools) -> Result<Session, EngineError> {
-        let steps: Vec<Box<dyn Step>> = self
-            .steps
-            .iter()
-            .map(|step| Box::new(step.clone()) as Box<dyn Step>)
-            .collect();
+        let steps = self.steps.iter().map(|small| small.0.clone()).collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
         desired.headers = specs(&self.wanted);
