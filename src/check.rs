@@ -1,6 +1,6 @@
 //! Findings, and the checks that produce them. Checks only read.
 
-use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -216,17 +216,16 @@ impl FailOn {
 }
 
 /// A family of health checks.
-#[async_trait]
-pub trait Check: Send + Sync {
-    /// Stable names of its findings.
-    fn ids(&self) -> &[Id];
-    /// Examines the machine.
-    ///
-    /// # Errors
-    /// If it failed to examine the machine. The error becomes an `unknown` finding, or a `skip` finding if the data was not
-    /// queried.
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError>;
+#[derive(Clone, Copy)]
+pub struct Family {
+    /// Returns the stable names of its findings.
+    pub ids: fn() -> Vec<Id>,
+    /// Examines the machine. An error becomes an `unknown` finding for each ID, or a `skip` finding if the data was not queried.
+    pub examine: for<'a> fn(&'a Subject<'a>) -> Examining<'a>,
 }
+
+/// An examination in progress.
+pub type Examining<'a> = BoxFuture<'a, Result<Vec<Finding>, StepError>>;
 
 #[cfg(test)]
 mod tests {

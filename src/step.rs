@@ -1,8 +1,8 @@
 //! A step reads the machine and decides what to change. It never changes anything.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 
 use crate::{
     change::{Change, Lock},
@@ -30,35 +30,73 @@ pub struct Cx<'a> {
 }
 
 /// A part of the desired state with a public name.
-#[async_trait]
-pub trait Step: Send + Sync {
+#[derive(Clone)]
+pub struct Step {
     /// The stable public name. Its title is in `model::findings`.
-    fn id(&self) -> StepId;
+    pub id: StepId,
     /// Steps that must finish before this one is assessed.
-    fn after(&self) -> &[StepId] {
-        &[]
-    }
+    pub after: Vec<StepId>,
     /// Locks that are held while its changes are applied.
-    fn locks(&self) -> &[Lock] {
-        &[]
+    pub locks: Vec<Lock>,
+    /// Whether its changes take long, see [`Step::long`].
+    pub is_long: bool,
+    /// Whether a change of an earlier run is still configured, see [`Step::wants`].
+    pub wants: Arc<Wants>,
+    /// Reads the machine and decides. Returns an error if the machine cannot be read. A wrong state is not an error.
+    pub assess: Arc<dyn for<'a> Fn(&'a Cx<'a>) -> Assessing<'a> + Send + Sync>,
+}
+
+/// Returns whether a change is still configured.
+pub type Wants = dyn Fn(&Change, &Desired) -> bool + Send + Sync;
+
+/// An assessment in progress.
+pub type Assessing<'a> = BoxFuture<'a, Result<Assessment, StepError>>;
+
+impl Step {
+    /// Creates a step without upstreams and locks, whose changes are always configured.
+    pub fn new(
+        id: StepId,
+        assess: impl for<'a> Fn(&'a Cx<'a>) -> Assessing<'a> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            id,
+            after: Vec::new(),
+            locks: Vec::new(),
+            is_long: false,
+            wants: Arc::new(|_, _| true),
+            assess: Arc::new(assess),
+        }
     }
-    /// Whether its changes take long and need neither the package manager nor the driver. If so, the
-    /// packages of the steps that it depends on are installed first, in a separate transaction, and
-    /// the step runs in parallel with the next transaction.
-    fn is_long(&self) -> bool {
-        false
+
+    /// Adds upstream steps.
+    pub fn after(mut self, ids: impl IntoIterator<Item = StepId>) -> Self {
+        self.after.extend(ids);
+        self
     }
-    /// Whether a change that this step made in an earlier run is still configured. If not, it is
-    /// obsolete and `install` undoes it. Only the settings decide: missing hardware, such as a GPU
-    /// that fell off the bus, is not a reason to undo anything.
-    fn wants(&self, _change: &Change, _desired: &Desired) -> bool {
-        true
+
+    /// Sets the locks.
+    pub fn locks(mut self, locks: impl Into<Vec<Lock>>) -> Self {
+        self.locks = locks.into();
+        self
     }
-    /// Reads the machine and decides.
-    ///
-    /// # Errors
-    /// If the machine cannot be read. A wrong state is not an error.
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError>;
+
+    /// Its changes take long and need neither the package manager nor the driver. The packages of the steps that it depends on
+    /// are therefore installed first, in a separate transaction, and the step runs in parallel with the next transaction.
+    pub fn long(mut self) -> Self {
+        self.is_long = true;
+        self
+    }
+
+    /// Sets whether a change that this step made in an earlier run is still configured. If not, it is obsolete and `install`
+    /// undoes it. Only the settings decide: missing hardware, such as a GPU that fell off the bus, is not a reason to undo
+    /// anything.
+    pub fn wants(
+        mut self,
+        wants: impl Fn(&Change, &Desired) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.wants = Arc::new(wants);
+        self
+    }
 }
 
 /// The result of an assessment, and how each command handles it:

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use gpu_bootstrap::{
     change::{Applier, ApplyChanges, Change, Sink},
@@ -29,10 +28,11 @@ const PATH: &str = "/etc/motd";
 /// The in-memory machine cannot execute commands.
 const SCOPE: Scope = Scope { executes: false };
 
-/// The desired state.
-struct Motd {
-    /// The message of the day. `None` leaves the file unchanged.
-    spec: Option<String>,
+/// The desired state: the message of the day. `None` leaves the file unchanged.
+const SPEC: Option<&str> = Some("hello");
+
+fn step() -> Step {
+    Step::new(StepId::new("motd"), |cx| Box::pin(assess(cx)))
 }
 
 /// The observed state.
@@ -70,15 +70,8 @@ fn decide(state: &MotdState, spec: Option<&str>) -> Assessment {
     }
 }
 
-#[async_trait]
-impl Step for Motd {
-    fn id(&self) -> StepId {
-        StepId::new("motd")
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, self.spec.as_deref()))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx)?, SPEC))
 }
 
 #[test]
@@ -131,9 +124,7 @@ async fn applied_changes_satisfy_the_step_and_are_undone() {
     }
     fakes.files.put_directory("/var/lib", 0o755);
     let machine = Machine::of(host);
-    let step = Motd {
-        spec: Some("hello".to_owned()),
-    };
+    let step = step();
     let before = fakes.files.snapshot();
 
     let Assessment::Needs { changes, .. } = machine.assess(&step).await else {
@@ -179,7 +170,7 @@ impl Machine {
         }
     }
 
-    async fn assess(&self, step: &dyn Step) -> Assessment {
+    async fn assess(&self, step: &Step) -> Assessment {
         let state = State::new(self.host.clone(), SCOPE, Arc::clone(&self.facts));
         let cx = Cx {
             host: self.host.reader(),
@@ -188,6 +179,6 @@ impl Machine {
             desired: &self.desired,
             matrix: None,
         };
-        step.assess(&cx).await.expect("an assessment")
+        (step.assess)(&cx).await.expect("an assessment")
     }
 }

@@ -1,11 +1,10 @@
 //! Checks of the GPUs on the PCI bus: GPUs that no longer respond, and link errors.
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::messages::{self, POWER, gpus, places};
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     error::one_line,
     facts::GpuFact,
     host::{FilesError, ReadFiles},
@@ -20,7 +19,10 @@ const AER: Id = Id::new("pci.aer");
 const GONE: &str = "0xff";
 
 /// The PCI bus checks.
-pub struct BusCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![CONFIG_SPACE, AER],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// The result of reading the configuration space of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,26 +198,19 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
     }
 }
 
-#[async_trait]
-impl Check for BusCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[CONFIG_SPACE, AER] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let virtualization = subject.facts.virtualization.as_deref();
-        let found = detect(subject)?;
-        let (mut errors, mut unread) = (Vec::new(), None);
-        for (gpu, _) in &found {
-            match uncorrected(gpu, subject.host.files()) {
-                Ok(Some(counted)) => errors.push((*gpu, counted)),
-                Ok(None) => {}
-                Err(error) => unread = Some(error),
-            }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let virtualization = subject.facts.virtualization.as_deref();
+    let found = detect(subject)?;
+    let (mut errors, mut unread) = (Vec::new(), None);
+    for (gpu, _) in &found {
+        match uncorrected(gpu, subject.host.files()) {
+            Ok(Some(counted)) => errors.push((*gpu, counted)),
+            Ok(None) => {}
+            Err(error) => unread = Some(error),
         }
-        let links = links(&errors, unread.as_ref());
-        Ok(vec![decide(&found, virtualization), links])
     }
+    let links = links(&errors, unread.as_ref());
+    Ok(vec![decide(&found, virtualization), links])
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 use serde::Deserialize;
 
 use super::operator::{self, OPERATOR};
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     error::causes,
     host::{Nvml, ReadFiles},
     model::{
@@ -57,8 +56,13 @@ const RECORD: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoin
 /// kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
 const DRA: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
+const IDS: [Id; 5] = [READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE];
+
 /// The cluster checks.
-pub struct ClusterCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || IDS.to_vec(),
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// The number of healthy devices by resource, or the parse error.
 type RegisteredDevices = Result<BTreeMap<String, usize>, String>;
@@ -547,40 +551,33 @@ fn decide(state: &ClusterState) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for ClusterCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
-        let state = match detect(subject).await {
-            Err(error) if error.not_queried().is_some() => {
-                let Some(refused) = refused_cgroup_v1(subject)? else {
-                    return Err(error);
-                };
-                let why = causes(&error).join(": ");
-                let others = self.ids().iter().filter(|id| **id != VERSIONS);
-                let skipped = others.map(|id| Finding::new(id.clone(), Verdict::Skip, why.clone()));
-                return Ok(skipped.chain([refused]).collect());
-            }
-            state => state?,
-        };
-        let wanted = spec.map_or(&[][..], |spec| &spec.node.taints);
-        let versions = versions(&state);
-        let planned = match versions.status {
-            Verdict::Skip => accepts_cgroup_v1(subject),
-            _ => None,
-        };
-        Ok(vec![
-            ready(&state),
-            taints(&state, wanted),
-            planned.unwrap_or(versions),
-            operator::decide(known(&state), &operator::detect(subject).await?),
-            decide(&state),
-        ])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let spec = (subject.desired).and_then(|desired| desired.cluster.as_ref());
+    let state = match detect(subject).await {
+        Err(error) if error.not_queried().is_some() => {
+            let Some(refused) = refused_cgroup_v1(subject)? else {
+                return Err(error);
+            };
+            let why = causes(&error).join(": ");
+            let others = IDS.into_iter().filter(|id| *id != VERSIONS);
+            let skipped = others.map(|id| Finding::new(id, Verdict::Skip, why.clone()));
+            return Ok(skipped.chain([refused]).collect());
+        }
+        state => state?,
+    };
+    let wanted = spec.map_or(&[][..], |spec| &spec.node.taints);
+    let versions = versions(&state);
+    let planned = match versions.status {
+        Verdict::Skip => accepts_cgroup_v1(subject),
+        _ => None,
+    };
+    Ok(vec![
+        ready(&state),
+        taints(&state, wanted),
+        planned.unwrap_or(versions),
+        operator::decide(known(&state), &operator::detect(subject).await?),
+        decide(&state),
+    ])
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! Checks whether this process sees the real machine. A container has its own files, but the kernel and GPUs of its host. A
 //! systemd unit can also have private files and devices.
 
-use async_trait::async_trait;
-
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     facts::Facts,
     model::id::Id,
     state::view::Sandbox,
@@ -14,7 +12,10 @@ use crate::{
 const CONTAINER: Id = Id::new("virt.container");
 
 /// The `virt.container` check.
-pub struct ContainerCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![CONTAINER],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 fn decide(facts: &Facts, sandbox: Option<&Sandbox>) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
@@ -41,19 +42,12 @@ fn decide(facts: &Facts, sandbox: Option<&Sandbox>) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for ContainerCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[CONTAINER] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let sandbox = match subject.facts.container() {
-            Some(_) => None,
-            None => subject.state.sandbox().await?,
-        };
-        Ok(vec![decide(subject.facts, sandbox.as_ref())])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let sandbox = match subject.facts.container() {
+        Some(_) => None,
+        None => subject.state.sandbox().await?,
+    };
+    Ok(vec![decide(subject.facts, sandbox.as_ref())])
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! Containerd checks: the kubelet, containerd's default runtime and its nvidia runtimes must use the same cgroup driver.
 
-use async_trait::async_trait;
-
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     model::id::Id,
     runtimes::{
         BUILT_IN, Config, ConfigFile, LiveConfig, RuntimeKind, containerd::CONFIG, set_in_runtime,
@@ -17,7 +15,10 @@ const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
 const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
 
 /// The containerd checks.
-pub struct ContainerdCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![CGROUP],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 #[derive(Debug, Clone)]
 struct CgroupState {
@@ -153,15 +154,8 @@ fn decide(state: &CgroupState) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for ContainerdCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[CGROUP] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(subject).await?)])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    Ok(vec![decide(&detect(subject).await?)])
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! CUDA checks: the driver version must support the CUDA toolkit and cuDNN packages of the host. Toolkits in containers are not
 //! checked.
 
-use async_trait::async_trait;
-
 use super::messages;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     compat::{cudnn, matrix::Matrix, rules},
     model::{
         id::Id,
@@ -16,7 +14,10 @@ use crate::{
 
 const CUDA: Id = Id::new("drv.version.cuda");
 
-pub struct CudaCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![CUDA],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// Packages of the NVIDIA repositories: toolkit compilers and cuDNN libraries.
 const NAMES: [&str; 3] = ["cuda-nvcc-*", "libcudnn?", "libcudnn?-cuda-*"];
@@ -128,22 +129,15 @@ fn decide(
     }
 }
 
-#[async_trait]
-impl Check for CudaCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[CUDA] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let found = subject.state.driver().await;
-        let driver = (found.loaded_version.as_ref())
-            .or(found.module_version.as_ref())
-            .or(found.package_version.as_ref())
-            .or(found.library_version.as_ref());
-        let installed = subject.state.packages_like(&NAMES).await;
-        let finding = decide(subject.matrix, installed, driver);
-        Ok(vec![messages::skip_without_gpu(finding, subject.facts)])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let found = subject.state.driver().await;
+    let driver = (found.loaded_version.as_ref())
+        .or(found.module_version.as_ref())
+        .or(found.package_version.as_ref())
+        .or(found.library_version.as_ref());
+    let installed = subject.state.packages_like(&NAMES).await;
+    let finding = decide(subject.matrix, installed, driver);
+    Ok(vec![messages::skip_without_gpu(finding, subject.facts)])
 }
 
 #[cfg(test)]

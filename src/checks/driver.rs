@@ -1,7 +1,6 @@
 //! Driver checks: support of the GPUs (the rules are in the matrix), security fixes, flavor of the kernel modules, matching
 //! component versions, and module options without effect.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
@@ -9,7 +8,7 @@ use super::{
     virt,
 };
 use crate::{
-    check::{Check, Finding, REBOOT, Subject, Verdict},
+    check::{Family, Finding, REBOOT, Subject, Verdict},
     compat::{
         board::Board,
         kernel,
@@ -40,7 +39,10 @@ const MISMATCH: Id = Id::new("drv.version.mismatch");
 const OPTIONS: Id = Id::new("drv.module.options");
 
 /// The driver checks.
-pub struct DriverCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![SUPPORTED, MATRIX, SECURITY, FLAVOR, MISMATCH, OPTIONS],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// The best driver for the GPUs, or the reason why there is none.
 type Best = Result<Pick, Box<NoDriver>>;
@@ -655,50 +657,42 @@ fn options(set: &[(String, ModuleSetting)], flavor: Option<Flavor>) -> Finding {
     say(Verdict::Pass, "no ignored options".to_owned())
 }
 
-#[async_trait]
-impl Check for DriverCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOR, MISMATCH, OPTIONS] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let state = DriverState {
-            found: subject.state.driver().await.clone(),
-            flavor: subject.state.module_flavor().await?,
-            wanted: (subject.desired)
-                .and_then(|desired| desired.driver.as_ref())
-                .map(|driver| driver.branch),
-            kernel: subject.facts.kernel.running.clone(),
-            owner: owner(subject.host.files(), subject.facts)?,
-            guest: virt::is_guest(subject)?,
-            has_variants: dkms::added(subject.host.files())?.is_none()
-                && (subject.host.files().read_lossy(VARIANT_FILE.into())?).is_some_and(|text| {
-                    text.lines().any(|line| line.starts_with("MODULE_VARIANT="))
-                }),
-            none: if subject.facts.gpus.is_empty() {
-                messages::NO_GPU
-            } else {
-                NOT_OURS
-            },
-        };
-        let gpus = gpus(subject)?;
-        let boards = boards(subject.matrix, &gpus);
-        let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
-        let best = best.as_ref();
-        let version = version(subject.matrix, &boards, &state, best);
-        let secure = secure(subject.matrix, &state, version.remedy.as_deref(), best);
-        Ok(vec![
-            supported(subject.matrix, state.none, best),
-            version,
-            secure,
-            modules(subject.matrix, &boards, &state, best),
-            triangle(&state),
-            options(
-                &set_options(subject.host.files())?,
-                state.flavor.map(|found| found.flavor),
-            ),
-        ])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let state = DriverState {
+        found: subject.state.driver().await.clone(),
+        flavor: subject.state.module_flavor().await?,
+        wanted: (subject.desired)
+            .and_then(|desired| desired.driver.as_ref())
+            .map(|driver| driver.branch),
+        kernel: subject.facts.kernel.running.clone(),
+        owner: owner(subject.host.files(), subject.facts)?,
+        guest: virt::is_guest(subject)?,
+        has_variants: dkms::added(subject.host.files())?.is_none()
+            && (subject.host.files().read_lossy(VARIANT_FILE.into())?)
+                .is_some_and(|text| text.lines().any(|line| line.starts_with("MODULE_VARIANT="))),
+        none: if subject.facts.gpus.is_empty() {
+            messages::NO_GPU
+        } else {
+            NOT_OURS
+        },
+    };
+    let gpus = gpus(subject)?;
+    let boards = boards(subject.matrix, &gpus);
+    let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
+    let best = best.as_ref();
+    let version = version(subject.matrix, &boards, &state, best);
+    let secure = secure(subject.matrix, &state, version.remedy.as_deref(), best);
+    Ok(vec![
+        supported(subject.matrix, state.none, best),
+        version,
+        secure,
+        modules(subject.matrix, &boards, &state, best),
+        triangle(&state),
+        options(
+            &set_options(subject.host.files())?,
+            state.flavor.map(|found| found.flavor),
+        ),
+    ])
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! Fabric checks. GPUs behind NVSwitches require a running fabric manager with exactly the driver version. Otherwise CUDA
 //! fails with error 802 (system not yet initialized).
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::messages;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     compat::matrix::{Fabric, Matrix},
     fabric,
     facts::{
@@ -29,7 +28,10 @@ const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
 
 /// The fabric checks.
-pub struct FabricCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![UNIT, VERSION, SUBNET, STATE],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// The NVLink switches of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -729,21 +731,14 @@ fn told(gpu: &GpuFabric) -> String {
     }
 }
 
-#[async_trait]
-impl Check for FabricCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[UNIT, VERSION, SUBNET, STATE] }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let state = detect(subject).await?;
+    let mut unit = unit(&state);
+    let subnet = subnet(&state);
+    if is_cut_off(&state) && subnet.status == Verdict::Fail && unit.status == Verdict::Fail {
+        unit.because = Some(SUBNET);
     }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let state = detect(subject).await?;
-        let mut unit = unit(&state);
-        let subnet = subnet(&state);
-        if is_cut_off(&state) && subnet.status == Verdict::Fail && unit.status == Verdict::Fail {
-            unit.because = Some(SUBNET);
-        }
-        Ok(vec![unit, version(&state), subnet, joined(&state)])
-    }
+    Ok(vec![unit, version(&state), subnet, joined(&state)])
 }
 
 #[cfg(test)]

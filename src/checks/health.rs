@@ -3,14 +3,11 @@
 //! The recovery action recommended by the driver comes first. The other rows show the reason. The sources of rules and
 //! thresholds are in the registry (`model/findings.toml`).
 
-use std::sync::LazyLock;
-
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::messages;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     facts::switches::switches,
     host::{GpuHealth, Nvml, NvmlDevice, health::RemappedRows},
     model::{findings::Remedy, id::Id, pci::PciAddress, text::counted},
@@ -20,7 +17,10 @@ use crate::{
 };
 
 /// The GPU health checks.
-pub struct HealthCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || ROWS.iter().map(|row| row.id.clone()).collect(),
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// Whether the machine has NVSwitches. If it does, all links of a GPU lead to them and must be active.
 type HasSwitches = bool;
@@ -595,28 +595,19 @@ fn skipped(why: &str) -> Vec<Finding> {
     ROWS.iter().map(one).collect()
 }
 
-#[async_trait]
-impl Check for HealthCheck {
-    fn ids(&self) -> &[Id] {
-        static IDS: LazyLock<Vec<Id>> =
-            LazyLock::new(|| ROWS.iter().map(|row| row.id.clone()).collect());
-        &IDS
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    if subject.state.loaded_driver()?.is_none() {
+        return Ok(skipped("no driver is loaded"));
     }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        if subject.state.loaded_driver()?.is_none() {
-            return Ok(skipped("no driver is loaded"));
-        }
-        let files = subject.host.files();
-        let nvml = subject.state.nvml().await;
-        let elsewhere = owner(files, subject.facts)?.filter(|owner| !owner.on_host);
-        if let (Nvml::NotLoadable { .. }, Some(owner)) = (nvml, elsewhere) {
-            let in_container = has_library(files, Utf8Path::new(DRIVER_CONTAINER))?;
-            return Ok(out_of_reach(owner.name, in_container));
-        }
-        let switches = switches(subject.matrix, subject.facts).is_some();
-        Ok(findings(nvml, switches))
+    let files = subject.host.files();
+    let nvml = subject.state.nvml().await;
+    let elsewhere = owner(files, subject.facts)?.filter(|owner| !owner.on_host);
+    if let (Nvml::NotLoadable { .. }, Some(owner)) = (nvml, elsewhere) {
+        let in_container = has_library(files, Utf8Path::new(DRIVER_CONTAINER))?;
+        return Ok(out_of_reach(owner.name, in_container));
     }
+    let switches = switches(subject.matrix, subject.facts).is_some();
+    Ok(findings(nvml, switches))
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! The kubelet's container runtime, and whether the nvidia runtime is configured in it. gpu-bootstrap never writes a
 //! configuration that a Kubernetes distribution regenerates at each start.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{operator::ITS_RUNTIME, runtime_files};
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     config::desired::Desired,
     host::FileKind,
     model::{id::Id, text::shell_word},
@@ -23,7 +22,10 @@ use crate::{
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
 
 /// The `rt.kubelet.runtime` check.
-pub struct KubeletCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![RUNTIME],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
     let finding = |status, why: String| Finding::new(RUNTIME, status, why);
@@ -384,67 +386,60 @@ fn out_of_sight(
     Ok(None)
 }
 
-#[async_trait]
-impl Check for KubeletCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[RUNTIME] }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let found = subject.state.kubelet_runtime()?;
+    // k3s and RKE2 detect the toolkit when they start.
+    let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
+    let finding = decide(found.as_ref(), toolkit, subject.desired);
+    let owner = found
+        .as_ref()
+        .and_then(|found| OWNERS.iter().find(|owner| owner.name == found.name));
+    if let Some(owner) = owner {
+        let lost = match &found {
+            Some(found) if owner.detects && !toolkit && found.nvidia != Some(true) => {
+                out_of_sight(subject, owner)?
+            }
+            Some(found) if !owner.detects && found.nvidia != Some(true) => {
+                only_imports(subject, owner)?
+            }
+            _ => None,
+        };
+        let finding = lost.unwrap_or(finding);
+        return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
     }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let found = subject.state.kubelet_runtime()?;
-        // k3s and RKE2 detect the toolkit when they start.
-        let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
-        let finding = decide(found.as_ref(), toolkit, subject.desired);
-        let owner = found
-            .as_ref()
-            .and_then(|found| OWNERS.iter().find(|owner| owner.name == found.name));
-        if let Some(owner) = owner {
-            let lost = match &found {
-                Some(found) if owner.detects && !toolkit && found.nvidia != Some(true) => {
-                    out_of_sight(subject, owner)?
-                }
-                Some(found) if !owner.detects && found.nvidia != Some(true) => {
-                    only_imports(subject, owner)?
-                }
-                _ => None,
-            };
-            let finding = lost.unwrap_or(finding);
-            return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
+    let kinds = [RuntimeKind::Containerd, RuntimeKind::Crio];
+    let (Some(found), Some(kind)) = (
+        &found,
+        (found.as_ref()).and_then(|one| kinds.into_iter().find(|kind| kind.name() == one.name)),
+    ) else {
+        return Ok(vec![finding]);
+    };
+    let report = subject.state.report(kind).await?;
+    let refused = (report.as_ref()).is_some_and(|report| report.refuses());
+    let view = subject.state.runtime(kind).await?;
+    // If the runtime rejects its configuration, `rt.containerd.files` or `rt.crio.files` reports the error.
+    let cri = view.config().filter(|_| !refused);
+    let path = view.files.first().map(|file| file.path.as_path());
+    let finding = match cri {
+        Some(cri) if cri.serves_pods && finding.status == Verdict::Pass => {
+            lacks_runtime(subject, kind, cri, path)?.unwrap_or(finding)
         }
-        let kinds = [RuntimeKind::Containerd, RuntimeKind::Crio];
-        let (Some(found), Some(kind)) = (
-            &found,
-            (found.as_ref()).and_then(|one| kinds.into_iter().find(|kind| kind.name() == one.name)),
-        ) else {
-            return Ok(vec![finding]);
-        };
-        let report = subject.state.report(kind).await?;
-        let refused = (report.as_ref()).is_some_and(|report| report.refuses());
-        let view = subject.state.runtime(kind).await?;
-        // If the runtime rejects its configuration, `rt.containerd.files` or `rt.crio.files` reports the error.
-        let cri = view.config().filter(|_| !refused);
-        let path = view.files.first().map(|file| file.path.as_path());
-        let finding = match cri {
-            Some(cri) if cri.serves_pods && finding.status == Verdict::Pass => {
-                lacks_runtime(subject, kind, cri, path)?.unwrap_or(finding)
-            }
-            _ => finding,
-        };
-        Ok(vec![match kind {
-            RuntimeKind::Containerd => {
-                let enabled = cri.is_none_or(|cri| cri.serves_pods);
-                serves(finding, found, refused, enabled)
-            }
-            _ => finding,
-        }])
-    }
+        _ => finding,
+    };
+    Ok(vec![match kind {
+        RuntimeKind::Containerd => {
+            let enabled = cri.is_none_or(|cri| cri.serves_pods);
+            serves(finding, found, refused, enabled)
+        }
+        _ => finding,
+    }])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KubeletCheck, RuntimeKind, decide};
+    use super::{RuntimeKind, decide, examine};
     use crate::{
-        check::{Check, Finding, Subject, Verdict},
+        check::{Finding, Subject, Verdict},
         config::desired::{ClusterSpec, JoinMethod, NodeSpec},
         host::{ExecError, fake},
         model::id::Id,
@@ -476,7 +471,7 @@ mod tests {
             desired: None,
             prepared: false,
         };
-        let found = KubeletCheck.examine(&subject).await.expect("readable");
+        let found = examine(&subject).await.expect("readable");
         found.into_iter().next().expect("one")
     }
 

@@ -1,11 +1,10 @@
 //! Library checks: the user-space libraries of the driver must have the version of the loaded module.
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::operator;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     config::desired::Manager,
     model::{findings::Remedy, id::Id, text::shell_word, version::DriverVersion},
     state::{GPU_OPERATOR, Owner, library_directories, owner},
@@ -26,7 +25,10 @@ const ALTERNATIVES: [&str; 2] = [
 const TELLS: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib64", "/etc/ld.so.cache"];
 
 /// The library checks.
-pub struct LibrariesCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![LIBRARIES],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 #[derive(Debug, Clone, Default)]
 struct LibrariesState {
@@ -266,16 +268,9 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for LibrariesCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[LIBRARIES] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let manager = subject.desired.map(|desired| desired.packages.manager);
-        Ok(vec![decide(&detect(subject).await?, manager)])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let manager = subject.desired.map(|desired| desired.packages.manager);
+    Ok(vec![decide(&detect(subject).await?, manager)])
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{health, messages, virt};
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     compat::{kernel, matrix::Shows, rule_result::Candidate},
     facts::GpuFact,
     host::Nvml,
@@ -37,7 +36,10 @@ const OPERATOR: &str = "/run/nvidia/validations";
 const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
 /// The log checks.
-pub struct LogCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![XID, SXID, FELL, INIT],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// Data about the machine that is used to evaluate log lines.
 #[derive(Debug, Clone)]
@@ -931,31 +933,24 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     finding(Verdict::Pass, format!("no failure since boot ({source})"))
 }
 
-#[async_trait]
-impl Check for LogCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[XID, SXID, FELL, INIT] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let log = subject.state.kernel_log().await;
-        let context = match log {
-            KernelLog::Known { .. } => LogContext::of(subject).await?,
-            // There are no messages to evaluate.
-            KernelLog::Unreadable { .. } | KernelLog::NotQueried { .. } => LogContext {
-                gpus: &subject.facts.gpus,
-                installs: false,
-                guest: false,
-                idle: false,
-                owner: None,
-                driven: Vec::new(),
-                recovered: Vec::new(),
-                answers: None,
-                known: Vec::new(),
-            },
-        };
-        Ok(decide(log, &context))
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let log = subject.state.kernel_log().await;
+    let context = match log {
+        KernelLog::Known { .. } => LogContext::of(subject).await?,
+        // There are no messages to evaluate.
+        KernelLog::Unreadable { .. } | KernelLog::NotQueried { .. } => LogContext {
+            gpus: &subject.facts.gpus,
+            installs: false,
+            guest: false,
+            idle: false,
+            owner: None,
+            driven: Vec::new(),
+            recovered: Vec::new(),
+            answers: None,
+            known: Vec::new(),
+        },
+    };
+    Ok(decide(log, &context))
 }
 
 impl<'f> LogContext<'f> {

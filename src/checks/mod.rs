@@ -3,9 +3,9 @@
 //! Missing data is `Unknown` or `Skip`, not an error: a recorded tree may lack `os-release`, libraries, programs or device
 //! nodes.
 //!
-//! Like a step, a family has `detect` and a pure `decide`. If `examine` returns an error, it is the result of all findings of
-//! the family. To keep the other findings, map an error with `error.not_queried()` to `Skip`, like `pci.driver-bound` in
-//! `pci.rs`.
+//! Each file has its family in a constant, and [`ALL`] contains all families. Like a step, a family has `detect` and a pure
+//! `decide`. If `examine` returns an error, it is the result of all findings of the family. To keep the other findings, map an
+//! error with `error.not_queried()` to `Skip`, like `pci.driver-bound` in `pci.rs`.
 
 mod bus;
 pub mod causes;
@@ -32,46 +32,39 @@ mod virt;
 
 pub use messages::{INSTALL_IT, NO_GPU};
 
-use crate::check::Check;
+use crate::check::Family;
 
 /// All checks.
-#[must_use]
-pub fn all() -> Vec<Box<dyn Check>> {
-    vec![
-        Box::new(container::ContainerCheck),
-        Box::new(virt::VirtCheck),
-        Box::new(owner::OwnerCheck),
-        Box::new(pci::PciCheck),
-        Box::new(bus::BusCheck),
-        Box::new(packages::PackagesCheck),
-        Box::new(driver::DriverCheck),
-        Box::new(cuda::CudaCheck),
-        Box::new(libraries::LibrariesCheck),
-        Box::new(nodes::NodesCheck),
-        Box::new(health::HealthCheck),
-        Box::new(log::LogCheck),
-        Box::new(fabric::FabricCheck),
-        Box::new(rdma::RdmaCheck),
-        Box::new(pins::PinsCheck),
-        Box::new(runtime_files::RuntimeFilesCheck),
-        Box::new(containerd::ContainerdCheck),
-        Box::new(kubelet::KubeletCheck),
-        Box::new(cluster::ClusterCheck),
-    ]
-}
+pub const ALL: &[Family] = &[
+    container::FAMILY,
+    virt::FAMILY,
+    owner::FAMILY,
+    pci::FAMILY,
+    bus::FAMILY,
+    packages::FAMILY,
+    driver::FAMILY,
+    cuda::FAMILY,
+    libraries::FAMILY,
+    nodes::FAMILY,
+    health::FAMILY,
+    log::FAMILY,
+    fabric::FAMILY,
+    rdma::FAMILY,
+    pins::FAMILY,
+    runtime_files::FAMILY,
+    containerd::FAMILY,
+    kubelet::FAMILY,
+    cluster::FAMILY,
+];
 
 #[cfg(test)]
 mod tests {
-    use super::all;
+    use super::ALL;
+    use crate::model::id::Id;
 
     #[test]
     fn finding_ids_are_unique() {
-        let checks = all();
-        let mut names: Vec<&str> = checks
-            .iter()
-            .flat_map(|check| check.ids())
-            .map(|id| id.as_str())
-            .collect();
+        let mut names: Vec<Id> = ALL.iter().flat_map(|check| (check.ids)()).collect();
         names.sort_unstable();
         let count = names.len();
         names.dedup();

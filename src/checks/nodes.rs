@@ -2,11 +2,10 @@
 //! nodes of `nvidia-uvm`, and running containers need symlinks in `/dev/char`. On a prepared machine, `driver.nodes` reports
 //! both.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     model::id::Id,
     runtimes::{RuntimeKind, cdi},
     state::owner,
@@ -23,7 +22,10 @@ const NODES: Id = Id::new("drv.nodes");
 const UVM: &str = "/dev/nvidia-uvm";
 
 /// The `drv.nodes` check.
-pub struct NodesCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![NODES],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// Creates nodes on demand for the driver libraries of all users. Sources: NVIDIA's driver README, nvidia-modprobe(1).
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
@@ -154,42 +156,35 @@ async fn detect(subject: &Subject<'_>, names: &[String]) -> Result<NodesState, S
     Ok(state)
 }
 
-#[async_trait]
-impl Check for NodesCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[NODES] }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let skip = |why: &str| Ok(vec![Finding::new(NODES, Verdict::Skip, why)]);
+    let files = subject.host.files();
+    if subject.state.loaded_driver()?.is_none() {
+        return skip("no driver is loaded");
     }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let skip = |why: &str| Ok(vec![Finding::new(NODES, Verdict::Skip, why)]);
-        let files = subject.host.files();
-        if subject.state.loaded_driver()?.is_none() {
-            return skip("no driver is loaded");
-        }
-        if subject.prepared {
-            return skip("`driver.nodes` examines the device nodes on this machine");
-        }
-        if subject.facts.container().is_some() {
-            return skip("the device nodes belong to the host of this container");
-        }
-        let is_elsewhere = owner(files, subject.facts)?
-            .is_some_and(|owner| owner.fabric_manager || owner.container_runtime);
-        if is_elsewhere {
-            return skip("the owner of the driver creates the device nodes");
-        }
-        let names = files.list(Utf8Path::new("/dev"))?;
-        if !names.iter().any(|name| name == "nvidiactl") {
-            return skip("the driver was not used since the boot, or the device nodes are unknown");
-        }
-        Ok(vec![decide(&detect(subject, &names).await?)])
+    if subject.prepared {
+        return skip("`driver.nodes` examines the device nodes on this machine");
     }
+    if subject.facts.container().is_some() {
+        return skip("the device nodes belong to the host of this container");
+    }
+    let is_elsewhere = owner(files, subject.facts)?
+        .is_some_and(|owner| owner.fabric_manager || owner.container_runtime);
+    if is_elsewhere {
+        return skip("the owner of the driver creates the device nodes");
+    }
+    let names = files.list(Utf8Path::new("/dev"))?;
+    if !names.iter().any(|name| name == "nvidiactl") {
+        return skip("the driver was not used since the boot, or the device nodes are unknown");
+    }
+    Ok(vec![decide(&detect(subject, &names).await?)])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NodesCheck, toolkit};
+    use super::{examine, toolkit};
     use crate::{
-        check::{Check, Finding, Subject, Verdict},
+        check::{Finding, Subject, Verdict},
         host::fake::{self, FakeFiles},
         steps::fixtures::{facts, matrix, state},
     };
@@ -217,11 +212,7 @@ mod tests {
             desired: None,
             prepared,
         };
-        NodesCheck
-            .examine(&subject)
-            .await
-            .expect("readable")
-            .remove(0)
+        examine(&subject).await.expect("readable").remove(0)
     }
 
     #[tokio::test]

@@ -1,9 +1,7 @@
 //! Reports the program that manages the driver, if it is not gpu-bootstrap.
 
-use async_trait::async_trait;
-
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     model::id::Id,
     state::owner,
     step::StepError,
@@ -12,25 +10,21 @@ use crate::{
 const OWNER: Id = Id::new("os.managed");
 
 /// The `os.managed` check.
-pub struct OwnerCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![OWNER],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
-#[async_trait]
-impl Check for OwnerCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[OWNER] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let finding = |status, why: String| Finding::new(OWNER, status, why);
-        Ok(vec![match owner(subject.host.files(), subject.facts)? {
-            None => finding(
-                Verdict::Skip,
-                "no other program manages the driver".to_owned(),
-            ),
-            Some(owner) => finding(
-                Verdict::Pass,
-                format!("{} ({}): {}", owner.name, owner.evidence, owner.why),
-            ),
-        }])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let finding = |status, why: String| Finding::new(OWNER, status, why);
+    Ok(vec![match owner(subject.host.files(), subject.facts)? {
+        None => finding(
+            Verdict::Skip,
+            "no other program manages the driver".to_owned(),
+        ),
+        Some(owner) => finding(
+            Verdict::Pass,
+            format!("{} ({}): {}", owner.name, owner.evidence, owner.why),
+        ),
+    }])
 }

@@ -3,11 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
-
 use super::messages;
 use crate::{
-    check::{Check, Finding, REBOOT, Subject, Verdict},
+    check::{Family, Finding, REBOOT, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::desired::Purpose,
     dkms,
@@ -33,7 +31,10 @@ const SOURCES: Id = Id::new("os.pkg.sources");
 pub(super) const MOST_NAMES: usize = 40;
 
 /// The package checks.
-pub struct PackagesCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![CONSISTENCY, SECURITY, SOURCES],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 #[derive(Debug, Clone)]
 struct PackagesState {
@@ -735,39 +736,32 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
     Ok(None)
 }
 
-#[async_trait]
-impl Check for PackagesCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[CONSISTENCY, SECURITY, SOURCES] }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let names: Vec<&str> = (subject.matrix.package_floors.iter())
+        .flat_map(|row| &row.packages)
+        .map(String::as_str)
+        .collect();
+    let consistent = decide(&detect(subject).await?);
+    // Different versions already explain why packages are not configured.
+    let unconfigured = match consistent.status {
+        Verdict::Fail => None,
+        _ => unconfigured(subject).await?,
+    };
+    let mut sources = sources(
+        subject.host.files(),
+        subject.facts.os.as_ref(),
+        subject.state.is_of_this_machine(),
+        !subject.facts.gpus.is_empty() && matches!(subject.state.loaded_driver(), Ok(None)),
+    )?;
+    if !matches!(sources.status, Verdict::Fail | Verdict::Warn) {
+        sources = kept_away(subject).await?.unwrap_or(sources);
     }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let names: Vec<&str> = (subject.matrix.package_floors.iter())
-            .flat_map(|row| &row.packages)
-            .map(String::as_str)
-            .collect();
-        let consistent = decide(&detect(subject).await?);
-        // Different versions already explain why packages are not configured.
-        let unconfigured = match consistent.status {
-            Verdict::Fail => None,
-            _ => unconfigured(subject).await?,
-        };
-        let mut sources = sources(
-            subject.host.files(),
-            subject.facts.os.as_ref(),
-            subject.state.is_of_this_machine(),
-            !subject.facts.gpus.is_empty() && matches!(subject.state.loaded_driver(), Ok(None)),
-        )?;
-        if !matches!(sources.status, Verdict::Fail | Verdict::Warn) {
-            sources = kept_away(subject).await?.unwrap_or(sources);
-        }
-        let secure = secure(subject.matrix, subject.state.packages_like(&names).await);
-        Ok(vec![
-            messages::skip_without_gpu(unconfigured.unwrap_or(consistent), subject.facts),
-            messages::skip_without_gpu(secure, subject.facts),
-            sources,
-        ])
-    }
+    let secure = secure(subject.matrix, subject.state.packages_like(&names).await);
+    Ok(vec![
+        messages::skip_without_gpu(unconfigured.unwrap_or(consistent), subject.facts),
+        messages::skip_without_gpu(secure, subject.facts),
+        sources,
+    ])
 }
 
 #[cfg(test)]

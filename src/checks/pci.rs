@@ -1,7 +1,6 @@
 //! PCI checks: the GPUs on the bus, their architecture, and their drivers. They work without a driver, so read them first if a
 //! GPU is missing.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
@@ -10,7 +9,7 @@ use super::{
     packages, virt,
 };
 use crate::{
-    check::{Check, Finding, REBOOT, Subject, Verdict},
+    check::{Family, Finding, REBOOT, Subject, Verdict},
     dkms,
     facts::{Facts, GpuFact, Os, PciFact},
     host::ReadFiles,
@@ -42,7 +41,10 @@ const TEGRA: &str = "nvgpu";
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
 /// The PCI checks.
-pub struct PciCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![PRESENT, IDENTITY, BOUND],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// Whether missing GPUs are allowed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -712,82 +714,76 @@ fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
     Ok(found == Some(true))
 }
 
-#[async_trait]
-impl Check for PciCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[PRESENT, IDENTITY, BOUND] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let wanted = Wanted {
-            // Without a GPU there is no desired state. In this case a GPU is required only if gpu-bootstrap has prepared the
-            // machine before.
-            allow_none: subject.desired.map_or(!subject.prepared, |desired| {
-                desired.settings.is_gpu_optional()
-            }),
-            image: subject.desired.is_some_and(|desired| desired.image),
-        };
-        // A driver with an unreadable version is regarded as loaded, because this check does not need the version.
-        let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
-        let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
-            Ok(owner) => owner
-                .map(|owner| format!("{} manages the driver here: {}", owner.name, owner.remedy)),
-            Err(error) if error.not_queried().is_some() => None,
-            Err(error) => return Err(error),
-        };
-        let mut evidence = DriverEvidence {
-            loaded,
-            installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
-            refusal: None,
-            absent: None,
-            on_disk: false,
-            unconfigured: false,
-            sliced: virt::is_guest(subject)?,
-            theirs,
-            fell: Vec::new(),
-        };
-        if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
-            let context = log::LogContext::of(subject).await?;
-            evidence.refusal =
-                log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
-            evidence.absent = log::not_loaded(messages, &context);
-            evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let wanted = Wanted {
+        // Without a GPU there is no desired state. In this case a GPU is required only if gpu-bootstrap has prepared the
+        // machine before.
+        allow_none: subject.desired.map_or(!subject.prepared, |desired| {
+            desired.settings.is_gpu_optional()
+        }),
+        image: subject.desired.is_some_and(|desired| desired.image),
+    };
+    // A driver with an unreadable version is regarded as loaded, because this check does not need the version.
+    let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
+    let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
+        Ok(owner) => {
+            owner.map(|owner| format!("{} manages the driver here: {}", owner.name, owner.remedy))
         }
-        if !loaded {
-            evidence.on_disk = has_module(subject)?;
-            let without = match evidence.on_disk {
-                true => denied(subject)?,
-                false => without_module(subject).await?,
-            };
-            let without = match without {
-                None if !evidence.on_disk => {
-                    hollow(&subject.state.driver_parts().await.unwrap_or_default())
-                }
-                without => without,
-            };
-            evidence.absent = evidence.absent.or_else(|| without.clone());
-            evidence.refusal = evidence.refusal.or(without);
-            // An unreadable database is reported by the package checks.
-            evidence.unconfigured = !evidence.on_disk
-                && (packages::has_unconfigured_module(subject).await).unwrap_or_default();
-        }
-        let of_drivers = match detect(subject) {
-            Ok(found) => bound(&found, &evidence),
-            Err(error) => match error.not_queried() {
-                Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
-                None => return Err(error),
-            },
-        };
-        Ok(vec![
-            present(
-                subject.facts,
-                wanted,
-                ExpectedGpus::of(subject.facts, subject.matrix).ok(),
-            ),
-            identity(&subject.facts.gpus),
-            of_drivers,
-        ])
+        Err(error) if error.not_queried().is_some() => None,
+        Err(error) => return Err(error),
+    };
+    let mut evidence = DriverEvidence {
+        loaded,
+        installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+        refusal: None,
+        absent: None,
+        on_disk: false,
+        unconfigured: false,
+        sliced: virt::is_guest(subject)?,
+        theirs,
+        fell: Vec::new(),
+    };
+    if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
+        let context = log::LogContext::of(subject).await?;
+        evidence.refusal =
+            log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
+        evidence.absent = log::not_loaded(messages, &context);
+        evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
     }
+    if !loaded {
+        evidence.on_disk = has_module(subject)?;
+        let without = match evidence.on_disk {
+            true => denied(subject)?,
+            false => without_module(subject).await?,
+        };
+        let without = match without {
+            None if !evidence.on_disk => {
+                hollow(&subject.state.driver_parts().await.unwrap_or_default())
+            }
+            without => without,
+        };
+        evidence.absent = evidence.absent.or_else(|| without.clone());
+        evidence.refusal = evidence.refusal.or(without);
+        // An unreadable database is reported by the package checks.
+        evidence.unconfigured = !evidence.on_disk
+            && (packages::has_unconfigured_module(subject).await).unwrap_or_default();
+    }
+    let of_drivers = match detect(subject) {
+        Ok(found) => bound(&found, &evidence),
+        Err(error) => match error.not_queried() {
+            Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
+            None => return Err(error),
+        },
+    };
+    Ok(vec![
+        present(
+            subject.facts,
+            wanted,
+            ExpectedGpus::of(subject.facts, subject.matrix).ok(),
+        ),
+        identity(&subject.facts.gpus),
+        of_drivers,
+    ])
 }
 
 #[cfg(test)]

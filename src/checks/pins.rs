@@ -1,11 +1,9 @@
 //! Checks of upcoming changes: a system upgrade must not change packages that match the hold patterns, and the running kernel
 //! and the kernel of the next boot must have the driver module.
 
-use async_trait::async_trait;
-
 use super::pci::has_module_of;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     config::desired::{Desired, Purpose},
     host::ExecError,
     model::{findings::Kind, id::Id, pattern},
@@ -18,7 +16,10 @@ const PINS: Id = Id::new("os.pkg.pins");
 const KERNELS: Id = Id::new("drv.module.kernels");
 
 /// The checks of upcoming changes.
-pub struct PinsCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![PINS, KERNELS],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 /// The effect of a system upgrade on packages that match the hold patterns.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -235,16 +236,9 @@ fn kernels(state: &PinsState) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for PinsCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[PINS, KERNELS] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let state = detect(subject).await?;
-        Ok(vec![pins(&state), kernels(&state)])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let state = detect(subject).await?;
+    Ok(vec![pins(&state), kernels(&state)])
 }
 
 #[cfg(test)]

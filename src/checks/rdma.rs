@@ -3,11 +3,10 @@
 //! Error counters are not checked, because published limits are rates and cannot be evaluated with a single reading. The number
 //! of active ports and their speed are not checked either, because the machine has no expected values.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     host::ReadFiles,
     model::id::Id,
     step::StepError,
@@ -18,7 +17,10 @@ const PORTS: Id = Id::new("rdma.ports");
 /// The directory of adapters, with `ports/NUMBER` in each (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
 const ADAPTERS: &str = "/sys/class/infiniband";
 
-pub struct RdmaCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![PORTS],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Port {
@@ -129,15 +131,8 @@ fn decide(ports: &[Port]) -> Finding {
     }
 }
 
-#[async_trait]
-impl Check for RdmaCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[PORTS] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(subject.host.files())?)])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    Ok(vec![decide(&detect(subject.host.files())?)])
 }
 
 #[cfg(test)]

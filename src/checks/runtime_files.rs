@@ -1,13 +1,10 @@
 //! Checks of container runtime and NVIDIA toolkit configuration files, which are parsed like the programs parse them. If
 //! programs can be run, their own validation takes precedence.
 
-use std::sync::LazyLock;
-
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     host::{FileKind, ReadFiles},
     model::{id::Id, text::shell_word},
     runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
@@ -27,10 +24,11 @@ pub(super) fn id(kind: RuntimeKind) -> Id {
     Id::owned(format!("rt.{}.files", kind.name()))
 }
 
-static IDS: LazyLock<Vec<Id>> = LazyLock::new(|| kinds().map(id).chain([TOOLKIT]).collect());
-
 /// The runtime file checks.
-pub struct RuntimeFilesCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || kinds().map(id).chain([TOOLKIT]).collect(),
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
     Finding::new(id.clone(), status, why)
@@ -261,37 +259,30 @@ fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
     Ok(None)
 }
 
-#[async_trait]
-impl Check for RuntimeFilesCheck {
-    fn ids(&self) -> &[Id] {
-        &IDS
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let mut toolkit = toolkit_files(subject).await?;
-        let mut found = Vec::new();
-        for kind in RuntimeKind::ALL {
-            let Some(report) = subject.state.report(kind).await? else {
-                continue;
-            };
-            if kind.daemon().is_some() {
-                found.push(finding(&id(kind), &report));
-            } else if matches!(toolkit.status, Verdict::Pass | Verdict::Skip)
-                && matches!(report, Report::Faulty(_))
-            {
-                toolkit = finding(&TOOLKIT, &report);
-            }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let mut toolkit = toolkit_files(subject).await?;
+    let mut found = Vec::new();
+    for kind in RuntimeKind::ALL {
+        let Some(report) = subject.state.report(kind).await? else {
+            continue;
+        };
+        if kind.daemon().is_some() {
+            found.push(finding(&id(kind), &report));
+        } else if matches!(toolkit.status, Verdict::Pass | Verdict::Skip)
+            && matches!(report, Report::Faulty(_))
+        {
+            toolkit = finding(&TOOLKIT, &report);
         }
-        // Runtimes without a daemon run as the user.
-        for kind in (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_none()) {
-            let is_fine = matches!(toolkit.status, Verdict::Pass | Verdict::Skip);
-            if is_fine && subject.state.has_runtime(kind).await {
-                toolkit = only_for_root(subject.host.files())?.unwrap_or(toolkit);
-            }
-        }
-        found.push(toolkit);
-        Ok(found)
     }
+    // Runtimes without a daemon run as the user.
+    for kind in (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_none()) {
+        let is_fine = matches!(toolkit.status, Verdict::Pass | Verdict::Skip);
+        if is_fine && subject.state.has_runtime(kind).await {
+            toolkit = only_for_root(subject.host.files())?.unwrap_or(toolkit);
+        }
+    }
+    found.push(toolkit);
+    Ok(found)
 }
 
 #[cfg(test)]

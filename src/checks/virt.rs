@@ -1,12 +1,11 @@
 //! Checks of vGPU guests, vGPU hosts and WSL. They report why gpu-bootstrap does not install a driver there, and problems of
 //! the vGPU license.
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::messages::places;
 use crate::{
-    check::{Check, Finding, Subject, Verdict},
+    check::{Family, Finding, Subject, Verdict},
     compat::matrix::{InstanceDriver, Matrix},
     facts::{Facts, GpuFact},
     host::{ExecError, Output},
@@ -40,7 +39,10 @@ pub(super) const GRID_BRANCH: &str = "install the GRID guest driver of a support
 const UNLICENSED: &str = "CUDA is slow or fails on a vGPU without license";
 
 /// The virtualization checks.
-pub struct VirtCheck;
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![GUEST, HOST, WSL],
+    examine: |subject| Box::pin(examine(subject)),
+};
 
 #[derive(Debug, Clone, Default)]
 struct VirtState {
@@ -280,29 +282,22 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
     )
 }
 
-#[async_trait]
-impl Check for VirtCheck {
-    fn ids(&self) -> &[Id] {
-        const { &[GUEST, HOST, WSL] }
-    }
-
-    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let state = detect(subject).await?;
-        Ok(vec![
-            guest(subject.facts, subject.matrix, &state),
-            host(subject.facts, &state),
-            wsl(subject.facts, &state),
-        ])
-    }
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let state = detect(subject).await?;
+    Ok(vec![
+        guest(subject.facts, subject.matrix, &state),
+        host(subject.facts, &state),
+        wsl(subject.facts, &state),
+    ])
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::LazyLock;
 
-    use super::{VirtCheck, VirtState, guest, host, wsl};
+    use super::{VirtState, examine, guest, host, wsl};
     use crate::{
-        check::{Check, Finding, Subject, Verdict},
+        check::{Finding, Subject, Verdict},
         compat::matrix::Matrix,
         facts::PciFact,
         host::fake,
@@ -359,7 +354,7 @@ mod tests {
             desired: None,
             prepared: false,
         };
-        VirtCheck.examine(&subject).await.unwrap().remove(0)
+        examine(&subject).await.unwrap().remove(0)
     }
 
     #[tokio::test]

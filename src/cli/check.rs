@@ -250,7 +250,7 @@ async fn look(
     };
     let audit = Audit {
         validated,
-        checks: checks::all(),
+        checks: checks::ALL,
         matrix: Arc::clone(&inspection.matrix),
         desired,
         back,

@@ -28,10 +28,10 @@ pub(super) async fn run(
     )?;
     let tools = prepare::tools(host, env, policy, &facts, (events, cancel));
     let titles: Vec<StepTitle> = steps::all()
-        .iter()
+        .into_iter()
         .map(|step| StepTitle {
-            id: step.id(),
-            title: findings::title(&step.id()).to_owned(),
+            title: findings::title(&step.id).to_owned(),
+            id: step.id,
         })
         .collect();
     let ended = engine::uninstall(&tools, &titles).await;

@@ -234,7 +234,7 @@ impl Session {
                     desired: desired.as_deref(),
                     prepared: audit.prepared,
                 };
-                (at, audit.checks[at].examine(&subject).await)
+                (at, (audit.checks[at].examine)(&subject).await)
             });
         }
         let mut answers: Vec<_> = audit.checks.iter().map(|_| None).collect();
@@ -255,7 +255,7 @@ impl Session {
                             why: "it panicked, which is a bug".to_owned(),
                         })
                     })
-                    .map_err(|error| (check.ids().to_vec(), error))
+                    .map_err(|error| ((check.ids)(), error))
             })
             .collect()
     }

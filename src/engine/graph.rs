@@ -50,19 +50,21 @@ impl Graph {
     ///
     /// # Errors
     /// See [`GraphError`].
-    pub fn new(steps: &[Box<dyn Step>]) -> Result<Self, GraphError> {
+    pub fn new(steps: &[Step]) -> Result<Self, GraphError> {
         let mut index = BTreeMap::new();
         for (at, step) in steps.iter().enumerate() {
-            if index.insert(step.id(), at).is_some() {
-                return Err(GraphError::Twice { id: step.id() });
+            if index.insert(&step.id, at).is_some() {
+                return Err(GraphError::Twice {
+                    id: step.id.clone(),
+                });
             }
         }
         let mut up = Vec::with_capacity(steps.len());
         for step in steps {
             let mut mine = Vec::new();
-            for name in step.after() {
+            for name in &step.after {
                 mine.push(*index.get(name).ok_or_else(|| GraphError::Unknown {
-                    id: step.id(),
+                    id: step.id.clone(),
                     unknown: name.clone(),
                 })?);
             }
@@ -80,7 +82,7 @@ impl Graph {
         if order.len() < steps.len() {
             let ids = (0..steps.len())
                 .filter(|at| !placed[*at])
-                .map(|at| steps[at].id())
+                .map(|at| steps[at].id.clone())
                 .collect();
             return Err(GraphError::Cycle { ids });
         }

@@ -121,11 +121,11 @@ impl End {
 }
 
 impl Job {
-    pub(super) fn new(step: &dyn Step) -> Self {
+    pub(super) fn new(step: &Step) -> Self {
         Self {
-            id: step.id(),
-            locks: step.locks().to_vec(),
-            long: step.is_long(),
+            id: step.id.clone(),
+            locks: step.locks.clone(),
+            long: step.is_long,
             answer: None,
             answered_at: 0,
             changes: Vec::new(),

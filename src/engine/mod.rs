@@ -70,7 +70,7 @@ pub use wait::wait;
 
 use crate::{
     change::{ApplyChanges, ChangeError},
-    check::{Check, FailOn, Finding},
+    check::{FailOn, Family, Finding},
     compat::matrix::Matrix,
     config::{
         desired::{Desired, DriverSpec},
@@ -142,7 +142,7 @@ pub struct Options {
 /// The inputs of `check` in addition to the steps.
 pub struct Audit {
     /// The health checks.
-    pub checks: Vec<Box<dyn Check>>,
+    pub checks: &'static [Family],
     /// The compatibility matrix.
     pub matrix: Arc<Matrix>,
     /// The desired state, or the reason there is none on this machine. Without it, the steps are
@@ -191,7 +191,7 @@ pub struct Session {
 
 /// Data that all tasks of `check` share.
 struct Examination {
-    checks: Vec<Box<dyn Check>>,
+    checks: Vec<Family>,
     matrix: Arc<Matrix>,
     unresolvable: Option<Unresolvable>,
     back: Option<RollbackStarted>,
@@ -204,7 +204,7 @@ struct Examination {
 struct Inner {
     host: Host,
     /// Empty if there is no desired state.
-    steps: Vec<Box<dyn Step>>,
+    steps: Vec<Step>,
     /// `None` only for `check` without a desired state.
     desired: Option<Arc<Desired>>,
     graph: Graph,
@@ -262,7 +262,7 @@ impl Inner {
             desired: &desired,
             matrix: self.matrix.get().map(|matrix| &**matrix),
         };
-        self.steps[at].assess(&cx).await
+        (self.steps[at].assess)(&cx).await
     }
 
     /// Whether this machine becomes an image.
@@ -303,7 +303,7 @@ impl Session {
     /// [`EngineError::Graph`] if the steps cannot be ordered.
     pub fn new(
         tools: Tools,
-        steps: Vec<Box<dyn Step>>,
+        steps: Vec<Step>,
         state: State,
         desired: Desired,
     ) -> Result<Self, EngineError> {
@@ -336,14 +336,14 @@ impl Session {
     /// skipped finding does not exist, because a check with a misspelled ID would always pass.
     pub fn audit(
         tools: Tools,
-        mut steps: Vec<Box<dyn Step>>,
+        mut steps: Vec<Step>,
         state: State,
         audit: Audit,
     ) -> Result<Self, EngineError> {
         // The entire list must have an order, even if only a part of it is assessed.
         let mut graph = Graph::new(&steps)?;
         let Audit {
-            mut checks,
+            checks,
             matrix,
             desired,
             back,
@@ -351,14 +351,14 @@ impl Session {
             compares,
             validated,
         } = audit;
-        let known = (steps.iter().map(|step| step.id()))
-            .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
+        let known = (steps.iter().map(|step| step.id.clone()))
+            .chain(checks.iter().flat_map(|check| (check.ids)()))
             .chain(validated.iter().map(|finding| finding.id.clone()))
             .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         let keep: Vec<bool> = (steps.iter())
-            .map(|step| wanted(step.id().as_str()))
+            .map(|step| wanted(step.id.as_str()))
             .collect();
         let (desired, mut unresolvable) = match desired {
             Ok(desired) => (Some(desired), None),
@@ -378,9 +378,9 @@ impl Session {
             let mut kept = keep.iter();
             steps.retain(|_| kept.next().copied().unwrap_or(true));
         }
-        checks.retain(|check| check.ids().iter().any(|id| wanted(id.as_str())));
+        let selected = |check: &&Family| (check.ids)().iter().any(|id| wanted(id.as_str()));
         let examination = Examination {
-            checks,
+            checks: checks.iter().filter(selected).copied().collect(),
             matrix,
             unresolvable,
             back,
@@ -400,7 +400,7 @@ impl Session {
 
     fn with(
         tools: Tools,
-        (steps, graph): (Vec<Box<dyn Step>>, Graph),
+        (steps, graph): (Vec<Step>, Graph),
         state: State,
         desired: Option<Desired>,
         audit: Option<Arc<Examination>>,
@@ -516,8 +516,8 @@ impl Session {
             .steps
             .iter()
             .map(|step| StepTitle {
-                id: step.id(),
-                title: findings::title(&step.id()).to_owned(),
+                id: step.id.clone(),
+                title: findings::title(&step.id).to_owned(),
             })
             .collect()
     }

@@ -171,8 +171,8 @@ impl Session {
 
     /// Whether a change of an earlier run is still configured for a step.
     fn is_wanted(&self, id: &StepId, change: &Change, desired: &Desired) -> bool {
-        let step = self.inner.steps.iter().find(|step| step.id() == *id);
-        step.is_none_or(|step| step.wants(change, desired))
+        let step = self.inner.steps.iter().find(|step| step.id == *id);
+        step.is_none_or(|step| (step.wants)(change, desired))
     }
 
     /// Returns the step that prevents a shared transaction from being reduced now. The transaction is

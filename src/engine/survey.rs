@@ -25,12 +25,7 @@ use crate::{
 impl Session {
     /// Assesses every selected step.
     pub(super) async fn survey(&self) -> Vec<Job> {
-        let mut jobs: Vec<Job> = self
-            .inner
-            .steps
-            .iter()
-            .map(|step| Job::new(&**step))
-            .collect();
+        let mut jobs: Vec<Job> = self.inner.steps.iter().map(Job::new).collect();
         let mut tasks = JoinSet::new();
         for (at, job) in jobs.iter().enumerate() {
             let inner = Arc::clone(&self.inner);

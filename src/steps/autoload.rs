@@ -1,13 +1,11 @@
 //! `driver.autoload`: the driver modules are loaded at every boot.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{DRIVER_PACKAGES, messages};
+use super::{DRIVER_AUTOLOAD, DRIVER_PACKAGES, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{kmod, packages::HEADER},
 };
@@ -16,7 +14,11 @@ use crate::{
 pub const PATH: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
 
 /// The `driver.autoload` step.
-pub struct Autoload;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_AUTOLOAD, |cx| Box::pin(assess(cx)))
+        .after([DRIVER_PACKAGES])
+        .locks([Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct AutoloadState {
@@ -73,23 +75,8 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
     Assessment::needs(why, vec![Change::write(PATH, content)])
 }
 
-#[async_trait]
-impl Step for Autoload {
-    fn id(&self) -> StepId {
-        super::DRIVER_AUTOLOAD
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_PACKAGES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx)?, cx.desired))
 }
 
 #[cfg(test)]

@@ -2,20 +2,19 @@
 //! with every driver change, because library file names contain the version, and after a boot that changes the
 //! dynamic major number of nvidia-uvm.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES, after_runtimes,
+    CDI, DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
-    messages,
+    installed_runtimes, messages,
     nodes::{self, users},
 };
 use crate::{
     change::{Change, Lock},
     config::desired::{Cdi, Desired},
     facts::Facts,
-    model::{id::StepId, version::DriverVersion},
+    model::version::DriverVersion,
     runtimes::Version,
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, toolkit},
@@ -56,7 +55,32 @@ const NO_GROUPS: &str = "--feature-flag=no-additional-gids-for-device-nodes";
 const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
 /// The `cdi` step.
-pub struct CdiSpecification;
+pub(super) fn step() -> Step {
+    Step::new(CDI, |cx| Box::pin(assess(cx)))
+        // Runs after the GPU validation, because `nvidia-ctk` queries every GPU: if one does not start, it takes minutes
+        // to fail with an error about the specification. Runs after the runtimes, because the Podman version determines
+        // whether the specification may contain groups of device nodes.
+        .after(installed_runtimes())
+        .after([
+            DRIVER_MODULE,
+            DRIVER_NODES,
+            TOOLKIT_PACKAGES,
+            VALIDATION_DEVICES,
+        ])
+        .locks([Lock::Containers])
+        .wants(|change, desired| {
+            let Some(spec) = &desired.cdi else {
+                return desired.driver.is_none();
+            };
+            // A unit file with different content, e.g. for a different path, is obsolete.
+            match change {
+                Change::WriteFile { content, .. } => [true, false]
+                    .map(|groups| unit(&spec.path, groups))
+                    .contains(content),
+                _ => true,
+            }
+        })
+}
 
 /// Title and version of a runtime that does not support groups of device nodes.
 type OldReader = (&'static str, Version);
@@ -313,56 +337,20 @@ fn preflight_issue(state: &CdiState, spec: &Cdi, loaded: &DriverVersion) -> Opti
     })
 }
 
-#[async_trait]
-impl Step for CdiSpecification {
-    fn id(&self) -> StepId {
-        super::CDI
-    }
-
-    /// Runs after the GPU validation, because `nvidia-ctk` queries every GPU: if one does not start, it takes minutes
-    /// to fail with an error about the specification. Runs after the runtimes, because the Podman version determines
-    /// whether the specification may contain groups of device nodes.
-    fn after(&self) -> &[StepId] {
-        after_runtimes![
-            DRIVER_MODULE,
-            DRIVER_NODES,
-            TOOLKIT_PACKAGES,
-            VALIDATION_DEVICES,
-        ]
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Containers]
-    }
-
-    fn wants(&self, change: &Change, desired: &Desired) -> bool {
-        let Some(spec) = &desired.cdi else {
-            return desired.driver.is_none();
-        };
-        // A unit file with different content, e.g. for a different path, is obsolete.
-        match change {
-            Change::WriteFile { content, .. } => [true, false]
-                .map(|groups| unit(&spec.path, groups))
-                .contains(content),
-            _ => true,
-        }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let state = match &cx.desired.cdi {
-            Some(spec) => detect(cx, spec).await?,
-            None => CdiState::default(),
-        };
-        Ok(decide(&state, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let state = match &cx.desired.cdi {
+        Some(spec) => detect(cx, spec).await?,
+        None => CdiState::default(),
+    };
+    Ok(decide(&state, cx.desired, cx.facts))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        CdiSpecification, CdiState, REFRESH, REFRESHED, UNIT_PATH,
+        CdiState, REFRESH, REFRESHED, UNIT_PATH,
         cdi_rules::{MachineDevices, SeenSpec},
-        decide, old_reader, unit,
+        decide, old_reader, step, unit,
     };
     use crate::{
         change::Change,
@@ -370,7 +358,7 @@ mod tests {
         host::fake,
         mig::Visible,
         runtimes::{Version, cdi::parse},
-        step::{Assessment, Step},
+        step::Assessment,
         steps::fixtures::{self, desired, facts},
     };
 
@@ -572,7 +560,10 @@ devices:
         };
         assert!(said(&newer).ends_with("contains 1 GPU and driver 535.261.03"));
         for content in [with_groups, without] {
-            assert!(CdiSpecification.wants(&Change::write(UNIT_PATH, content), &desired()));
+            assert!((step().wants)(
+                &Change::write(UNIT_PATH, content),
+                &desired()
+            ));
         }
     }
 

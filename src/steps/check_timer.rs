@@ -4,16 +4,14 @@
 //! The changes are reverted before the changes of all other steps, because a running `check` queries the GPUs and keeps the
 //! driver modules in use.
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{messages, program};
+use super::{CHECK_TIMER, messages, program};
 use crate::{
     change::Change,
     config::desired::{Desired, ReportsSpec},
     error::one_line,
     host::{FilesError, trusted::refuse_foreign},
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{
         packages::HEADER,
@@ -28,7 +26,17 @@ const TIMER: &str = "gpu-bootstrap-check.timer";
 const START: &str = "ExecStart=";
 
 /// The `check.timer` step.
-pub struct CheckTimer;
+pub(super) fn step() -> Step {
+    Step::new(CHECK_TIMER, |cx| Box::pin(assess(cx))).wants(|change, desired| {
+        match (&desired.reports, change) {
+            (None, _) => false,
+            (Some(spec), Change::RunTool { writes, .. }) => {
+                spec.metrics.iter().any(|path| writes.contains(path))
+            }
+            (Some(_), _) => true,
+        }
+    })
+}
 
 #[derive(Debug, Clone)]
 struct TimerState {
@@ -263,29 +271,12 @@ fn differs(unit: &str, is_there: bool) -> String {
     }
 }
 
-#[async_trait]
-impl Step for CheckTimer {
-    fn id(&self) -> StepId {
-        super::CHECK_TIMER
-    }
-
-    fn wants(&self, change: &Change, desired: &Desired) -> bool {
-        match (&desired.reports, change) {
-            (None, _) => false,
-            (Some(spec), Change::RunTool { writes, .. }) => {
-                spec.metrics.iter().any(|path| writes.contains(path))
-            }
-            (Some(_), _) => true,
-        }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let state = match &cx.desired.reports {
-            Some(spec) if !cx.desired.image => detect(cx, spec).await?,
-            _ => TimerState::default(),
-        };
-        Ok(decide(&state, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let state = match &cx.desired.reports {
+        Some(spec) if !cx.desired.image => detect(cx, spec).await?,
+        _ => TimerState::default(),
+    };
+    Ok(decide(&state, cx.desired))
 }
 
 #[cfg(test)]
@@ -338,11 +329,7 @@ mod tests {
         assert_eq!(want.reports, None);
         decide(&bare(), &want).expect_not_applicable();
         let (_, changes) = decide(&bare(), &spec(true, false)).expect_needs();
-        assert!(
-            changes
-                .iter()
-                .all(|change| !CheckTimer.wants(change, &want))
-        );
+        assert!(changes.iter().all(|change| !(step().wants)(change, &want)));
     }
 
     #[test]
@@ -374,7 +361,7 @@ mod tests {
             let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
             assert!(service.contains(&line), "{service}");
             decide(&made, &want).expect_satisfied();
-            assert!(changes.iter().all(|change| CheckTimer.wants(change, &want)));
+            assert!(changes.iter().all(|change| (step().wants)(change, &want)));
         }
     }
 
@@ -385,7 +372,7 @@ mod tests {
         let made = after(bare(), &changes);
         let only_condition = spec(false, true);
         let unwanted: Vec<&Change> = (changes.iter())
-            .filter(|change| !CheckTimer.wants(change, &only_condition))
+            .filter(|change| !(step().wants)(change, &only_condition))
             .collect();
         assert!(
             matches!(&unwanted[..], [Change::RunTool { writes, .. }] if writes == &[FILE]),

@@ -1,20 +1,23 @@
 //! `validation.compute`: the GPUs compute in processes on the host. For machines where no container validates the GPUs,
 //! for example k3s, RKE2 and EKS nodes, where another program manages the container runtime.
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{DRIVER_NODES, VALIDATION_DEVICES, container, messages};
+use super::{DRIVER_NODES, VALIDATION_COMPUTE, VALIDATION_DEVICES, container, messages};
 use crate::{
     change::{Change, Probe, ValidationRecord},
     config::desired::Desired,
     facts::{Facts, GpuFact},
-    model::{id::StepId, paths, version::DriverVersion},
+    model::{paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `validation.compute` step.
-pub struct Compute;
+pub(super) fn step() -> Step {
+    Step::new(VALIDATION_COMPUTE, |cx| Box::pin(assess(cx)))
+        .after([DRIVER_NODES, VALIDATION_DEVICES])
+        .wants(|_, desired| desired.driver.is_none() || is_wanted(desired))
+}
 
 #[derive(Debug, Clone, Default)]
 struct ComputeState {
@@ -133,23 +136,8 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
     }
 }
 
-#[async_trait]
-impl Step for Compute {
-    fn id(&self) -> StepId {
-        super::VALIDATION_COMPUTE
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_NODES, VALIDATION_DEVICES] }
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none() || is_wanted(desired)
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
 }
 
 #[cfg(test)]

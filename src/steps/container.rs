@@ -3,25 +3,31 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, messages, packages, runtime_steps,
-    specs::InstalledPackages,
+    CDI, VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, configured_daemons,
+    installed_runtimes, messages, packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock, Probe, ValidationRecord},
     config::desired::{Desired, RuntimeKind, RuntimeSpec},
     facts::{Facts, GpuFact},
     host::Nvml,
-    model::{id::StepId, paths, version::DriverVersion},
+    model::{paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::probe,
 };
 
 /// The `validation.container` step.
-pub struct ContainerProbe;
+pub(super) fn step() -> Step {
+    Step::new(VALIDATION_CONTAINER, |cx| Box::pin(assess(cx)))
+        .after(installed_runtimes())
+        .after(configured_daemons())
+        .after([CDI, VALIDATION_DEVICES, VALIDATION_IMAGE])
+        .locks([Lock::Containers])
+        .wants(|_, desired| desired.driver.is_none() || is_wanted(desired))
+}
 
 #[derive(Debug, Clone, Default)]
 struct ContainerState {
@@ -296,27 +302,8 @@ fn moved(record: &str, inputs: &str) -> String {
     }
 }
 
-#[async_trait]
-impl Step for ContainerProbe {
-    fn id(&self) -> StepId {
-        super::VALIDATION_CONTAINER
-    }
-
-    fn after(&self) -> &[StepId] {
-        runtime_steps![CDI, VALIDATION_DEVICES, VALIDATION_IMAGE]
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Containers]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none() || is_wanted(desired)
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
 }
 
 #[cfg(test)]

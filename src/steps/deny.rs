@@ -3,15 +3,13 @@
 //! Rebuilding an initramfs takes longer than most steps, so it is only done for kernels whose initramfs contains one
 //! of these drivers and was built before they were blocked.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, messages};
+use super::{KERNEL_DENY, PREFLIGHT, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
     host::Query,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{initramfs, kmod, packages::HEADER},
 };
@@ -20,7 +18,11 @@ use crate::{
 pub const PATH: &str = "/etc/modprobe.d/gpu-bootstrap-deny.conf";
 
 /// The `kernel.deny` step.
-pub struct Deny;
+pub(super) fn step() -> Step {
+    Step::new(KERNEL_DENY, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .locks([Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct DenyState {
@@ -138,23 +140,8 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     Assessment::needs(whys.join("; "), changes)
 }
 
-#[async_trait]
-impl Step for Deny {
-    fn id(&self) -> StepId {
-        super::KERNEL_DENY
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[PREFLIGHT] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired))
 }
 
 #[cfg(test)]

@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-
 use super::{
-    DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE,
+    DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE, VALIDATION_DEVICES,
     expected::{self, ExpectedGpus},
     messages,
 };
@@ -14,7 +12,7 @@ use crate::{
     config::desired::Desired,
     facts::Facts,
     host::{Nvml, ReadFiles},
-    model::{id::StepId, version::DriverVersion},
+    model::version::DriverVersion,
     state::State,
     step::{Assessment, Cx, Step, StepError},
     tools::{
@@ -28,7 +26,13 @@ use crate::{
 const SLOW_NVML: Duration = Duration::from_secs(180);
 
 /// The `validation.devices` step.
-pub struct Devices;
+pub(super) fn step() -> Step {
+    Step::new(VALIDATION_DEVICES, |cx| Box::pin(assess(cx))).after([
+        DRIVER_MODULE,
+        DRIVER_PERSISTENCE,
+        DRIVER_FABRIC,
+    ])
+}
 
 /// The GPUs as seen by the PCI bus, the driver, NVML and `/dev`.
 #[derive(Debug, Clone)]
@@ -417,27 +421,16 @@ fn decide(
     ))
 }
 
-#[async_trait]
-impl Step for Devices {
-    fn id(&self) -> StepId {
-        super::VALIDATION_DEVICES
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABRIC] }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let expected_gpus = cx
-            .matrix
-            .and_then(|matrix| ExpectedGpus::of(cx.facts, matrix).ok());
-        Ok(decide(
-            &detect(cx).await?,
-            cx.desired,
-            cx.facts,
-            expected_gpus,
-        ))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let expected_gpus = cx
+        .matrix
+        .and_then(|matrix| ExpectedGpus::of(cx.facts, matrix).ok());
+    Ok(decide(
+        &detect(cx).await?,
+        cx.desired,
+        cx.facts,
+        expected_gpus,
+    ))
 }
 
 #[cfg(test)]

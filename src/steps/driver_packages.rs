@@ -1,10 +1,10 @@
 //! `driver.packages`: the NVIDIA driver packages, all of one origin, branch and flavor.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, messages, packages,
+    DRIVER_PACKAGES, DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, messages,
+    packages,
     replaced::{self, There},
     specs::{InstalledPackages, compare, install},
     streams,
@@ -19,10 +19,7 @@ use crate::{
     dkms,
     facts::Facts,
     host::{FilesError, ReadFiles},
-    model::{
-        id::StepId,
-        version::{DriverVersion, KernelVersion},
-    },
+    model::version::{DriverVersion, KernelVersion},
     state::{FoundDriver, Origin, Ours, Owner, State, owner},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -31,7 +28,11 @@ use crate::{
 const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
 
 /// The `driver.packages` step.
-pub struct DriverPackages;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_PACKAGES, |cx| Box::pin(assess(cx)))
+        .after([SECURE_BOOT, DRIVER_PREBUILT, REPOSITORIES, KERNEL_RELEASE])
+        .locks([Lock::Packages, Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct DriverPackagesState {
@@ -384,28 +385,13 @@ fn foreign(driver: &DriverSpec, state: &DriverPackagesState) -> Option<Assessmen
     ))
 }
 
-#[async_trait]
-impl Step for DriverPackages {
-    fn id(&self) -> StepId {
-        super::DRIVER_PACKAGES
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    if let Some(owner) = owner(cx.host.files(), cx.facts)?
+        && let Some(blocked) = of_others(&owner, cx.desired, cx.state.ours())
+    {
+        return Ok(blocked);
     }
-
-    fn after(&self) -> &[StepId] {
-        const { &[SECURE_BOOT, DRIVER_PREBUILT, REPOSITORIES, KERNEL_RELEASE] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages, Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if let Some(owner) = owner(cx.host.files(), cx.facts)?
-            && let Some(blocked) = of_others(&owner, cx.desired, cx.state.ours())
-        {
-            return Ok(blocked);
-        }
-        Ok(decide(&detect(cx).await?, cx.desired))
-    }
+    Ok(decide(&detect(cx).await?, cx.desired))
 }
 
 /// Blocks changes to a driver that another program manages, unless `driver.existing` permits them, gpu-bootstrap has

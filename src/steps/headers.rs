@@ -1,10 +1,8 @@
 //! `kernel.headers`: packages for compiling modules for the running and the next kernel, and packages with in-tree
 //! modules that containers need. Runs before anything starts a container.
 
-use async_trait::async_trait;
-
 use super::{
-    KERNEL_RELEASE, REPOSITORIES,
+    HEADERS, KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
     packages,
     specs::{InstalledPackages, package_step},
@@ -12,12 +10,16 @@ use super::{
 use crate::{
     change::Lock,
     config::desired::{Desired, PackageSpec},
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `kernel.headers` step.
-pub struct Headers;
+pub(super) fn step() -> Step {
+    Step::new(HEADERS, |cx| Box::pin(assess(cx)))
+        .after([KERNEL_RELEASE, REPOSITORIES])
+        // Package scripts compile modules for the kernel.
+        .locks([Lock::Packages, Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
@@ -50,24 +52,8 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     package_step(manager, &wanted, &state.installed, Vec::new())
 }
 
-#[async_trait]
-impl Step for Headers {
-    fn id(&self) -> StepId {
-        super::HEADERS
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[KERNEL_RELEASE, REPOSITORIES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        // Package scripts compile modules for the kernel.
-        &[Lock::Packages, Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
 }
 
 #[cfg(test)]

@@ -1,21 +1,27 @@
 //! `packages.hold`: background upgrades must not change driver, libraries and runtime separately.
 
-use async_trait::async_trait;
-
 use super::{
-    DRIVER_PACKAGES, HEADERS, TOOLKIT_PACKAGES, after_runtimes, messages, packages,
-    specs::InstalledPackages,
+    DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, installed_runtimes, messages,
+    packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, Existing, PackageSpec, Purpose},
-    model::{id::StepId, pattern},
+    model::pattern,
     step::{Assessment, Cx, Step, StepError},
     tools::packages::NoHolds,
 };
 
 /// The `packages.hold` step.
-pub struct Holds;
+pub(super) fn step() -> Step {
+    Step::new(PACKAGES_HOLD, |cx| Box::pin(assess(cx)))
+        .after(installed_runtimes())
+        .after([HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES])
+        .locks([Lock::Packages])
+        .wants(|_, desired| {
+            !(desired.hold.patterns.is_empty() && desired.hold.blacklist.is_empty())
+        })
+}
 
 #[derive(Debug, Clone, Default)]
 struct HoldState {
@@ -120,27 +126,8 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     Assessment::needs(whys.join("; "), changes)
 }
 
-#[async_trait]
-impl Step for Holds {
-    fn id(&self) -> StepId {
-        super::PACKAGES_HOLD
-    }
-
-    fn after(&self) -> &[StepId] {
-        after_runtimes![HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES]
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        !(desired.hold.patterns.is_empty() && desired.hold.blacklist.is_empty())
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired))
 }
 
 #[cfg(test)]

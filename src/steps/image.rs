@@ -3,19 +3,32 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
-
-use super::{container, package_step, runtime_steps};
+use super::{VALIDATION_IMAGE, configured_daemons, container, installed_runtimes, package_step};
 use crate::{
     change::{Change, Lock, has_image},
     config::desired::{Desired, RuntimeKind},
     facts::Facts,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `validation.image` step.
-pub struct ValidationImage;
+pub(super) fn step() -> Step {
+    Step::new(VALIDATION_IMAGE, |cx| Box::pin(assess(cx)))
+        // Also after the daemon configuration, because a daemon restart would abort a pull.
+        .after(installed_runtimes())
+        .after(configured_daemons())
+        .locks([Lock::Containers])
+        .long()
+        .wants(|change, desired| {
+            let Change::PullImage { runtime, image, .. } = change else {
+                return true;
+            };
+            desired.driver.is_none()
+                || (wants(desired)
+                    && desired.validation.image.as_ref() == Some(image)
+                    && container::to_validate(desired).any(|spec| spec.kind == *runtime))
+        })
+}
 
 /// The state of the image in one runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,50 +123,20 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
     )
 }
 
-#[async_trait]
-impl Step for ValidationImage {
-    fn id(&self) -> StepId {
-        super::VALIDATION_IMAGE
-    }
-
-    fn after(&self) -> &[StepId] {
-        // Also after the daemon configuration, because a daemon restart would abort a pull.
-        runtime_steps![]
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Containers]
-    }
-
-    fn is_long(&self) -> bool {
-        true
-    }
-
-    fn wants(&self, change: &Change, desired: &Desired) -> bool {
-        let Change::PullImage { runtime, image, .. } = change else {
-            return true;
-        };
-        desired.driver.is_none()
-            || (wants(desired)
-                && desired.validation.image.as_ref() == Some(image)
-                && container::to_validate(desired).any(|spec| spec.kind == *runtime))
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        match wanted(cx.desired, cx.facts) {
-            Ok(image) => Ok(decide(&detect(cx, image).await?, image, cx.desired)),
-            Err(answer) => Ok(answer),
-        }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    match wanted(cx.desired, cx.facts) {
+        Ok(image) => Ok(decide(&detect(cx, image).await?, image, cx.desired)),
+        Err(answer) => Ok(answer),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, ImageState, ValidationImage, decide, wanted};
+    use super::{Found, ImageState, decide, step, wanted};
     use crate::{
         change::Change,
         config::desired::{Desired, RuntimeKind},
-        step::{Assessment, Step as _},
+        step::Assessment,
         steps::fixtures::{desired, facts},
     };
 
@@ -235,12 +218,15 @@ mod tests {
             image: image.to_owned(),
             timeout_seconds: 90,
         };
-        assert!(ValidationImage.wants(&pulled(IMAGE), &with_image()));
-        assert!(!ValidationImage.wants(&pulled("registry.example.com/cuda:0"), &with_image()));
-        assert!(!ValidationImage.wants(&pulled(IMAGE), &desired()));
+        assert!((step().wants)(&pulled(IMAGE), &with_image()));
+        assert!(!(step().wants)(
+            &pulled("registry.example.com/cuda:0"),
+            &with_image()
+        ));
+        assert!(!(step().wants)(&pulled(IMAGE), &desired()));
         // Only settings decide. A missing GPU does not revert changes.
         let mut without = desired();
         without.driver = None;
-        assert!(ValidationImage.wants(&pulled(IMAGE), &without));
+        assert!((step().wants)(&pulled(IMAGE), &without));
     }
 }

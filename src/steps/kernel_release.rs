@@ -2,10 +2,8 @@
 //! the default boot kernel, or a different kernel is installed if `driver.may-change-kernel` permits it. Transactions
 //! that would install a kernel as a dependency are rejected (`Guard`).
 
-use async_trait::async_trait;
-
 use super::{
-    KERNEL_DENY, REPOSITORIES, SECURE_BOOT,
+    KERNEL_DENY, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT,
     driver_packages::adopts,
     kernel_refusal::{refusal, unbooted},
     kernels::{Asked, ask, chosen},
@@ -18,12 +16,17 @@ use crate::{
         desired::{Desired, DriverSpec, Existing, KernelSpec, ModuleMethod, PackageSpec},
         kernel::for_kernel,
     },
-    model::{id::StepId, version::KernelVersion},
+    model::version::KernelVersion,
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `kernel.release` step.
-pub struct KernelRelease;
+pub(super) fn step() -> Step {
+    Step::new(KERNEL_RELEASE, |cx| Box::pin(assess(cx)))
+        // The in-tree drivers must be blocked before the next boot.
+        .after([SECURE_BOOT, KERNEL_DENY, REPOSITORIES])
+        .locks([Lock::Packages, Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct KernelState {
@@ -246,29 +249,13 @@ fn list(kernels: &[KernelVersion]) -> String {
     names.join(" and ")
 }
 
-#[async_trait]
-impl Step for KernelRelease {
-    fn id(&self) -> StepId {
-        super::KERNEL_RELEASE
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    if adopts(cx).await {
+        return Ok(Assessment::not_applicable(
+            "the existing driver and its kernel are adopted",
+        ));
     }
-
-    fn after(&self) -> &[StepId] {
-        // The in-tree drivers must be blocked before the next boot.
-        const { &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages, Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if adopts(cx).await {
-            return Ok(Assessment::not_applicable(
-                "the existing driver and its kernel are adopted",
-            ));
-        }
-        packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
-    }
+    packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
 }
 
 #[cfg(test)]

@@ -138,86 +138,53 @@ pub fn config_step(daemon: Daemon) -> StepId {
     }
 }
 
-/// Step ids, preceded by all steps that install a runtime.
-macro_rules! after_runtimes {
-    ($($id:expr),* $(,)?) => {
-        const {
-            &[
-                $crate::steps::RUNTIME_DOCKER,
-                $crate::steps::RUNTIME_CONTAINERD,
-                $crate::steps::RUNTIME_CRIO,
-                $crate::steps::RUNTIME_PODMAN,
-                $($id),*
-            ]
-        }
-    };
+/// Returns the steps that install a runtime.
+fn installed_runtimes() -> [StepId; 4] {
+    RuntimeKind::ALL.map(package_step)
 }
 
-/// Step ids, preceded by all steps that configure a daemon.
-macro_rules! after_configs {
-    ($($id:expr),* $(,)?) => {
-        const {
-            &[
-                $crate::steps::RUNTIME_DOCKER_NVIDIA,
-                $crate::steps::RUNTIME_CONTAINERD_NVIDIA,
-                $crate::steps::RUNTIME_CRIO_NVIDIA,
-                $($id),*
-            ]
-        }
-    };
+/// Returns the steps that configure a daemon.
+fn configured_daemons() -> [StepId; 3] {
+    Daemon::ALL.map(config_step)
 }
-
-/// Step ids, preceded by all runtime steps.
-macro_rules! runtime_steps {
-    ($($id:expr),* $(,)?) => {
-        $crate::steps::after_runtimes![
-            $crate::steps::RUNTIME_DOCKER_NVIDIA,
-            $crate::steps::RUNTIME_CONTAINERD_NVIDIA,
-            $crate::steps::RUNTIME_CRIO_NVIDIA,
-            $($id),*
-        ]
-    };
-}
-
-use {after_configs, after_runtimes, runtime_steps};
 
 /// Returns all steps in order.
 #[must_use]
-pub fn all() -> Vec<Box<dyn Step>> {
+pub fn all() -> Vec<Step> {
     vec![
-        Box::new(preflight::Preflight),
-        Box::new(secure_boot::ModuleSigning),
-        Box::new(deny::Deny),
-        Box::new(options::Options),
-        Box::new(prebuilt::PrebuiltModules),
-        Box::new(repositories::Repositories),
-        Box::new(kernel_release::KernelRelease),
-        Box::new(headers::Headers),
-        Box::new(driver_packages::DriverPackages),
-        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Docker)),
-        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Containerd)),
-        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Crio)),
-        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Podman)),
-        Box::new(toolkit::Toolkit),
-        Box::new(cluster::packages::ClusterPackages),
-        Box::new(holds::Holds),
-        Box::new(autoload::Autoload),
-        Box::new(module::Module),
-        Box::new(persistence::PersistenceDaemon),
-        Box::new(fabric::FabricManager),
-        Box::new(nodes::Nodes),
-        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Docker)),
-        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Containerd)),
-        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Crio)),
-        Box::new(image::ValidationImage),
-        Box::new(devices::Devices),
-        Box::new(cdi::CdiSpecification),
-        Box::new(container::ContainerProbe),
-        Box::new(compute::Compute),
-        Box::new(cluster::host::ClusterKernel),
-        Box::new(cluster::join::JoinCluster),
-        Box::new(cluster::node::AdmittedNode),
-        Box::new(check_timer::CheckTimer),
+        preflight::step(),
+        secure_boot::step(),
+        deny::step(),
+        options::step(),
+        prebuilt::step(),
+        repositories::step(),
+        kernel_release::step(),
+        headers::step(),
+        driver_packages::step(),
+        runtime_packages::step(RuntimeKind::Docker),
+        runtime_packages::step(RuntimeKind::Containerd),
+        runtime_packages::step(RuntimeKind::Crio),
+        runtime_packages::step(RuntimeKind::Podman),
+        toolkit::step(),
+        cluster::packages::step(),
+        holds::step(),
+        autoload::step(),
+        module::step(),
+        persistence::step(),
+        fabric::step(),
+        nodes::step(),
+        runtime_config::step(Daemon::Docker),
+        runtime_config::step(Daemon::Containerd),
+        runtime_config::step(Daemon::Crio),
+        image::step(),
+        devices::step(),
+        cdi::step(),
+        container::step(),
+        compute::step(),
+        cluster::host::step(),
+        cluster::join::step(),
+        cluster::node::step(),
+        check_timer::step(),
     ]
 }
 
@@ -239,13 +206,11 @@ mod tests {
     fn each_step_follows_its_upstreams() {
         let steps = all();
         for (index, step) in steps.iter().enumerate() {
-            for upstream in step.after() {
+            for upstream in &step.after {
                 assert!(
-                    steps[..index]
-                        .iter()
-                        .any(|earlier| earlier.id() == *upstream),
+                    steps[..index].iter().any(|earlier| earlier.id == *upstream),
                     "{} comes before {upstream}",
-                    step.id()
+                    step.id
                 );
             }
         }
@@ -281,8 +246,8 @@ mod tests {
             let mut next = 0;
             while let Some(id) = found.get(next).cloned() {
                 next += 1;
-                let of = steps.iter().find(|one| one.id() == id).expect("a step");
-                found.extend(of.after().iter().cloned());
+                let of = steps.iter().find(|one| one.id == id).expect("a step");
+                found.extend(of.after.iter().cloned());
             }
             for needed in earlier {
                 assert!(found.contains(needed), "{step} does not wait for {needed}");
@@ -295,13 +260,13 @@ mod tests {
     fn each_step_follows_the_preflight() {
         let mut waiting = vec![PREFLIGHT];
         for step in all() {
-            let waits = step.after().iter().any(|name| waiting.contains(name));
+            let waits = step.after.iter().any(|name| waiting.contains(name));
             assert!(
-                waits || [PREFLIGHT, CHECK_TIMER].contains(&step.id()),
+                waits || [PREFLIGHT, CHECK_TIMER].contains(&step.id),
                 "{}",
-                step.id()
+                step.id
             );
-            waiting.push(step.id());
+            waiting.push(step.id);
         }
     }
 
@@ -327,8 +292,8 @@ mod tests {
             (VALIDATION_CONTAINER, &[Lock::Containers]),
         ] {
             let all = all();
-            let found = all.iter().find(|one| one.id() == step);
-            let held = found.map(|one| one.locks()).unwrap_or_default();
+            let found = all.iter().find(|one| one.id == step);
+            let held = found.map(|one| &one.locks[..]).unwrap_or_default();
             assert!(
                 locks.iter().all(|lock| held.contains(lock)),
                 "{step}: {held:?}"
@@ -339,9 +304,9 @@ mod tests {
     #[test]
     fn registry_matches_steps_and_checks() {
         let steps = all();
-        let mut names: Vec<Id> = steps.iter().map(|step| step.id()).collect();
-        let checks = crate::checks::all();
-        names.extend(checks.iter().flat_map(|check| check.ids().to_vec()));
+        let mut names: Vec<Id> = steps.iter().map(|step| step.id.clone()).collect();
+        let checks = crate::checks::ALL;
+        names.extend(checks.iter().flat_map(|check| (check.ids)()));
         names.push(Id::new("config.resolvable"));
         for name in &names {
             assert!(findings::row(name).is_some(), "{name}");

@@ -1,10 +1,8 @@
 //! `driver.module`: ensures that the loaded driver module is the installed one. If it is not, the step loads the installed
 //! module or requires a reboot.
 
-use async_trait::async_trait;
-
 use super::{
-    DRIVER_AUTOLOAD, DRIVER_OPTIONS, DRIVER_PACKAGES, HEADERS, KERNEL_DENY,
+    DRIVER_AUTOLOAD, DRIVER_MODULE, DRIVER_OPTIONS, DRIVER_PACKAGES, HEADERS, KERNEL_DENY,
     driver_packages::adopts, messages, packages, specs::compare,
 };
 use crate::{
@@ -14,12 +12,22 @@ use crate::{
         Facts,
         detection::{carries_driver, is_driver_part},
     },
-    model::{gpu::Flavor, id::StepId, version::DriverVersion},
+    model::{gpu::Flavor, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `driver.module` step.
-pub struct Module;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_MODULE, |cx| Box::pin(assess(cx)))
+        .after([
+            HEADERS,
+            KERNEL_DENY,
+            DRIVER_OPTIONS,
+            DRIVER_PACKAGES,
+            DRIVER_AUTOLOAD,
+        ])
+        .locks([Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct ModuleState {
@@ -234,31 +242,8 @@ fn not_as_packaged(
     })
 }
 
-#[async_trait]
-impl Step for Module {
-    fn id(&self) -> StepId {
-        super::DRIVER_MODULE
-    }
-
-    fn after(&self) -> &[StepId] {
-        const {
-            &[
-                HEADERS,
-                KERNEL_DENY,
-                DRIVER_OPTIONS,
-                DRIVER_PACKAGES,
-                DRIVER_AUTOLOAD,
-            ]
-        }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
 }
 
 #[cfg(test)]

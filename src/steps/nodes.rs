@@ -5,15 +5,13 @@
 //! (NVIDIA/nvidia-container-toolkit#48). udev creates no symlinks, because the driver does not announce its devices
 //! to it.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, messages};
+use super::{DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, messages};
 use crate::{
     change::Change,
     config::desired::Desired,
     facts::Facts,
-    model::id::StepId,
     runtimes,
     step::{Assessment, Cx, Step, StepError},
     tools::{
@@ -42,7 +40,11 @@ pub(super) fn users() -> String {
 const UVM: [&str; 2] = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
 /// The `driver.nodes` step.
-pub struct Nodes;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_NODES, |cx| Box::pin(assess(cx)))
+        .after([DRIVER_MODULE, TOOLKIT_PACKAGES])
+        .wants(|_, desired| desired.driver.is_none() || desired.toolkit.is_some())
+}
 
 #[derive(Debug, Clone, Default)]
 struct NodesState {
@@ -195,32 +197,18 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     ))
 }
 
-#[async_trait]
-impl Step for Nodes {
-    fn id(&self) -> StepId {
-        super::DRIVER_NODES
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none() || desired.toolkit.is_some()
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Nodes, NodesState, RULE_PATH, Symlinks, UNIT, UNIT_PATH, UVM, decide, rule, unit};
+    use super::{
+        NodesState, RULE_PATH, Symlinks, UNIT, UNIT_PATH, UVM, assess, decide, rule, step, unit,
+    };
     use crate::{
         change::Change,
         host::fake,
-        step::Step,
         steps::fixtures::{cx, desired, facts, state},
     };
 
@@ -288,7 +276,7 @@ mod tests {
             let (facts, want) = (facts(), desired());
             let state = state(&host, facts.clone());
             let cx = cx(&host, &facts, &state, &want);
-            Nodes.assess(&cx).await.expect("readable")
+            assess(&cx).await.expect("readable")
         };
         files.put_device("/dev/nvidiactl", 195, 255);
         files.put_link("/dev/char/195:255", "/dev/nvidiactl");
@@ -342,11 +330,11 @@ mod tests {
             start: true,
         };
         let mut want = desired();
-        assert!(Nodes.wants(&unit, &want));
+        assert!((step().wants)(&unit, &want));
         want.toolkit = None;
-        assert!(!Nodes.wants(&unit, &want));
+        assert!(!(step().wants)(&unit, &want));
         // Without a driver it is unknown if a toolkit is configured.
         want.driver = None;
-        assert!(Nodes.wants(&unit, &want));
+        assert!((step().wants)(&unit, &want));
     }
 }

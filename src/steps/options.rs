@@ -4,14 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, messages};
+use super::{DRIVER_OPTIONS, PREFLIGHT, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverSpec, ModuleOption},
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{
         kmod::{self, ModuleSetting},
@@ -27,7 +25,14 @@ const PARAMETERS: &str = "/proc/driver/nvidia/params";
 const PREFIX: &str = "NVreg_";
 
 /// The `driver.options` step.
-pub struct Options;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_OPTIONS, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .locks([Lock::Modules])
+        .wants(|_, desired| {
+            (desired.driver.as_ref()).is_none_or(|driver| !driver.options.is_empty())
+        })
+}
 
 #[derive(Debug, Clone, Default)]
 struct OptionsState {
@@ -188,27 +193,8 @@ fn not_loaded(state: &OptionsState, driver: &DriverSpec) -> Vec<String> {
     differ
 }
 
-#[async_trait]
-impl Step for Options {
-    fn id(&self) -> StepId {
-        super::DRIVER_OPTIONS
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[PREFLIGHT] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        (desired.driver.as_ref()).is_none_or(|driver| !driver.options.is_empty())
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx)?, cx.desired))
 }
 
 #[cfg(test)]

@@ -2,22 +2,24 @@
 //! waits for seconds. The daemon must run and start at boot, and persistence mode must be enabled. The Ubuntu unit starts
 //! the daemon with an option that leaves persistence mode disabled.
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{DRIVER_MODULE, driver_packages::adopts, messages};
+use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, driver_packages::adopts, messages};
 use crate::{
     change::Change,
     config::desired::{Desired, Persistence},
     facts::Facts,
     host::Nvml,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, systemctl::UnitState},
 };
 
 /// The `driver.persistence` step.
-pub struct PersistenceDaemon;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_PERSISTENCE, |cx| Box::pin(assess(cx)))
+        .after([DRIVER_MODULE])
+        .wants(|_, desired| desired.driver.is_none() || desired.persistence.is_some())
+}
 
 /// With this option the daemon leaves persistence mode disabled. Without it, the mode is enabled
 /// (NVIDIA/nvidia-persistenced, `option-table.h`).
@@ -134,36 +136,20 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
     )
 }
 
-#[async_trait]
-impl Step for PersistenceDaemon {
-    fn id(&self) -> StepId {
-        super::DRIVER_PERSISTENCE
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE] }
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none() || desired.persistence.is_some()
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let state = match &cx.desired.persistence {
-            Some(spec) => detect(cx, spec).await?,
-            None => PersistenceState::default(),
-        };
-        Ok(decide(&state, cx.desired, cx.facts, adopts(cx).await))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let state = match &cx.desired.persistence {
+        Some(spec) => detect(cx, spec).await?,
+        None => PersistenceState::default(),
+    };
+    Ok(decide(&state, cx.desired, cx.facts, adopts(cx).await))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PersistenceDaemon, PersistenceState, decide, detect};
+    use super::{PersistenceState, assess, decide, detect};
     use crate::{
         change::Change,
         host::fake,
-        step::Step,
         steps::fixtures::{self, cx, desired, facts, unit},
     };
 
@@ -212,11 +198,7 @@ mod tests {
         let found = detect(&cx, spec).await.expect("readable");
         let command = found.command.as_deref();
         assert_eq!(command, Some("/usr/bin/nvidia-persistenced --user nvpd"));
-        PersistenceDaemon
-            .assess(&cx)
-            .await
-            .expect("readable")
-            .expect_awaiting_boot();
+        assess(&cx).await.expect("readable").expect_awaiting_boot();
     }
 
     #[test]

@@ -2,21 +2,26 @@
 //! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which makes DKMS run gpu-bootstrap for this. The
 //! file stays after the run, so that later kernels also get precompiled modules.
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{PREFLIGHT, messages, program};
+use super::{DRIVER_PREBUILT, PREFLIGHT, messages, program};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverSpec, Prebuilt},
+    config::desired::{DriverSpec, Prebuilt},
     dkms,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, prebuilt},
 };
 
 /// The `driver.prebuilt` step.
-pub struct PrebuiltModules;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_PREBUILT, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .locks([Lock::Modules])
+        .wants(|_, desired| {
+            (desired.driver.as_ref()).is_none_or(|driver| driver.prebuilt.is_some())
+        })
+}
 
 #[derive(Debug, Clone)]
 struct PrebuiltState {
@@ -107,46 +112,27 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
     )
 }
 
-#[async_trait]
-impl Step for PrebuiltModules {
-    fn id(&self) -> StepId {
-        super::DRIVER_PREBUILT
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[PREFLIGHT] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        (desired.driver.as_ref()).is_none_or(|driver| driver.prebuilt.is_some())
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(driver) = &cx.desired.driver else {
-            return Ok(messages::no_driver());
-        };
-        let Some(module) = &driver.dkms else {
-            return Ok(Assessment::not_applicable(
-                "the vendor provides compiled kernel modules",
-            ));
-        };
-        let Some(spec) = &driver.prebuilt else {
-            return Ok(Assessment::not_applicable(
-                "`driver.prebuilt.sources` is not set",
-            ));
-        };
-        Ok(decide(&detect(cx, module)?, module, driver, spec))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let Some(driver) = &cx.desired.driver else {
+        return Ok(messages::no_driver());
+    };
+    let Some(module) = &driver.dkms else {
+        return Ok(Assessment::not_applicable(
+            "the vendor provides compiled kernel modules",
+        ));
+    };
+    let Some(spec) = &driver.prebuilt else {
+        return Ok(Assessment::not_applicable(
+            "`driver.prebuilt.sources` is not set",
+        ));
+    };
+    Ok(decide(&detect(cx, module)?, module, driver, spec))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{host::fake, steps::fixtures};
+    use crate::{config::desired::Desired, host::fake, steps::fixtures};
 
     const SOURCE: &str = "https://modules.example/gpu";
 
@@ -251,9 +237,9 @@ mod tests {
     #[test]
     fn file_is_obsolete_without_sources() {
         let mut want = wanted();
-        assert!(PrebuiltModules.wants(&Change::RepairPackages, &want));
+        assert!((step().wants)(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;
-        assert!(!PrebuiltModules.wants(&Change::RepairPackages, &want));
+        assert!(!(step().wants)(&Change::RepairPackages, &want));
     }
 
     #[test]

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
+    PREFLIGHT,
     driver_packages::adopts,
     messages, packages,
     partial_install::here,
@@ -24,7 +24,7 @@ use crate::{
         files::{FreeSpace, Limit},
         view,
     },
-    model::{id::StepId, text::bytes},
+    model::text::bytes,
     state::view::Sandbox,
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
@@ -43,7 +43,9 @@ const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 const LEAST_PART: u64 = 8;
 
 /// The `preflight` step.
-pub struct Preflight;
+pub(super) fn step() -> Step {
+    Step::new(PREFLIGHT, |cx| Box::pin(assess(cx))).locks([Lock::Packages])
+}
 
 /// Paths for package files, package manager state and container images. [`detect`] adds the download directory of the
 /// package manager.
@@ -375,19 +377,8 @@ fn preflight_issues(
     found
 }
 
-#[async_trait]
-impl Step for Preflight {
-    fn id(&self) -> StepId {
-        super::PREFLIGHT
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
 }
 
 #[cfg(test)]

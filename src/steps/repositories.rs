@@ -1,9 +1,8 @@
 //! `repositories`: package repositories with the keys of the profile, and version pins.
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{PREFLIGHT, packages};
+use super::{PREFLIGHT, REPOSITORIES, packages};
 use crate::{
     change::{
         Change, Lock,
@@ -11,13 +10,26 @@ use crate::{
     },
     config::desired::{Desired, Repository},
     host::trusted::unusable,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::packages::Backend,
 };
 
 /// The `repositories` step.
-pub struct Repositories;
+pub(super) fn step() -> Step {
+    Step::new(REPOSITORIES, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .locks([Lock::Packages])
+        .wants(|change, desired| {
+            match change {
+                Change::AddRepository { repository } => {
+                    // Without a GPU there is no driver, so its repository is unknown.
+                    let mut names = desired.repositories.iter().map(|wanted| &wanted.name);
+                    desired.driver.is_none() || names.any(|name| *name == repository.name)
+                }
+                _ => true,
+            }
+        })
+}
 
 /// The state of a repository on disk.
 #[derive(Debug, Clone, Default)]
@@ -201,43 +213,17 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
     ))
 }
 
-#[async_trait]
-impl Step for Repositories {
-    fn id(&self) -> StepId {
-        super::REPOSITORIES
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[PREFLIGHT] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
-    }
-
-    fn wants(&self, change: &Change, desired: &Desired) -> bool {
-        match change {
-            Change::AddRepository { repository } => {
-                // Without a GPU there is no driver, so its repository is unknown.
-                let mut names = desired.repositories.iter().map(|wanted| &wanted.name);
-                desired.driver.is_none() || names.any(|name| *name == repository.name)
-            }
-            _ => true,
-        }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx)?, cx.desired))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{OnDisk, Repositories, RepositoriesState, decide};
+    use super::{OnDisk, RepositoriesState, decide, step};
     use crate::{
         change::{Change, packages::repository::Keyring},
         config::desired::Repository,
-        step::{Assessment, Step},
+        step::Assessment,
         steps::fixtures::desired,
         tools::packages::{Backend, Manager},
     };
@@ -255,11 +241,11 @@ mod tests {
                 ..desired().repositories.remove(0)
             },
         };
-        assert!(Repositories.wants(&add("toolkit"), &want));
-        assert!(!Repositories.wants(&add("cuda"), &want));
+        assert!((step().wants)(&add("toolkit"), &want));
+        assert!(!(step().wants)(&add("cuda"), &want));
         // The driver repository is unknown without a GPU.
         want.driver = None;
-        assert!(Repositories.wants(&add("cuda"), &want));
+        assert!((step().wants)(&add("cuda"), &want));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `runtime.docker-nvidia`, `runtime.containerd-nvidia`, `runtime.crio-nvidia`: the nvidia runtime is configured in
 //! the container runtime. Decided by the configuration that the daemon reports, and by its files.
 
-use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
@@ -10,25 +9,21 @@ use super::{
 use crate::{
     change::{Change, Lock, RuntimeSettings},
     config::desired::{Daemon, Desired, Restart, RuntimeSpec},
-    model::{document::FileSettings, id::StepId},
+    model::document::FileSettings,
     runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, LiveConfig, NVIDIA},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::HEADER,
 };
 
 /// The step of one runtime.
-pub struct NvidiaRuntime {
-    daemon: Daemon,
-    after: [StepId; 2],
-}
-
-impl NvidiaRuntime {
-    pub fn of(daemon: Daemon) -> Self {
-        Self {
-            daemon,
-            after: [TOOLKIT_PACKAGES, package_step(daemon.kind())],
-        }
-    }
+pub(super) fn step(daemon: Daemon) -> Step {
+    Step::new(config_step(daemon), move |cx| Box::pin(assess(cx, daemon)))
+        .after([TOOLKIT_PACKAGES, package_step(daemon.kind())])
+        .locks([Lock::Containers])
+        .wants(move |_, desired| {
+            spec(desired, daemon.kind()).is_some()
+                && (desired.driver.is_none() || is_configured(daemon, desired))
+        })
 }
 
 /// The state of one runtime.
@@ -303,74 +298,49 @@ fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
     }))
 }
 
-#[async_trait]
-impl Step for NvidiaRuntime {
-    fn id(&self) -> StepId {
-        config_step(self.daemon)
-    }
-
-    fn after(&self) -> &[StepId] {
-        &self.after
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Containers]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        spec(desired, self.daemon.kind()).is_some()
-            && (desired.driver.is_none() || is_configured(self.daemon, desired))
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(spec) = spec(cx.desired, self.daemon.kind()) else {
-            return Ok(Assessment::not_applicable("this runtime is not configured"));
-        };
-        let mut answer = decide(
-            &detect(cx, self.daemon, spec).await?,
-            self.daemon,
-            spec,
-            cx.desired,
+async fn assess(cx: &Cx<'_>, daemon: Daemon) -> Result<Assessment, StepError> {
+    let Some(spec) = spec(cx.desired, daemon.kind()) else {
+        return Ok(Assessment::not_applicable("this runtime is not configured"));
+    };
+    let mut answer = decide(&detect(cx, daemon, spec).await?, daemon, spec, cx.desired);
+    let drop_in = match drop_in(cx, daemon)? {
+        Some((path, Err(why))) => return Ok(program::not_persistent(&why, path)),
+        Some((path, Ok(change))) => Some((path, change)),
+        None => None,
+    };
+    if let Some((path, change)) = drop_in {
+        let name = daemon.name();
+        let why = format!(
+            "another program rewrites the {name} configuration, and `{path}` is missing or starts a missing executable"
         );
-        let drop_in = match drop_in(cx, self.daemon)? {
-            Some((path, Err(why))) => return Ok(program::not_persistent(&why, path)),
-            Some((path, Ok(change))) => Some((path, change)),
-            None => None,
-        };
-        if let Some((path, change)) = drop_in {
-            let name = self.daemon.name();
-            let why = format!(
-                "another program rewrites the {name} configuration, and `{path}` is missing or starts a missing executable"
-            );
-            match &mut answer {
-                // The last change is reverted first. If the drop-in were reverted later, it would restore the runtime when the
-                // daemon starts with its former file.
-                Assessment::Needs { changes, .. } => changes.push(change),
-                Assessment::Satisfied { .. } => {
-                    answer = Assessment::needs(why, vec![change]);
-                }
-                _ => {}
+        match &mut answer {
+            // The last change is reverted first. If the drop-in were reverted later, it would restore the runtime when the
+            // daemon starts with its former file.
+            Assessment::Needs { changes, .. } => changes.push(change),
+            Assessment::Satisfied { .. } => {
+                answer = Assessment::needs(why, vec![change]);
             }
+            _ => {}
         }
-        if let Some(others) = kubelets(cx, self.daemon)?
-            && let Assessment::Satisfied { why } | Assessment::Needs { why, .. } = &mut answer
-        {
-            why.push_str(&others);
-        }
-        Ok(answer)
     }
+    if let Some(others) = kubelets(cx, daemon)?
+        && let Assessment::Satisfied { why } | Assessment::Needs { why, .. } = &mut answer
+    {
+        why.push_str(&others);
+    }
+    Ok(answer)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, LiveConfig, NvidiaRuntime, RuntimeState, decide, drop_in, spec};
+    use super::{Broken, LiveConfig, RuntimeState, decide, drop_in, spec, step};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind},
         host::fake,
         model::document::{FileSettings, Setting},
         runtimes::Config,
-        step::{Assessment, Step},
+        step::Assessment,
         steps::fixtures::{self, desired},
     };
 
@@ -399,20 +369,20 @@ mod tests {
 
     #[test]
     fn changes_stay_while_their_runtime_is_configured() {
-        let docker = NvidiaRuntime::of(Daemon::Docker);
+        let docker = step(Daemon::Docker);
         let restart = Change::RestartUnit {
             unit: "docker.service".into(),
         };
         let mut want = desired();
-        assert!(docker.wants(&restart, &want));
-        assert!(!NvidiaRuntime::of(Daemon::Containerd).wants(&restart, &want));
+        assert!((docker.wants)(&restart, &want));
+        assert!(!(step(Daemon::Containerd).wants)(&restart, &want));
         want.toolkit = None;
-        assert!(!docker.wants(&restart, &want));
+        assert!(!(docker.wants)(&restart, &want));
         // Without a driver it is unknown if a toolkit is configured.
         want.driver = None;
-        assert!(docker.wants(&restart, &want));
+        assert!((docker.wants)(&restart, &want));
         want.runtimes.clear();
-        assert!(!docker.wants(&restart, &want));
+        assert!(!(docker.wants)(&restart, &want));
     }
 
     #[test]

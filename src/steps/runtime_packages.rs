@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
@@ -14,7 +13,6 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, RuntimeKind, RuntimeSpec},
     host::{FilesError, ReadFiles},
-    model::id::StepId,
     runtimes::{OtherForm, Version},
     step::{Assessment, Cx, Step, StepError},
     tools::systemctl::UnitState,
@@ -24,7 +22,12 @@ use crate::{
 const RESTART_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The step of one runtime.
-pub struct RuntimePackages(pub RuntimeKind);
+pub(super) fn step(kind: RuntimeKind) -> Step {
+    Step::new(package_step(kind), move |cx| Box::pin(assess(cx, kind)))
+        .after([REPOSITORIES])
+        .locks([Lock::Packages, Lock::Containers])
+        .wants(move |_, desired| spec(desired, kind).is_some())
+}
 
 #[derive(Debug, Clone, Default)]
 struct RuntimePackagesState {
@@ -185,30 +188,11 @@ fn decide(state: &RuntimePackagesState, spec: &RuntimeSpec, desired: &Desired) -
     }
 }
 
-#[async_trait]
-impl Step for RuntimePackages {
-    fn id(&self) -> StepId {
-        package_step(self.0)
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[REPOSITORIES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages, Lock::Containers]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        spec(desired, self.0).is_some()
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(spec) = spec(cx.desired, self.0) else {
-            return Ok(Assessment::not_applicable("this runtime is not configured"));
-        };
-        Ok(decide(&detect(cx, spec).await?, spec, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Assessment, StepError> {
+    let Some(spec) = spec(cx.desired, kind) else {
+        return Ok(Assessment::not_applicable("this runtime is not configured"));
+    };
+    Ok(decide(&detect(cx, spec).await?, spec, cx.desired))
 }
 
 #[cfg(test)]

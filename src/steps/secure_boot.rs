@@ -1,10 +1,9 @@
 //! `secure-boot`: unsigned modules cannot be loaded, and enrolling a key needs console access. Reported before any
 //! compilation. Modules that DKMS compiles are signed with the administrator's enrolled key.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, driver_packages::adopts, messages, packages};
+use super::{PREFLIGHT, SECURE_BOOT, driver_packages::adopts, messages, packages};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverSpec, SigningKey},
@@ -14,13 +13,17 @@ use crate::{
         FilesError, ReadFiles,
         trusted::{unusable, unusable_secret},
     },
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{efi, packages::HEADER},
 };
 
 /// The `secure-boot` step.
-pub struct ModuleSigning;
+pub(super) fn step() -> Step {
+    Step::new(SECURE_BOOT, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .locks([Lock::Modules])
+        .wants(|_, desired| (desired.driver.as_ref()).is_none_or(|driver| driver.signing.is_some()))
+}
 
 #[derive(Debug, Clone, Default)]
 struct ModuleSigningState {
@@ -238,27 +241,8 @@ fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
     }
 }
 
-#[async_trait]
-impl Step for ModuleSigning {
-    fn id(&self) -> StepId {
-        super::SECURE_BOOT
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[PREFLIGHT] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        (desired.driver.as_ref()).is_none_or(|driver| driver.signing.is_some())
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.facts, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.facts, cx.desired))
 }
 
 #[cfg(test)]

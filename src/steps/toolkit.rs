@@ -2,22 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use async_trait::async_trait;
-
 use super::{
-    REPOSITORIES, packages,
+    REPOSITORIES, TOOLKIT_PACKAGES, packages,
     specs::{InstalledPackages, compare, install, outdated, package_step},
 };
 use crate::{
-    change::{Change, Lock},
+    change::Lock,
     config::desired::Desired,
-    model::id::StepId,
     state::Ours,
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// The `toolkit.packages` step.
-pub struct Toolkit;
+pub(super) fn step() -> Step {
+    Step::new(TOOLKIT_PACKAGES, |cx| Box::pin(assess(cx)))
+        .after([REPOSITORIES])
+        .locks([Lock::Packages])
+        .wants(|_, desired| desired.driver.is_none() || desired.toolkit.is_some())
+}
 
 fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
@@ -50,28 +52,9 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     )
 }
 
-#[async_trait]
-impl Step for Toolkit {
-    fn id(&self) -> StepId {
-        super::TOOLKIT_PACKAGES
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[REPOSITORIES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none() || desired.toolkit.is_some()
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let installed = packages::held_by_others(cx).await?;
-        Ok(decide(&installed, cx.state.ours(), cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let installed = packages::held_by_others(cx).await?;
+    Ok(decide(&installed, cx.state.ours(), cx.desired))
 }
 
 #[cfg(test)]

@@ -563,14 +563,10 @@ async fn failed_module_build_does_not_affect_packages() {
 async fn cyclic_step_list_is_rejected() {
     let order = |steps: Vec<super::kit::Small>| {
         let rig = Rig::new(steps);
-        let boxed = rig
-            .steps
-            .iter()
-            .map(|step| Box::new(step.clone()) as Box<dyn crate::step::Step>)
-            .collect();
+        let steps = rig.steps.iter().map(|small| small.0.clone()).collect();
         let (tools, reporter) = rig.tools("x");
         let state = fixtures::state(&tools.host, fixtures::facts());
-        let error = Session::new(tools, boxed, state, fixtures::desired())
+        let error = Session::new(tools, steps, state, fixtures::desired())
             .err()
             .unwrap();
         reporter.finish();

@@ -19,7 +19,7 @@ use crate::{
         Saved, Sink, Undo,
         packages::{Effects, Reduced},
     },
-    check::{Check, FailOn},
+    check::{FailOn, Family},
     config::desired::Desired,
     engine::{
         Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, events,
@@ -33,7 +33,6 @@ use crate::{
     },
     journal::RollbackStarted,
     model::secret::Secrets,
-    step::Step,
     steps::fixtures,
 };
 
@@ -343,7 +342,7 @@ pub struct Rig {
     /// Packages in the desired state.
     pub wanted: Vec<&'static str>,
     pub steps: Vec<Small>,
-    pub checks: fn() -> Vec<Box<dyn Check>>,
+    pub checks: &'static [Family],
     pub events: Arc<Mutex<Vec<Envelope>>>,
 }
 
@@ -397,7 +396,7 @@ impl Rig {
             facts: fixtures::facts(),
             wanted: Vec::new(),
             steps: steps.into_iter().collect(),
-            checks: Vec::new,
+            checks: &[],
             events: Arc::default(),
         }
     }
@@ -454,11 +453,7 @@ impl Rig {
     }
 
     fn try_session(&self, tools: Tools) -> Result<Session, EngineError> {
-        let steps: Vec<Box<dyn Step>> = self
-            .steps
-            .iter()
-            .map(|step| Box::new(step.clone()) as Box<dyn Step>)
-            .collect();
+        let steps = self.steps.iter().map(|small| small.0.clone()).collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
         desired.headers = specs(&self.wanted);
@@ -469,7 +464,7 @@ impl Rig {
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             validated: Vec::new(),
-            checks: (self.checks)(),
+            checks: self.checks,
             matrix: fixtures::matrix(),
             desired: match &self.unresolvable {
                 Some(why) => Err(why.clone()),

@@ -1,63 +1,54 @@
 //! Small steps: each one is a closure that reads a fake machine.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::reading::satisfied;
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageSpec},
+    config::desired::PackageSpec,
     host::Reader,
-    model::id::{Id, StepId},
-    step::{Assessment, Cx, Step, StepError},
+    model::id::Id,
+    step::{Assessment, Step, StepError},
 };
-
-type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
 
 /// A step based on a closure.
 #[derive(Clone)]
-pub struct Small {
-    id: StepId,
-    after: Vec<StepId>,
-    locks: Vec<Lock>,
-    long: bool,
-    unwanted: bool,
-    /// Set before each assessment to whether the package lists are new.
-    lists: Option<Arc<AtomicBool>>,
-    decide: Decide,
-}
+pub struct Small(pub Step);
 
 pub fn step(
     id: &'static str,
     decide: impl Fn(Reader<'_>) -> Assessment + Send + Sync + 'static,
 ) -> Small {
-    Small {
-        id: Id::new(id),
-        after: Vec::new(),
-        locks: Vec::new(),
-        long: false,
-        unwanted: false,
-        lists: None,
-        decide: Arc::new(move |host| Ok(decide(host))),
-    }
+    fallible(id, move |host| Ok(decide(host)))
+}
+
+fn fallible(
+    id: &'static str,
+    decide: impl Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync + 'static,
+) -> Small {
+    Small(Step::new(Id::new(id), move |cx| {
+        Box::pin(ready(decide(cx.host)))
+    }))
 }
 
 /// Requires packages, which are files in `/packages`.
 pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
-    let mut step = step(id, move |host| {
+    let step = step(id, move |host| {
         let there = |name: &&str| exists(host, &format!("/packages/{name}"));
         if names.iter().all(there) {
             return satisfied("all installed");
         }
         needs(vec![Change::RefreshRepositories, install(names)])
     });
-    step.locks = vec![Lock::Packages];
-    step
+    step.locks(&[Lock::Packages])
 }
 
 /// Requires a file with this content.
@@ -79,78 +70,55 @@ pub fn fixed(id: &'static str, answer: Assessment) -> Small {
 }
 
 impl Small {
-    pub fn after(mut self, ids: &[&'static str]) -> Self {
-        self.after = ids.iter().map(|id| Id::new(id)).collect();
-        self
+    pub fn after(self, ids: &[&'static str]) -> Self {
+        Self(self.0.after(ids.iter().map(|id| Id::new(id))))
     }
 
     /// Removes the step from the settings.
     pub fn reduce(&mut self) {
-        self.unwanted = true;
+        self.0.wants = Arc::new(|_, _| false);
         let why = "not configured".to_owned();
-        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+        self.answers(Assessment::NotApplicable { why });
     }
 
     /// Makes the step not applicable, as on a machine without a GPU.
     pub fn has_no_gpu(&mut self) {
         let why = "no driver is configured".to_owned();
-        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+        self.answers(Assessment::NotApplicable { why });
+    }
+
+    fn answers(&mut self, answer: Assessment) {
+        self.0.assess = fixed("", answer).0.assess;
     }
 
     /// Stores in `are_new` before each assessment whether the package lists are new.
     pub fn tells_lists(mut self, are_new: Arc<AtomicBool>) -> Self {
-        self.lists = Some(are_new);
+        let assess = self.0.assess;
+        self.0.assess = Arc::new(move |cx| {
+            are_new.store(cx.state.lists_are_new(), Ordering::SeqCst);
+            assess(cx)
+        });
         self
     }
 
     /// Makes the assessment fail.
     pub fn fails(&mut self) {
-        self.decide = Arc::new(|_| {
+        let failed = fallible("", |_| {
             Err(StepError::Unexpected {
                 what: "the tool".to_owned(),
                 why: "no output".to_owned(),
             })
         });
+        self.0.assess = failed.0.assess;
     }
 
     /// Marks the step as long.
-    pub fn long(mut self) -> Self {
-        self.long = true;
-        self
+    pub fn long(self) -> Self {
+        Self(self.0.long())
     }
 
-    pub fn locks(mut self, locks: &[Lock]) -> Self {
-        self.locks = locks.to_vec();
-        self
-    }
-}
-
-#[async_trait]
-impl Step for Small {
-    fn id(&self) -> StepId {
-        self.id.clone()
-    }
-
-    fn after(&self) -> &[StepId] {
-        &self.after
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &self.locks
-    }
-    fn is_long(&self) -> bool {
-        self.long
-    }
-
-    fn wants(&self, _: &Change, _: &Desired) -> bool {
-        !self.unwanted
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if let Some(lists) = &self.lists {
-            lists.store(cx.state.lists_are_new(), Ordering::SeqCst);
-        }
-        (self.decide)(cx.host)
+    pub fn locks(self, locks: &[Lock]) -> Self {
+        Self(self.0.locks(locks))
     }
 }
 

@@ -1,14 +1,12 @@
 //! State that steps and checks read is shared within a snapshot and read again in the next one.
 
-use async_trait::async_trait;
-
 use super::kit::{Rig, needs, outcomes, satisfied, write};
 use crate::{
     checks,
     config::desired::Manager,
     engine::{Audit, Session},
     host::{Nvml, fake},
-    model::id::{Id, StepId},
+    model::id::Id,
     step::{Assessment, Cx, Step, StepError},
     steps::{self, fixtures},
 };
@@ -39,7 +37,7 @@ async fn check_reads_each_part_of_the_state_once() {
     let state = fixtures::state(&tools.host, fixtures::facts());
     let audit = Audit {
         validated: Vec::new(),
-        checks: checks::all(),
+        checks: checks::ALL,
         matrix: fixtures::matrix(),
         desired: Ok(desired),
         back: None,
@@ -68,23 +66,14 @@ async fn check_reads_each_part_of_the_state_once() {
 }
 
 /// Requires a loaded module.
-struct Loaded;
-
-#[async_trait]
-impl Step for Loaded {
-    fn id(&self) -> StepId {
-        Id::new("loaded")
+async fn assess_loaded(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    if cx.state.loaded_modules()?.is_empty() {
+        return Ok(needs(vec![write(
+            "/proc/modules",
+            "nvidia 1 0 - Live 0x0\n",
+        )]));
     }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if cx.state.loaded_modules()?.is_empty() {
-            return Ok(needs(vec![write(
-                "/proc/modules",
-                "nvidia 1 0 - Live 0x0\n",
-            )]));
-        }
-        Ok(satisfied("loaded"))
-    }
+    Ok(satisfied("loaded"))
 }
 
 #[tokio::test]
@@ -92,8 +81,8 @@ async fn each_change_starts_a_new_snapshot() {
     let rig = Rig::new(vec![]);
     let (tools, reporter) = rig.tools("install");
     let state = fixtures::state(&tools.host, fixtures::facts());
-    let steps: Vec<Box<dyn Step>> = vec![Box::new(Loaded)];
-    let session = Session::new(tools, steps, state, fixtures::desired()).unwrap();
+    let loaded = Step::new(Id::new("loaded"), |cx| Box::pin(assess_loaded(cx)));
+    let session = Session::new(tools, vec![loaded], state, fixtures::desired()).unwrap();
     let report = session.install().await.unwrap();
     reporter.finish();
     assert_eq!(outcomes(&report), ["loaded changed"]);

@@ -1,13 +1,11 @@
 //! `check` and `plan`: findings, remedies and exit status. Both are read-only.
 
-use async_trait::async_trait;
-
 use super::kit::{
     Rig, blocked, file, fixed, needs, outcomes, packages, satisfied, step, why, write,
 };
 use crate::{
     change::Change,
-    check::{Check, FailOn, Finding, Subject, Verdict},
+    check::{FailOn, Family, Finding, Verdict},
     engine::{RunReport, Unresolvable, check::RESOLVABLE},
     error::Report,
     event::Outcome,
@@ -112,58 +110,46 @@ async fn plan_without_pending_changes_succeeds() {
     assert_eq!(rig.plan().await.exit, Exit::Ok);
 }
 
-struct Family;
-
-#[async_trait]
-impl Check for Family {
-    fn ids(&self) -> &[Id] {
-        const { &[Id::new("pci.gpu.present")] }
-    }
-
-    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let id = Id::new("pci.gpu.present");
-        Ok(vec![Finding {
-            remedy: Some("install one".to_owned()),
-            ..Finding::new(id, Verdict::Fail, "a GPU without a driver")
-        }])
-    }
-}
-
-struct Blind;
-
-#[async_trait]
-impl Check for Blind {
-    fn ids(&self) -> &[Id] {
-        const { &[Id::new("ecc")] }
-    }
-
-    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Err(StepError::Unexpected {
-            what: "NVML".to_owned(),
-            why: "timed out".to_owned(),
+const UNBOUND: Family = Family {
+    ids: || vec![Id::new("pci.gpu.present")],
+    examine: |_| {
+        Box::pin(async {
+            let id = Id::new("pci.gpu.present");
+            Ok(vec![Finding {
+                remedy: Some("install one".to_owned()),
+                ..Finding::new(id, Verdict::Fail, "a GPU without a driver")
+            }])
         })
-    }
-}
+    },
+};
 
-struct Toolless;
+const BLIND: Family = Family {
+    ids: || vec![Id::new("ecc")],
+    examine: |_| {
+        Box::pin(async {
+            Err(StepError::Unexpected {
+                what: "NVML".to_owned(),
+                why: "timed out".to_owned(),
+            })
+        })
+    },
+};
 
-#[async_trait]
-impl Check for Toolless {
-    fn ids(&self) -> &[Id] {
-        const { &[Id::new("ecc")] }
-    }
-
-    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Err(StepError::Exec(ExecError::NotFound {
-            program: "dmesg".to_owned(),
-        }))
-    }
-}
+const TOOLLESS: Family = Family {
+    ids: || vec![Id::new("ecc")],
+    examine: |_| {
+        Box::pin(async {
+            Err(StepError::Exec(ExecError::NotFound {
+                program: "dmesg".to_owned(),
+            }))
+        })
+    },
+};
 
 #[tokio::test]
 async fn unknown_finding_shows_the_error() {
     let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
-    rig.checks = || vec![Box::new(Toolless)];
+    rig.checks = &[TOOLLESS];
     let report = rig.check().await;
     let about = &report.findings[1];
     assert_eq!(
@@ -182,7 +168,7 @@ async fn steps_and_checks_are_one_list() {
         file("d", "/d", "x").after(&["c"]),
         fixed("e", after("d")).after(&["d"]),
     ]);
-    rig.checks = || vec![Box::new(Family), Box::new(Blind)];
+    rig.checks = &[UNBOUND, BLIND];
     let report = rig.check().await;
     let lines: Vec<String> = report
         .findings
@@ -324,26 +310,22 @@ async fn blocked_install_is_not_recommended() {
 }
 
 /// Package sources that break each update.
-struct BrokenSources;
-
-#[async_trait]
-impl Check for BrokenSources {
-    fn ids(&self) -> &[Id] {
-        const { &[Id::new("os.pkg.sources")] }
-    }
-
-    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![Finding {
-            remedy: Some("run `mv /a /a.disabled && apt-get update`".to_owned()),
-            ..Finding::new(Id::new("os.pkg.sources"), Verdict::Fail, "broken")
-        }])
-    }
-}
+const BROKEN_SOURCES: Family = Family {
+    ids: || vec![Id::new("os.pkg.sources")],
+    examine: |_| {
+        Box::pin(async {
+            Ok(vec![Finding {
+                remedy: Some("run `mv /a /a.disabled && apt-get update`".to_owned()),
+                ..Finding::new(Id::new("os.pkg.sources"), Verdict::Fail, "broken")
+            }])
+        })
+    },
+};
 
 #[tokio::test]
 async fn broken_sources_are_corrected_before_install() {
     let mut rig = Rig::new([fixed("driver.module", needs(vec![write("/b", "x")]))]);
-    rig.checks = || vec![Box::new(BrokenSources)];
+    rig.checks = &[BROKEN_SOURCES];
     let report = rig.check().await;
     let of = |id: &str| {
         let found = report.findings.iter().find(|one| one.id.as_str() == id);
@@ -381,7 +363,7 @@ async fn panicking_step_is_unknown() {
 async fn failed_check_does_not_pass() {
     let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
     assert_eq!(rig.check().await.exit, Exit::Ok);
-    rig.checks = || vec![Box::new(Blind)];
+    rig.checks = &[BLIND];
     assert_eq!(rig.check().await.exit, Exit::Drift);
     rig.options.skip = vec!["ecc".to_owned()];
     assert_eq!(rig.check().await.exit, Exit::Ok);
@@ -399,7 +381,7 @@ fn unsupported() -> Rig {
         needless: false,
         unknown: false,
     });
-    rig.checks = || vec![Box::new(Family)];
+    rig.checks = &[UNBOUND];
     rig
 }
 
@@ -439,7 +421,7 @@ async fn health_checks_run_without_a_desired_state() {
 async fn machine_without_a_gpu_is_skipped_unless_it_was_prepared() {
     let resolvable = async |rig: &Rig| verdicts(&rig.check().await).remove(0);
     let mut rig = unsupported();
-    rig.checks = Vec::new;
+    rig.checks = &[];
     rig.facts.gpus.clear();
     assert_eq!(resolvable(&rig).await, "config.resolvable Skip");
     assert_eq!(rig.check().await.exit, Exit::Ok);
@@ -487,7 +469,7 @@ async fn only_and_skip_accept_names_and_families() {
 async fn nonexistent_finding_is_an_error() {
     for name in ["driver.modul", "driver.module.x", "drive", "ecc."] {
         let mut rig = Rig::new([fixed("driver.module", satisfied(""))]);
-        rig.checks = || vec![Box::new(Blind)];
+        rig.checks = &[BLIND];
         rig.options.skip = vec!["driver".to_owned(), "ecc".to_owned()];
         rig.options.only = vec![name.to_owned()];
         let error = rig.refused();

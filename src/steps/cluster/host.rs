@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{no_cluster, spec};
@@ -13,7 +12,6 @@ use crate::{
     change::Change,
     config::desired::Desired,
     host::digest::sha256,
-    model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     steps::{CLUSTER_KERNEL, HEADERS},
     tools::{packages::HEADER, sysctl},
@@ -39,7 +37,11 @@ const SYSCTLS: [(&str, &str); 3] = [
 ];
 
 /// The `cluster.kernel` step.
-pub struct ClusterKernel;
+pub(in crate::steps) fn step() -> Step {
+    Step::new(CLUSTER_KERNEL, |cx| Box::pin(assess(cx)))
+        // `br_netfilter` may be in a separate package.
+        .after([HEADERS])
+}
 
 #[derive(Debug, Clone, Default)]
 struct ClusterKernelState {
@@ -189,27 +191,15 @@ fn now(
     }
 }
 
-#[async_trait]
-impl Step for ClusterKernel {
-    fn id(&self) -> StepId {
-        CLUSTER_KERNEL
-    }
-
-    fn after(&self) -> &[StepId] {
-        // `br_netfilter` may be in a separate package.
-        const { &[HEADERS] }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        // Read nothing if kubeadm does not start the kubelet, because `/etc/fstab` may only be readable by root.
-        let starts_kubelet =
-            spec(cx.desired).is_some_and(|spec| spec.method.implementation().starts_kubelet());
-        let state = match starts_kubelet {
-            true => detect(cx)?,
-            false => ClusterKernelState::default(),
-        };
-        Ok(decide(&state, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    // Read nothing if kubeadm does not start the kubelet, because `/etc/fstab` may only be readable by root.
+    let starts_kubelet =
+        spec(cx.desired).is_some_and(|spec| spec.method.implementation().starts_kubelet());
+    let state = match starts_kubelet {
+        true => detect(cx)?,
+        false => ClusterKernelState::default(),
+    };
+    Ok(decide(&state, cx.desired))
 }
 
 #[cfg(test)]

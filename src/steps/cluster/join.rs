@@ -4,7 +4,6 @@
 //! gpu-bootstrap does not install k3s, RKE2 or nodeadm: they must already be on the machine. It configures their server
 //! and labels in a drop-in file, which contains no secret.
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
@@ -18,7 +17,6 @@ use crate::{
     host::{ReadFiles, trusted::unusable_secret},
     joins::{Found, Lack},
     model::{
-        id::StepId,
         kubernetes::{Labels, NodeName},
         token::TokenSource,
     },
@@ -27,7 +25,7 @@ use crate::{
     steps::{
         CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
         HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES, after_configs,
+        VALIDATION_DEVICES, configured_daemons,
     },
     tools::{
         kubernetes::kubeconfig::{self, Cluster},
@@ -36,7 +34,23 @@ use crate::{
 };
 
 /// The `cluster.join` step.
-pub struct JoinCluster;
+pub(in crate::steps) fn step() -> Step {
+    Step::new(CLUSTER_JOIN, |cx| Box::pin(assess(cx)))
+        .after(configured_daemons())
+        .after([
+            HEADERS,
+            PACKAGES_HOLD,
+            TOOLKIT_PACKAGES,
+            DRIVER_PERSISTENCE,
+            DRIVER_FABRIC,
+            CDI,
+            VALIDATION_DEVICES,
+            VALIDATION_CONTAINER,
+            VALIDATION_COMPUTE,
+            CLUSTER_KERNEL,
+            CLUSTER_PACKAGES,
+        ])
+}
 
 #[derive(Debug, Clone, Default)]
 struct JoinState {
@@ -336,34 +350,11 @@ fn enable(unit: &str) -> Change {
     }
 }
 
-#[async_trait]
-impl Step for JoinCluster {
-    fn id(&self) -> StepId {
-        CLUSTER_JOIN
-    }
-
-    fn after(&self) -> &[StepId] {
-        after_configs![
-            HEADERS,
-            PACKAGES_HOLD,
-            TOOLKIT_PACKAGES,
-            DRIVER_PERSISTENCE,
-            DRIVER_FABRIC,
-            CDI,
-            VALIDATION_DEVICES,
-            VALIDATION_CONTAINER,
-            VALIDATION_COMPUTE,
-            CLUSTER_KERNEL,
-            CLUSTER_PACKAGES,
-        ]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(spec) = spec(cx.desired) else {
-            return Ok(no_cluster());
-        };
-        Ok(decide(&detect(cx, spec).await?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let Some(spec) = spec(cx.desired) else {
+        return Ok(no_cluster());
+    };
+    Ok(decide(&detect(cx, spec).await?, cx.desired))
 }
 
 #[cfg(test)]

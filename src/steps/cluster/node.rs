@@ -1,22 +1,19 @@
 //! `cluster.node`: the node is Ready in the cluster, has its labels, and no startup taints.
 
-use async_trait::async_trait;
-
 use super::{WantedLabels, joined, name, no_cluster, spec, wanted};
 use crate::{
     change::{Admission, Change},
     config::desired::{ClusterSpec, Desired, JoinMethod},
-    model::{
-        id::StepId,
-        kubernetes::{Labels, NodeName, Taint},
-    },
+    model::kubernetes::{Labels, NodeName, Taint},
     state::{Registered, Renamed, labels::FEATURES_FILE},
     step::{Assessment, Cx, Step, StepError},
     steps::{CLUSTER_JOIN, CLUSTER_NODE, VALIDATION_DEVICES},
 };
 
 /// The `cluster.node` step.
-pub struct AdmittedNode;
+pub(in crate::steps) fn step() -> Step {
+    Step::new(CLUSTER_NODE, |cx| Box::pin(assess(cx))).after([CLUSTER_JOIN, VALIDATION_DEVICES])
+}
 
 #[derive(Debug, Clone)]
 enum NodeState {
@@ -175,25 +172,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     admit(whys.join("; "), missing, taints)
 }
 
-#[async_trait]
-impl Step for AdmittedNode {
-    fn id(&self) -> StepId {
-        CLUSTER_NODE
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let Some(spec) = spec(cx.desired) else {
+        return Ok(no_cluster());
+    };
+    if cx.desired.image {
+        return Ok(decide(&NodeState::NotJoined, cx.desired));
     }
-
-    fn after(&self) -> &[StepId] {
-        const { &[CLUSTER_JOIN, VALIDATION_DEVICES] }
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(spec) = spec(cx.desired) else {
-            return Ok(no_cluster());
-        };
-        if cx.desired.image {
-            return Ok(decide(&NodeState::NotJoined, cx.desired));
-        }
-        Ok(decide(&detect(cx, spec).await?, cx.desired))
-    }
+    Ok(decide(&detect(cx, spec).await?, cx.desired))
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 //! `cluster.packages`: kubelet, kubeadm and kubectl, all at the version of the cluster.
 
-use async_trait::async_trait;
-
 use super::{no_cluster, spec};
 use crate::{
     change::Lock,
     config::desired::Desired,
-    model::id::StepId,
     state::Ours,
     step::{Assessment, Cx, Step, StepError},
     steps::{
@@ -16,7 +13,11 @@ use crate::{
 };
 
 /// The `cluster.packages` step.
-pub struct ClusterPackages;
+pub(in crate::steps) fn step() -> Step {
+    Step::new(CLUSTER_PACKAGES, |cx| Box::pin(assess(cx)))
+        .after([REPOSITORIES])
+        .locks([Lock::Packages])
+}
 
 fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(spec) = spec(desired) else {
@@ -33,26 +34,11 @@ fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Asse
     package_step(manager, &spec.packages, installed, replaced)
 }
 
-#[async_trait]
-impl Step for ClusterPackages {
-    fn id(&self) -> StepId {
-        CLUSTER_PACKAGES
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[REPOSITORIES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let needs_packages = spec(cx.desired).is_some_and(|spec| !spec.packages.is_empty());
-        let installed = match needs_packages {
-            true => packages::held_by_others(cx).await?,
-            false => InstalledPackages::default(),
-        };
-        Ok(decide(&installed, cx.state.ours(), cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let needs_packages = spec(cx.desired).is_some_and(|spec| !spec.packages.is_empty());
+    let installed = match needs_packages {
+        true => packages::held_by_others(cx).await?,
+        false => InstalledPackages::default(),
+    };
+    Ok(decide(&installed, cx.state.ours(), cx.desired))
 }

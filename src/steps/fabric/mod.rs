@@ -7,11 +7,10 @@ mod tests;
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
+    DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
     driver_packages::adopts,
     messages, packages,
     specs::{Comparison, compare},
@@ -22,7 +21,7 @@ use crate::{
     config::desired::{Desired, DriverSpec, FabricService},
     fabric,
     host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
-    model::{id::StepId, version::DriverVersion},
+    model::version::DriverVersion,
     runtimes,
     state::StateError,
     step::{Assessment, Cx, Step, StepError},
@@ -41,7 +40,11 @@ fn users() -> String {
 }
 
 /// The `driver.fabric` step.
-pub struct FabricManager;
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_FABRIC, |cx| Box::pin(assess(cx)))
+        .after([DRIVER_PACKAGES, DRIVER_MODULE, DRIVER_PERSISTENCE])
+        .locks([Lock::Modules])
+}
 
 #[derive(Debug, Clone, Default)]
 struct FabricState {
@@ -371,21 +374,6 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
     })
 }
 
-#[async_trait]
-impl Step for FabricManager {
-    fn id(&self) -> StepId {
-        super::DRIVER_FABRIC
-    }
-
-    fn after(&self) -> &[StepId] {
-        const { &[DRIVER_PACKAGES, DRIVER_MODULE, DRIVER_PERSISTENCE] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Modules]
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired))
-    }
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    Ok(decide(&detect(cx).await?, cx.desired))
 }
