@@ -192,7 +192,7 @@ impl Applier {
     }
 
     /// Runs a command once. `stages` is the number of stages that it will print, or 0 if unknown, see
-    /// [`crate::tools::packages::Backend::is_stage`].
+    /// [`crate::tools::packages::Messages::is_stage`].
     pub(super) async fn run_once(
         &self,
         what: &str,

@@ -12,8 +12,9 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, AvailablePackage, Backend, Commands, DatabaseError, Fault, Mark, Package,
-        PackageCondition, Removals, Settings, TransactionRequest,
+        Action, AvailablePackage, Backend, Commands, Database, DatabaseError, Fault, Mark,
+        Messages, Offers, Package, PackageCondition, Removals, Settings, Sources,
+        TransactionRequest, Transactions,
     },
 };
 
@@ -55,12 +56,14 @@ fn lines(files: &dyn ReadFiles) -> Result<Vec<Vec<String>>, FilesError> {
         .collect())
 }
 
-#[async_trait]
 impl Backend for Tiny {
     fn name(&self) -> &'static str {
         "tiny"
     }
+}
 
+#[async_trait]
+impl Database for Tiny {
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
         files.exists(DATABASE.into())
     }
@@ -137,15 +140,9 @@ impl Backend for Tiny {
         };
         parts(a).cmp(&parts(b))
     }
+}
 
-    fn locks(&self) -> &'static [&'static str] {
-        &[LOCK]
-    }
-
-    fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
-        Ok(true)
-    }
-
+impl Sources for Tiny {
     fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
         Some(format!("/etc/tiny/{}.key", repository.name).into())
     }
@@ -154,23 +151,11 @@ impl Backend for Tiny {
         let path = format!("/etc/tiny/{}", repository.name);
         (path.into(), repository.url.clone())
     }
+}
 
-    fn commands(&self) -> Commands {
-        Commands {
-            unhold: "tiny mark unhold NAME",
-            clean: "tiny clean",
-            refresh: "tiny refresh",
-            install_version: "tiny install NAME VERSION",
-            upgrade: "tiny upgrade NAME",
-            compiler: None,
-            versions: "",
-            headers: "tiny install headers-KERNEL",
-            reinstall: "tiny perform keep-all install NAME",
-            install_kernel: "tiny install kernel-KERNEL",
-            install: "tiny perform keep-all install NAME",
-            upgrade_kernel: "tiny perform keep-all install linux",
-            credentials: "`/etc/tiny/logins`",
-        }
+impl Offers for Tiny {
+    fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
+        Ok(true)
     }
 
     fn refresh(&self, _: &Settings, _: bool) -> Cmd {
@@ -194,6 +179,12 @@ impl Backend for Tiny {
                 only_installed: None,
             })
             .collect()
+    }
+}
+
+impl Transactions for Tiny {
+    fn locks(&self) -> &'static [&'static str] {
+        &[LOCK]
     }
 
     fn simulate(&self, _: &Settings, request: &TransactionRequest<'_>) -> Query {
@@ -250,6 +241,26 @@ impl Backend for Tiny {
 
     fn at_version(&self, name: &str, version: &str) -> String {
         format!("{name}={version}")
+    }
+}
+
+impl Messages for Tiny {
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "tiny mark unhold NAME",
+            clean: "tiny clean",
+            refresh: "tiny refresh",
+            install_version: "tiny install NAME VERSION",
+            upgrade: "tiny upgrade NAME",
+            compiler: None,
+            versions: "",
+            headers: "tiny install headers-KERNEL",
+            reinstall: "tiny perform keep-all install NAME",
+            install_kernel: "tiny install kernel-KERNEL",
+            install: "tiny perform keep-all install NAME",
+            upgrade_kernel: "tiny perform keep-all install linux",
+            credentials: "`/etc/tiny/logins`",
+        }
     }
 
     fn downgrade_command(&self, packages: &[String]) -> String {

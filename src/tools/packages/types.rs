@@ -189,7 +189,8 @@ impl Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionRequest<'p> {
-    /// Install packages (specified by [`super::Backend::at_version`] or by name) and remove packages in the same transaction.
+    /// Install packages (specified by [`super::Transactions::at_version`] or by name) and remove packages in the same
+    /// transaction.
     Install {
         /// Packages to install.
         packages: &'p [String],
@@ -208,7 +209,7 @@ pub enum TransactionRequest<'p> {
     Purge(&'p [String]),
     /// Remove packages and keep their configuration.
     Remove(&'p [String]),
-    /// Reinstall packages, specified by [`super::Backend::at_version`].
+    /// Reinstall packages, specified by [`super::Transactions::at_version`].
     Reinstall(&'p [String]),
     /// Fix broken dependencies.
     Fix,

@@ -3,10 +3,21 @@
 
 use std::time::Duration;
 
+use super::{Apt, estimate, simulation};
 use crate::{
     host::{Cmd, Query},
-    tools::packages::{Mark, Removals, Settings, TransactionRequest},
+    tools::packages::{
+        Action, Estimate, Mark, Package, Removals, Settings, TransactionRequest, Transactions,
+    },
 };
+
+/// The files that are locked while packages or lists change. The first one is locked during a complete transaction.
+const LOCKS: [&str; 4] = [
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/dpkg/lock",
+    "/var/lib/apt/lists/lock",
+    "/var/cache/apt/archives/lock",
+];
 
 /// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -14,9 +25,6 @@ const DEADLINE: Duration = Duration::from_secs(45 * 60);
 /// The time limit without output and CPU time. DKMS prints nothing while it compiles, but uses CPU time. Without both, a
 /// package script hangs.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
-
-/// The time limit for downloading the lists. AKS allows 180 s per attempt, but slow mirrors need more.
-const UPDATE_DEADLINE: Duration = Duration::from_secs(10 * 60);
 
 /// Prevents questions and automatic service restarts.
 const ENVIRONMENT: [(&str, &str); 7] = [
@@ -32,8 +40,7 @@ const ENVIRONMENT: [(&str, &str); 7] = [
 ];
 
 /// Adds the environment of all package manager commands.
-#[must_use]
-pub fn quiet(mut cmd: Cmd) -> Cmd {
+fn quiet(mut cmd: Cmd) -> Cmd {
     for (key, value) in ENVIRONMENT {
         cmd = cmd.env(key, value);
     }
@@ -86,7 +93,7 @@ fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
 
 /// Creates an `apt-get` command. Progress is parsed from the output of dpkg ([`super::progress`]), because `APT::Status-Fd=1`
 /// would close the standard output of package scripts, and scripts that check for write errors would fail.
-fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cmd {
+pub(super) fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cmd {
     let mut args = vec!["-q".to_owned(), "-y".to_owned()];
     args.extend(arguments(settings, verb, packages));
     environment(settings, Cmd::new("apt-get", args))
@@ -133,114 +140,112 @@ fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<Stri
     }
 }
 
-/// Downloads the package lists. apt.conf(5): with `Error-Mode` `any`, a failed source makes the command fail instead of
-/// printing a warning. Versions before 2.3 ignore the option.
-#[must_use]
-pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
-    let mut cmd = get(settings, &["-oAPT::Update::Error-Mode=any", "update"], &[])
-        .deadline(UPDATE_DEADLINE)
-        .silence(Duration::from_secs(180));
-    // A cache may contain an inconsistent state of a mirror that was being synchronized.
-    if past_caches {
-        for scheme in ["https", "http"] {
-            (cmd.args).insert(0, format!("-oAcquire::{scheme}::No-Cache=true"));
-        }
+impl Transactions for Apt {
+    fn locks(&self) -> &'static [&'static str] {
+        &LOCKS
     }
-    cmd
-}
 
-/// Simulates a transaction. It takes no lock and does not need root.
-#[must_use]
-pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
-    let (verb, packages) = words(request);
-    let mut args = vec!["-q".to_owned(), "-s".to_owned(), "-y".to_owned()];
-    args.extend(arguments(settings, verb, &packages));
-    Query::new("apt-get", args).deadline(Duration::from_secs(120))
-}
+    fn at_version(&self, name: &str, version: &str) -> String {
+        format!("{name}={version}")
+    }
 
-/// Simulates an upgrade of the complete system (`dist-upgrade`), apt-get(8). It takes no lock and does not need root.
-#[must_use]
-pub fn upgrade() -> Query {
-    Query::new("apt-get", ["-q", "-s", "-y", "dist-upgrade"]).deadline(Duration::from_secs(120))
-}
+    /// Takes no lock and does not need root.
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+        let (verb, packages) = words(request);
+        let mut args = vec!["-q".to_owned(), "-s".to_owned(), "-y".to_owned()];
+        args.extend(arguments(settings, verb, &packages));
+        Query::new("apt-get", args).deadline(Duration::from_secs(120))
+    }
 
-/// Queries URLs and sizes of a transaction, apt-get(8). It takes no lock. A simulation does not print sizes.
-#[must_use]
-pub fn estimate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
-    let (verb, packages) = words(request);
-    let mut args = vec!["-q".to_owned(), "-y".to_owned(), "--print-uris".to_owned()];
-    args.extend(arguments(settings, verb, &packages));
-    Query::new("apt-get", args).deadline(Duration::from_secs(120))
-}
+    fn simulates_side_by_side(&self) -> bool {
+        true
+    }
 
-/// Downloads the packages for [`perform`].
-#[must_use]
-pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
-    let (verb, packages) = words(request);
-    get(settings, &[verb, &["--download-only"]].concat(), &packages)
-}
+    fn parse_actions(&self, text: &str, _: &[Package]) -> Vec<Action> {
+        simulation::parse(text)
+    }
 
-/// Performs a transaction.
-#[must_use]
-pub fn perform(settings: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {
-    let (verb, packages) = words(request);
-    let option = match request {
-        TransactionRequest::Install { .. }
-        | TransactionRequest::Move { .. }
-        | TransactionRequest::Reinstall(_)
-        | TransactionRequest::Fix => removals_option(removals),
-        TransactionRequest::Purge(_) | TransactionRequest::Remove(_) => &[],
-    };
-    get(settings, &[verb, option].concat(), &packages)
-}
+    /// Simulates `dist-upgrade`, apt-get(8). Takes no lock and does not need root.
+    fn upgrade(&self) -> Option<Query> {
+        let query = Query::new("apt-get", ["-q", "-s", "-y", "dist-upgrade"]);
+        Some(query.deadline(Duration::from_secs(120)))
+    }
 
-/// Returns a human-readable command line, without the options that every command has.
-#[must_use]
-pub fn short_line(cmd: &Cmd) -> String {
-    std::iter::once(cmd.program.as_str())
-        .chain(cmd.args.iter().map(String::as_str).filter(|arg| {
-            !(arg.starts_with("-o") || ["-q", "-y", "--no-remove", "--"].contains(arg))
-        }))
-        .collect::<Vec<_>>()
-        .join(" ")
-}
+    /// Queries URLs and sizes, apt-get(8). Takes no lock. A simulation does not print sizes.
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
+        let (verb, packages) = words(request);
+        let mut args = vec!["-q".to_owned(), "-y".to_owned(), "--print-uris".to_owned()];
+        args.extend(arguments(settings, verb, &packages));
+        Some(Query::new("apt-get", args).deadline(Duration::from_secs(120)))
+    }
 
-/// Runs `apt-mark`.
-#[must_use]
-pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
-    let verb = match mark {
-        Mark::Hold => "hold",
-        Mark::Unhold => "unhold",
-        Mark::Automatic => "auto",
-    };
-    let mut args = vec![verb.to_owned(), "--".to_owned()];
-    args.extend(packages.iter().cloned());
-    quiet(Cmd::new("apt-mark", args)).deadline(Duration::from_secs(120))
-}
+    fn parse_estimate(&self, text: &str) -> Estimate {
+        estimate::parse(text)
+    }
 
-/// Configures packages that are unpacked but not configured.
-#[must_use]
-pub fn configure() -> Cmd {
-    quiet(Cmd::new(
-        "dpkg",
-        [
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
+        let (verb, packages) = words(request);
+        get(settings, &[verb, &["--download-only"]].concat(), &packages)
+    }
+
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        removals: Removals,
+    ) -> Cmd {
+        let (verb, packages) = words(request);
+        let option = match request {
+            TransactionRequest::Install { .. }
+            | TransactionRequest::Move { .. }
+            | TransactionRequest::Reinstall(_)
+            | TransactionRequest::Fix => removals_option(removals),
+            TransactionRequest::Purge(_) | TransactionRequest::Remove(_) => &[],
+        };
+        get(settings, &[verb, option].concat(), &packages)
+    }
+
+    fn scripts_may_leave_modules(&self) -> bool {
+        true
+    }
+
+    fn configure(&self) -> Option<Cmd> {
+        let args = [
             "--force-confdef",
             "--force-confold",
             "--configure",
             "--pending",
-        ],
-    ))
-    .deadline(DEADLINE)
-    .silence(SILENCE)
+        ];
+        let cmd = quiet(Cmd::new("dpkg", args));
+        Some(cmd.deadline(DEADLINE).silence(SILENCE))
+    }
+
+    /// Runs `apt-mark`.
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
+        let verb = match mark {
+            Mark::Hold => "hold",
+            Mark::Unhold => "unhold",
+            Mark::Automatic => "auto",
+        };
+        let mut args = vec![verb.to_owned(), "--".to_owned()];
+        args.extend(packages.iter().cloned());
+        quiet(Cmd::new("apt-mark", args)).deadline(Duration::from_secs(120))
+    }
+
+    fn short_line(&self, cmd: &Cmd) -> String {
+        std::iter::once(cmd.program.as_str())
+            .chain(cmd.args.iter().map(String::as_str).filter(|arg| {
+                !(arg.starts_with("-o") || ["-q", "-y", "--no-remove", "--"].contains(arg))
+            }))
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{configure, download, mark, perform, short_line, simulate, update};
-    use crate::{
-        model::secret::Secret,
-        tools::packages::{Mark, Removals, Settings, TransactionRequest},
-    };
+    use super::*;
+    use crate::{model::secret::Secret, tools::packages::Offers};
 
     #[test]
     fn no_command_asks_questions_or_forces_changes() {
@@ -251,23 +256,23 @@ mod tests {
             removing: &[],
         };
         for cmd in [
-            update(&settings, false),
-            update(&settings, true),
-            download(&settings, &install),
-            perform(&settings, &install, Removals::None),
-            perform(&settings, &install, Removals::Approved),
-            perform(&settings, &TransactionRequest::Fix, Removals::None),
-            perform(
+            Apt.refresh(&settings, false),
+            Apt.refresh(&settings, true),
+            Apt.download(&settings, &install),
+            Apt.perform(&settings, &install, Removals::None),
+            Apt.perform(&settings, &install, Removals::Approved),
+            Apt.perform(&settings, &TransactionRequest::Fix, Removals::None),
+            Apt.perform(
                 &settings,
                 &TransactionRequest::Purge(&names),
                 Removals::Approved,
             ),
-            perform(
+            Apt.perform(
                 &settings,
                 &TransactionRequest::Remove(&names),
                 Removals::Approved,
             ),
-            simulate(&settings, &install).cmd().clone(),
+            Apt.simulate(&settings, &install).cmd().clone(),
         ] {
             let line = cmd.line();
             assert!(line.contains("-oDPkg::Lock::Timeout=60"), "{line}");
@@ -277,9 +282,9 @@ mod tests {
             assert!(!line.contains("Unauthenticated"), "{line}");
             assert!(!line.contains("Status-Fd"), "{line}");
         }
-        let approved = perform(&settings, &install, Removals::Approved);
+        let approved = Apt.perform(&settings, &install, Removals::Approved);
         assert!(approved.line().ends_with("install -- docker.io"));
-        let cmd = perform(&settings, &install, Removals::None);
+        let cmd = Apt.perform(&settings, &install, Removals::None);
         assert!(cmd.line().ends_with("install --no-remove -- docker.io"));
         assert!(cmd.silence.is_some() && cmd.stdin.is_none());
         assert!(
@@ -293,12 +298,13 @@ mod tests {
         let direct = ("no_proxy".to_owned(), "localhost,.internal".to_owned());
         assert!(cmd.env.contains(&direct));
         assert!(!format!("{settings:?} {cmd:?}").contains("s3cret"));
-        assert_eq!(short_line(&cmd), "apt-get install docker.io");
+        assert_eq!(Apt.short_line(&cmd), "apt-get install docker.io");
         assert_eq!(
-            mark(Mark::Hold, &names).line(),
+            Apt.mark(Mark::Hold, &names).line(),
             "apt-mark hold -- docker.io"
         );
-        assert!(configure().line().starts_with("dpkg --force-confdef"));
+        let configure = Apt.configure().unwrap();
+        assert!(configure.line().starts_with("dpkg --force-confdef"));
     }
 
     #[test]
@@ -308,7 +314,7 @@ mod tests {
             packages: &coming,
             removing: &going,
         };
-        let cmd = perform(&Settings::behind_a_proxy(), &both, Removals::Approved);
+        let cmd = Apt.perform(&Settings::behind_a_proxy(), &both, Removals::Approved);
         assert!(cmd.line().ends_with("install -- a=1 b-"), "{}", cmd.line());
     }
 
@@ -321,15 +327,17 @@ mod tests {
         };
         let words = "install --allow-downgrades --allow-change-held-packages --ignore-hold";
         for cmd in [
-            simulate(&Settings::behind_a_proxy(), &moved).cmd().clone(),
-            download(&Settings::behind_a_proxy(), &moved),
-            perform(&Settings::behind_a_proxy(), &moved, Removals::Approved),
+            Apt.simulate(&Settings::behind_a_proxy(), &moved)
+                .cmd()
+                .clone(),
+            Apt.download(&Settings::behind_a_proxy(), &moved),
+            Apt.perform(&Settings::behind_a_proxy(), &moved, Removals::Approved),
         ] {
             assert!(cmd.line().contains(words), "{}", cmd.line());
             assert!(cmd.line().ends_with("-- a=1 b-"), "{}", cmd.line());
         }
         // A transaction that was simulated without removals must not remove packages.
-        let cmd = perform(&Settings::behind_a_proxy(), &moved, Removals::None);
+        let cmd = Apt.perform(&Settings::behind_a_proxy(), &moved, Removals::None);
         assert!(cmd.line().contains("--no-remove"), "{}", cmd.line());
     }
 }

@@ -3,26 +3,28 @@
 //! `/var/lib/dpkg/status` is a list of paragraphs, one per package and architecture, described in `deb-control(5)` and
 //! `dpkg-query(1)`. Facts and steps share this parser, so inspecting a machine needs no package manager process. `dpkg`
 //! replaces the file atomically, so a reader never sees a partial file. Journaled updates in `/var/lib/dpkg/updates` exist only
-//! while `dpkg` runs or after it was killed. [`interrupted`] detects this from the file names. Only these updates contain the
-//! last actions of `dpkg`.
+//! while `dpkg` runs or after it was killed. [`Database::interrupted`] detects this from the file names. Only these
+//! updates contain the last actions of `dpkg`.
 
-use std::collections::BTreeSet;
+use std::{cmp::Ordering, collections::BTreeSet};
 
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::{Apt, marks, version};
 use crate::{
-    host::{FilesError, ReadFiles},
-    tools::packages::{Package, PackageCondition},
+    host::{FilesError, ReadFiles, Reader},
+    tools::packages::{Database, DatabaseError, Package, PackageCondition},
 };
 
 /// The path of the database.
-pub const PATH: &str = "/var/lib/dpkg/status";
+const PATH: &str = "/var/lib/dpkg/status";
 
 /// The directory of updates that are not yet merged into the database.
-pub const UPDATES: &str = "/var/lib/dpkg/updates";
+const UPDATES: &str = "/var/lib/dpkg/updates";
 
 /// The directory of the packages' file lists, checksums and scripts.
-pub const INFO: &str = "/var/lib/dpkg/info";
+const INFO: &str = "/var/lib/dpkg/info";
 
 /// Parses the database. A paragraph without a name or with an invalid status is omitted: `dpkg` itself rejects such a file with
 /// a better message.
@@ -32,8 +34,7 @@ fn paragraphs(text: &str) -> impl Iterator<Item = Package> {
 }
 
 /// Returns the native architecture, which is the architecture of dpkg itself. Empty if unknown.
-#[must_use]
-pub fn native(packages: &[Package]) -> &str {
+fn native(packages: &[Package]) -> &str {
     (packages.iter().find(|package| package.name == "dpkg"))
         .map_or("", |package| package.architecture.as_str())
 }
@@ -51,34 +52,6 @@ fn name_foreign_ones(packages: &mut Vec<Package>) {
     }
 }
 
-/// Returns the database, including updates that are not yet merged into it, or `None` if there is no database.
-///
-/// # Errors
-/// If an existing file cannot be read.
-pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
-    let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
-        let bytes = files.read(path)?;
-        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
-    };
-    let Some(status) = text(Utf8Path::new(PATH))? else {
-        return Ok(None);
-    };
-    let mut packages: Vec<Package> = paragraphs(&status).collect();
-    // Read the updates after the database: updates that are merged in between are then missing, but none is older than the
-    // database.
-    let directory = Utf8Path::new(UPDATES);
-    let mut names: Vec<String> = files.list(directory)?;
-    names.retain(|name| is_update(name));
-    names.sort();
-    for name in names {
-        for update in paragraphs(&text(&directory.join(name))?.unwrap_or_default()) {
-            merge(&mut packages, update);
-        }
-    }
-    name_foreign_ones(&mut packages);
-    Ok(Some(packages))
-}
-
 fn merge(packages: &mut Vec<Package>, update: Package) {
     let same = packages.iter_mut().find(|package| {
         package.name == update.name
@@ -88,12 +61,6 @@ fn merge(packages: &mut Vec<Package>, update: Package) {
         Some(package) => *package = update,
         None => packages.push(update),
     }
-}
-
-/// Whether the names in [`UPDATES`] show that `dpkg` was interrupted or is running. Its updates are files with numeric names.
-#[must_use]
-pub fn interrupted(names: &[String]) -> bool {
-    names.iter().any(|name| is_update(name))
 }
 
 fn is_update(name: &str) -> bool {
@@ -188,59 +155,126 @@ fn is_list(name: &str) -> bool {
     name.ends_with(".list")
 }
 
-/// Returns the paths below a directory that are owned by packages.
-///
-/// # Errors
-/// If an existing list cannot be read.
-pub fn owned_below(
-    files: &dyn ReadFiles,
-    directory: &Utf8Path,
-) -> Result<BTreeSet<Utf8PathBuf>, FilesError> {
-    let info = Utf8Path::new(INFO);
-    let mut owned = BTreeSet::new();
-    for name in files.list(info)?.iter().filter(|name| is_list(name)) {
-        let text = files.read(&info.join(name))?.unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        owned.extend(
-            text.lines()
-                .map(Utf8Path::new)
-                .filter(|path| path.starts_with(directory))
-                .map(Utf8Path::to_owned),
-        );
+#[async_trait]
+impl Database for Apt {
+    fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        let text = files.read(Utf8Path::new(PATH))?;
+        Ok(text.is_some_and(|text| !text.trim_ascii().is_empty()))
     }
-    Ok(owned)
-}
 
-/// Returns the paths that are owned by these packages, from their lists in [`INFO`].
-///
-/// # Errors
-/// If an existing list cannot be read.
-pub fn owned_by(
-    files: &dyn ReadFiles,
-    packages: &BTreeSet<String>,
-) -> Result<BTreeSet<Utf8PathBuf>, FilesError> {
-    let info = Utf8Path::new(INFO);
-    let mut owned = BTreeSet::new();
-    for file in files.list(info)? {
-        let Some(package) = file.strip_suffix(".list") else {
-            continue;
+    /// The result includes updates that are not yet merged into the database.
+    async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        let files = host.files();
+        let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
+            let bytes = files.read(path)?;
+            Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
         };
-        // dpkg uses the name `NAME:ARCH` for the files of a package that exists for several architectures.
-        let bare = package.split(':').next().unwrap_or(package);
-        if packages.contains(package) || packages.contains(bare) {
-            let text = files.read(&info.join(&file))?.unwrap_or_default();
-            let text = String::from_utf8_lossy(&text);
-            let paths = text.lines().filter(|path| *path != "/.");
-            owned.extend(paths.map(Utf8PathBuf::from));
+        let Some(status) = text(Utf8Path::new(PATH))? else {
+            return Ok(None);
+        };
+        let mut packages: Vec<Package> = paragraphs(&status).collect();
+        // Read the updates after the database: updates that are merged in between are then missing, but none is older than the
+        // database.
+        let directory = Utf8Path::new(UPDATES);
+        let mut names: Vec<String> = files.list(directory)?;
+        names.retain(|name| is_update(name));
+        names.sort();
+        for name in names {
+            for update in paragraphs(&text(&directory.join(name))?.unwrap_or_default()) {
+                merge(&mut packages, update);
+            }
         }
+        name_foreign_ones(&mut packages);
+        Ok(Some(packages))
     }
-    Ok(owned)
+
+    fn database_path(&self) -> &'static str {
+        PATH
+    }
+
+    /// Whether `dpkg` was interrupted or is running: it then has updates in [`UPDATES`].
+    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        let names = files.list(Utf8Path::new(UPDATES))?;
+        Ok((names.iter().any(|name| is_update(name))).then_some("dpkg"))
+    }
+
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
+        id.split(':').next().unwrap_or(id)
+    }
+
+    /// Compares versions like dpkg. Invalid versions are compared as text instead of causing an error, because apt itself
+    /// rejects them.
+    fn compare(&self, a: &str, b: &str) -> Ordering {
+        version::compare(a, b)
+    }
+
+    async fn automatic(
+        &self,
+        host: Reader<'_>,
+        packages: &[Package],
+    ) -> Result<BTreeSet<String>, DatabaseError> {
+        let bytes = host
+            .files()
+            .read(Utf8Path::new(marks::PATH))?
+            .unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(marks::parse(&text, native(packages)))
+    }
+
+    async fn owned_below(
+        &self,
+        host: Reader<'_>,
+        directory: &Utf8Path,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let files = host.files();
+        let info = Utf8Path::new(INFO);
+        let mut owned = BTreeSet::new();
+        for name in files.list(info)?.iter().filter(|name| is_list(name)) {
+            let text = files.read(&info.join(name))?.unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            owned.extend(
+                text.lines()
+                    .map(Utf8Path::new)
+                    .filter(|path| path.starts_with(directory))
+                    .map(Utf8Path::to_owned),
+            );
+        }
+        Ok(owned)
+    }
+
+    async fn owned_by(
+        &self,
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let files = host.files();
+        let info = Utf8Path::new(INFO);
+        let mut owned = BTreeSet::new();
+        for file in files.list(info)? {
+            let Some(package) = file.strip_suffix(".list") else {
+                continue;
+            };
+            // dpkg uses the name `NAME:ARCH` for the files of a package that exists for several architectures.
+            let bare = package.split(':').next().unwrap_or(package);
+            if packages.contains(package) || packages.contains(bare) {
+                let text = files.read(&info.join(&file))?.unwrap_or_default();
+                let text = String::from_utf8_lossy(&text);
+                let paths = text.lines().filter(|path| *path != "/.");
+                owned.extend(paths.map(Utf8PathBuf::from));
+            }
+        }
+        Ok(owned)
+    }
+
+    fn last_run(&self) -> Option<&'static Utf8Path> {
+        Some(Utf8Path::new(PATH))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeFiles;
+    use crate::host::fake::{self, FakeFiles};
 
     fn parse(text: &str) -> Vec<Package> {
         let mut packages = paragraphs(text).collect();
@@ -248,10 +282,11 @@ mod tests {
         packages
     }
 
-    #[test]
-    fn unmerged_updates_are_newer_than_the_database() {
-        let files = FakeFiles::new();
-        assert_eq!(read(&files).unwrap(), None);
+    #[tokio::test]
+    async fn unmerged_updates_are_newer_than_the_database() {
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
+        assert_eq!(Apt.database(host.reader()).await.unwrap(), None);
         let package = |name: &str, state: &str| {
             format!(
                 "Package: {name}\nStatus: install ok {state}\nArchitecture: amd64\nVersion: 1\n"
@@ -272,10 +307,8 @@ mod tests {
         files.put("/var/lib/dpkg/updates/0001", package("c", "unpacked"));
         files.put("/var/lib/dpkg/updates/0002", package("b", "installed"));
         files.put("/var/lib/dpkg/updates/tmp.i", package("a", "unpacked"));
-        let found: Vec<(String, PackageCondition)> = read(&files)
-            .unwrap()
-            .unwrap()
-            .into_iter()
+        let database = Apt.database(host.reader()).await.unwrap();
+        let found: Vec<(String, PackageCondition)> = (database.unwrap().into_iter())
             .map(|package| (package.name, package.condition))
             .collect();
         let of = |name: &str, state| (name.to_owned(), state);
@@ -377,38 +410,41 @@ Status: install ok installed
         assert_eq!(ids(STATUS)[1..3], ["libnvidia-ml1", "libnvidia-ml1"]);
     }
 
-    #[test]
-    fn file_lists_are_read_below_a_directory() {
-        let files = FakeFiles::new();
-        files.put(
+    #[tokio::test]
+    async fn file_lists_are_read_below_a_directory() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
             "/var/lib/dpkg/info/docker.io.list",
             "/.\n/etc\n/etc/docker\n/etc/default/docker\n/usr/bin/docker\n/etcetera\n",
         );
-        files.put("/var/lib/dpkg/info/docker.io.md5sums", "/etc/other\n");
-        let found: Vec<Utf8PathBuf> =
-            (owned_below(&files, "/etc".into()).unwrap().into_iter()).collect();
+        (fakes.files).put("/var/lib/dpkg/info/docker.io.md5sums", "/etc/other\n");
+        let owned = Apt.owned_below(host.reader(), "/etc".into()).await;
+        let found: Vec<Utf8PathBuf> = owned.unwrap().into_iter().collect();
         assert_eq!(found, ["/etc", "/etc/default/docker", "/etc/docker"]);
     }
 
-    #[test]
-    fn file_lists_of_given_packages_are_read() {
-        let files = FakeFiles::new();
-        let put = |name: &str, text: &str| files.put(&format!("{INFO}/{name}"), text);
+    #[tokio::test]
+    async fn file_lists_of_given_packages_are_read() {
+        let (host, fakes) = fake::host();
+        let put = |name: &str, text: &str| fakes.files.put(&format!("{INFO}/{name}"), text);
         put("docker.io.list", "/.\n/etc/docker\n");
         put("docker.io.md5sums", "nothing of interest");
         put("libcuda1:amd64.list", "/usr/lib/libcuda.so\n");
         put("docker.list", "/etc/theirs\n");
         let packages = ["docker.io", "libcuda1"].map(str::to_owned).into();
-        let found: Vec<Utf8PathBuf> = (owned_by(&files, &packages).unwrap().into_iter()).collect();
+        let owned = Apt.owned_by(host.reader(), &packages).await;
+        let found: Vec<Utf8PathBuf> = owned.unwrap().into_iter().collect();
         assert_eq!(found, ["/etc/docker", "/usr/lib/libcuda.so"]);
     }
 
     #[test]
     fn updates_of_killed_dpkg_are_detected() {
-        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-        assert!(!interrupted(&names(&[])));
-        assert!(!interrupted(&names(&["tmp.i"])));
-        assert!(interrupted(&names(&["0001", "tmp.i"])));
+        let files = FakeFiles::new();
+        assert_eq!(Apt.interrupted(&files).unwrap(), None);
+        files.put(&format!("{UPDATES}/tmp.i"), "");
+        assert_eq!(Apt.interrupted(&files).unwrap(), None);
+        files.put(&format!("{UPDATES}/0001"), "");
+        assert_eq!(Apt.interrupted(&files).unwrap(), Some("dpkg"));
     }
 
     proptest::proptest! {

@@ -79,6 +79,41 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
     Exclusion::in_files(files, &paths, parse)
 }
 
+/// The remedy if our preference allows a version from a repository that the administrator has blocked.
+const LIFTED: &str = "nothing was changed; the preference for the driver branch lists packages and takes precedence over a \
+     record for `*`: remove the blocked repository, or list these packages in the record that blocks it: `Package: NAMES`, \
+     `Pin: origin \"HOST\"`, `Pin-Priority: -1`";
+
+/// Returns [`LIFTED`] if a preferences file contains a negative priority, which blocks versions, apt_preferences(5).
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub(super) fn forbids(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+    let directory = Utf8Path::new(DIRECTORY);
+    let parts = files
+        .list(directory)?
+        .into_iter()
+        .map(|name| directory.join(name));
+    for path in parts.chain([FILE.into()]) {
+        let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != FileKind::Directory);
+        if is_file
+            && (files.read(&path)?)
+                .is_some_and(|text| has_negative_priority(&String::from_utf8_lossy(&text)))
+        {
+            return Ok(Some(LIFTED));
+        }
+    }
+    Ok(None)
+}
+
+fn has_negative_priority(preferences: &str) -> bool {
+    preferences.lines().any(|line| {
+        (line.split_once(':')).is_some_and(|(key, value)| {
+            key.eq_ignore_ascii_case("Pin-Priority") && value.trim_start().starts_with('-')
+        })
+    })
+}
+
 /// The priority of versions from the default release, apt_preferences(5). Only a deliberate record has a higher one.
 const DEFAULT_RELEASE: i64 = 990;
 
@@ -358,6 +393,18 @@ mod tests {
             assert_eq!(found.len(), usize::from(is_forced), "{text}");
             let is_second_line = |one: &Exclusion| one.line == 2;
             assert!(found.iter().all(is_second_line), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn only_negative_priorities_forbid_versions() {
+        for (text, expected) in [
+            ("Package: *\nPin: release o=A\nPin-Priority: -1\n", true),
+            ("Package: a-1\nPin: version -1\npin-priority: 500\n", false),
+        ] {
+            let files = FakeFiles::new();
+            files.put("/etc/apt/preferences.d/site", text);
+            assert_eq!(forbids(&files).unwrap().is_some(), expected, "{text}");
         }
     }
 

@@ -1,6 +1,7 @@
-//! The failure class of apt and dpkg output.
+//! The messages of apt and dpkg: the failure class of an output, and the commands in remedies.
 
-use crate::tools::packages::{Fault, SourceFailure};
+use super::{Apt, progress};
+use crate::tools::packages::{Commands, Fault, Messages, SourceFailure};
 
 /// Parts of the output and their class. The first match is used, so causes precede their consequences: a script that failed
 /// because the disk is full has the class of a full disk.
@@ -145,43 +146,8 @@ const REMEDIES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Returns the remedy for a wrong setting of the machine, if the output shows one.
-#[must_use]
-pub fn remedy_for(text: &str) -> Option<&'static str> {
-    let mut all = REMEDIES.iter().copied();
-    all.find_map(|(sign, remedy)| text.contains(sign).then_some(remedy))
-}
-
 fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
-}
-
-/// Returns the line that shows the failure. In a long output, this is often not one of the last lines.
-#[must_use]
-pub fn telling_line(text: &str) -> Option<&str> {
-    let (sign, _) = sign_in(text)?;
-    text.lines().find(|line| line.contains(sign)).map(str::trim)
-}
-
-/// Returns the failure class of an output.
-#[must_use]
-pub fn fault(text: &str) -> Fault {
-    (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
-}
-
-/// Returns the lines of the output that list the held packages that would change, or the unmet dependencies.
-#[must_use]
-pub fn preflight_issue(text: &str) -> Option<String> {
-    let lines: Vec<&str> = text.lines().collect();
-    let at = lines.iter().position(|line| {
-        line.starts_with("The following held packages will be changed")
-            || line.starts_with("The following packages have unmet dependencies")
-    })?;
-    let details = lines[at + 1..]
-        .iter()
-        .take_while(|line| line.starts_with(' '))
-        .count();
-    Some(lines[at..=at + details].join("\n"))
 }
 
 /// Whether a line of `update` reports a failure. apt also prints harmless warnings.
@@ -196,61 +162,134 @@ fn is_failure(line: &str) -> bool {
 /// The line that apt adds after failures of sources.
 const SOME_FAILED: &str = "W: Some index files failed to download";
 
-/// Returns failures that older versions of apt report as warnings of an `update` that exits with 0.
-#[must_use]
-pub fn failed_sources(text: &str) -> Option<String> {
-    let failed: Vec<&str> = text.lines().filter(|line| is_failure(line)).collect();
-    (!failed.is_empty()).then(|| failed.join("\n"))
-}
-
-/// Returns the sources that made `update` fail, or `None` if no source or something else failed. The URL of a source is in a
-/// line `Err:4 URL SUITE FILE`, which the reason follows, or in an error or a warning.
-#[must_use]
-pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
-    const OURS: [Fault; 9] = [
-        Fault::Locked,
-        Fault::Interrupted,
-        Fault::NoSpace,
-        Fault::Inodes,
-        Fault::Quota,
-        Fault::ReadOnly,
-        Fault::FileSize,
-        Fault::SignedBy,
-        Fault::Sources,
-    ];
-    let mut failures = Vec::new();
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        if OURS.contains(&sign_in(line).map_or(Fault::Other, |(_, fault)| fault)) {
-            return None;
+impl Messages for Apt {
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "apt-mark unhold NAME",
+            clean: "apt-get clean",
+            refresh: "apt-get update",
+            reinstall: "apt-get install --reinstall NAME",
+            install: "apt-get install NAME",
+            // apt-get(8): a new kernel is a new package, which a plain `upgrade` does not install.
+            upgrade_kernel: "apt-get upgrade --with-new-pkgs",
+            install_kernel: "apt-get install linux-image-KERNEL",
+            install_version: "apt-get install 'NAME=VERSION*'",
+            upgrade: "apt-get install --only-upgrade NAME",
+            compiler: Some("apt-get install COMPILER"),
+            versions: "apt-cache policy NAME",
+            headers: "apt-get install linux-headers-KERNEL",
+            credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }
-        let (address, why) = if let Some(rest) = line.strip_prefix("Err:") {
-            let why = lines.peek().filter(|next| next.starts_with(' '));
-            (
-                rest.split_whitespace().nth(1)?,
-                why.copied().unwrap_or(line),
-            )
-        } else if !is_failure(line) || line[3..].starts_with(&SOME_FAILED[3..]) {
-            continue;
-        } else {
-            let mut words = line.split_whitespace().map(|word| word.trim_matches('\''));
-            (words.find(|word| word.contains(":/"))?, &line[3..])
-        };
-        failures.push(SourceFailure {
-            address: address.to_owned(),
-            why: why.trim().to_owned(),
-        });
     }
-    (!failures.is_empty()).then_some(failures)
+
+    fn downgrade_command(&self, packages: &[String]) -> String {
+        format!("apt-get install --allow-downgrades {}", packages.join(" "))
+    }
+
+    fn configures(&self) -> Option<&'static str> {
+        Some(
+            "run `dpkg --configure -a`; if a dependency is missing, run `apt-get --fix-broken install`",
+        )
+    }
+
+    fn fault(&self, output: &str) -> Fault {
+        (sign_in(output).map_or(Fault::Other, |(_, fault)| fault)).or_build(output)
+    }
+
+    /// Returns the remedy for a wrong setting of the machine, if the output shows one.
+    fn remedy(&self, output: &str) -> Option<&'static str> {
+        let mut all = REMEDIES.iter().copied();
+        all.find_map(|(sign, remedy)| output.contains(sign).then_some(remedy))
+    }
+
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
+        let (sign, _) = sign_in(output)?;
+        output
+            .lines()
+            .find(|line| line.contains(sign))
+            .map(str::trim)
+    }
+
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        (output.lines().find_map(|line| line.strip_prefix("E: "))).or_else(|| output.lines().last())
+    }
+
+    /// Returns the lines that list the held packages that would change, or the unmet dependencies.
+    fn preflight_issue(&self, output: &str) -> Option<String> {
+        let lines: Vec<&str> = output.lines().collect();
+        let at = lines.iter().position(|line| {
+            line.starts_with("The following held packages will be changed")
+                || line.starts_with("The following packages have unmet dependencies")
+        })?;
+        let details = lines[at + 1..]
+            .iter()
+            .take_while(|line| line.starts_with(' '))
+            .count();
+        Some(lines[at..=at + details].join("\n"))
+    }
+
+    /// Older versions of apt report failures as warnings of an `update` that exits with 0.
+    fn failed_sources(&self, output: &str) -> Option<String> {
+        let failed: Vec<&str> = output.lines().filter(|line| is_failure(line)).collect();
+        (!failed.is_empty()).then(|| failed.join("\n"))
+    }
+
+    /// The URL of a source is in a line `Err:4 URL SUITE FILE`, which the reason follows, or in an error or a warning.
+    fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
+        const OURS: [Fault; 9] = [
+            Fault::Locked,
+            Fault::Interrupted,
+            Fault::NoSpace,
+            Fault::Inodes,
+            Fault::Quota,
+            Fault::ReadOnly,
+            Fault::FileSize,
+            Fault::SignedBy,
+            Fault::Sources,
+        ];
+        let mut failures = Vec::new();
+        let mut lines = output.lines().peekable();
+        while let Some(line) = lines.next() {
+            if OURS.contains(&sign_in(line).map_or(Fault::Other, |(_, fault)| fault)) {
+                return None;
+            }
+            let (address, why) = if let Some(rest) = line.strip_prefix("Err:") {
+                let why = lines.peek().filter(|next| next.starts_with(' '));
+                (
+                    rest.split_whitespace().nth(1)?,
+                    why.copied().unwrap_or(line),
+                )
+            } else if !is_failure(line) || line[3..].starts_with(&SOME_FAILED[3..]) {
+                continue;
+            } else {
+                let mut words = line.split_whitespace().map(|word| word.trim_matches('\''));
+                (words.find(|word| word.contains(":/"))?, &line[3..])
+            };
+            failures.push(SourceFailure {
+                address: address.to_owned(),
+                why: why.trim().to_owned(),
+            });
+        }
+        (!failures.is_empty()).then_some(failures)
+    }
+
+    fn is_stage(&self, line: &str) -> bool {
+        progress::is_stage(line)
+    }
+
+    fn download_size(&self, line: &str) -> Option<u64> {
+        progress::download_size(line)
+    }
+
+    fn download_part(&self, line: &str) -> Option<u64> {
+        progress::download_part(line)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        failed_sources, failures_by_source, fault, preflight_issue, remedy_for, telling_line,
-    };
+    use super::*;
     use crate::model::text::reads_any_text;
-    use crate::tools::packages::Fault;
 
     #[test]
     fn failure_line_is_found_in_long_output() {
@@ -259,10 +298,10 @@ mod tests {
                     Building initial module for 6.1\n\
                     E: Sub-process /usr/bin/dpkg returned an error code (1)\n";
         assert_eq!(
-            telling_line(text),
+            Apt.telling_line(text),
             Some("zstd: error 70 : Write error : No space left on device")
         );
-        assert_eq!(telling_line("Building initial module for 6.1\n"), None);
+        assert_eq!(Apt.telling_line("Building initial module for 6.1\n"), None);
     }
 
     /// The texts are from apt 2.6 and 3.0.
@@ -287,16 +326,16 @@ mod tests {
             "E: Problem executing scripts DPkg::Post-Invoke '/opt/agent/refresh'\nE: Sub-process returned an error code",
                 "grep -r Invoke";
         } {
-            let told = remedy_for(text);
+            let told = Apt.remedy(text);
             assert!(told.is_some_and(|told| told.contains(remedy)), "{text}");
-            assert_eq!(fault(text), Fault::Other, "{text}");
+            assert_eq!(Apt.fault(text), Fault::Other, "{text}");
         }
-        assert_eq!(remedy_for("E: Unable to locate package a"), None);
+        assert_eq!(Apt.remedy("E: Unable to locate package a"), None);
         // apt 3.0: the signature date is in the future.
         let late = "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Sub-process /usr/bin/sqv returned \
                     an error code (1), error message is: Verifying signature:            Not live until \
                     2027-05-31T23:30:00Z\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.";
-        assert_eq!(fault(late), Fault::Clock);
+        assert_eq!(Apt.fault(late), Fault::Clock);
     }
 
     #[test]
@@ -305,10 +344,10 @@ mod tests {
                     The following held packages will be changed:\n  docker.io\n\
                     0 upgraded, 2 newly installed.\n";
         assert_eq!(
-            preflight_issue(text).as_deref(),
+            Apt.preflight_issue(text).as_deref(),
             Some("The following held packages will be changed:\n  docker.io")
         );
-        assert_eq!(preflight_issue("Reading package lists...\n"), None);
+        assert_eq!(Apt.preflight_issue("Reading package lists...\n"), None);
     }
 
     #[test]
@@ -393,7 +432,7 @@ mod tests {
                 Fault::Script;
             "Segmentation fault", Fault::Other;
         } {
-            assert_eq!(super::fault(text), fault, "{text}");
+            assert_eq!(Apt.fault(text), fault, "{text}");
         }
     }
 
@@ -427,7 +466,7 @@ E: Some index files failed to download. They have been ignored, or old ones used
 
     #[test]
     fn failed_sources_are_distinguished_from_other_failures() {
-        let found = failures_by_source(DEAD).expect("only sources failed");
+        let found = Apt.failures_by_source(DEAD).expect("only sources failed");
         let pairs: Vec<(&str, &str)> = (found.iter())
             .map(|one| (one.address.as_str(), &one.why[..15]))
             .collect();
@@ -445,7 +484,7 @@ E: Some index files failed to download. They have been ignored, or old ones used
         );
         let key = "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4";
         assert_eq!(
-            failures_by_source(key).expect("a source")[0].address,
+            Apt.failures_by_source(key).expect("a source")[0].address,
             "https://x"
         );
         for other in [
@@ -457,19 +496,19 @@ E: Some index files failed to download. They have been ignored, or old ones used
             "Err:1 http://x y InRelease\n  Could not connect\nE: Problem executing scripts\n",
             "Err:1",
         ] {
-            assert_eq!(failures_by_source(other), None, "{other}");
+            assert_eq!(Apt.failures_by_source(other), None, "{other}");
         }
     }
 
     reads_any_text!(
         "(E: |W: |Err:| http://|\n|.)*",
-        |text| failures_by_source(&text); failed_sources(&text)
+        |text| Apt.failures_by_source(&text); Apt.failed_sources(&text)
     );
 
     #[test]
     fn warning_about_a_source_is_a_failure() {
         let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
-        assert!(failed_sources(text).unwrap().contains("http://b"));
-        assert_eq!(failed_sources("Reading package lists...\n"), None);
+        assert!(Apt.failed_sources(text).unwrap().contains("http://b"));
+        assert_eq!(Apt.failed_sources("Reading package lists...\n"), None);
     }
 }

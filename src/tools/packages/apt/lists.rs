@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::SourceEntry;
-use crate::host::{FileKind, FilesError, ReadFiles, Stat};
+use crate::{
+    host::{FileKind, FilesError, ReadFiles, Stat},
+    tools::packages::SourceEntry,
+};
 
 /// The directory of the lists.
 pub const DIRECTORY: &str = "/var/lib/apt/lists";

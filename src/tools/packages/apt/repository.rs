@@ -54,7 +54,7 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
 /// Prefix of our files in `/etc/apt/preferences.d`. For each version, the first record that lists the package takes precedence,
 /// `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in name order (tested with apt 2.6).
 /// Our files must be last, so that they never allow a version that a record of the administrator for this package blocks. They
-/// still override a record for `*`, see [`super::offers::LIFTED`]. A record has only one `Pin` field, so a pin on a version
+/// still override a record for `*`, see `LIFTED` in `exclusions.rs`. A record has only one `Pin` field, so a pin on a version
 /// cannot be restricted to one repository.
 pub const PREFERENCES: &str = "zz-gpu-bootstrap-";
 

@@ -3,11 +3,16 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::records::records;
+use super::{Apt, archive, exclusions, records::records, repository};
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
-    model::text::shell_word,
-    tools::packages::{Impact, SourceEntry, SourceIssue, contradictions},
+    model::{
+        packages::{Pin, Repository},
+        text::shell_word,
+    },
+    tools::packages::{
+        ArchiveError, Exclusion, Further, Impact, SourceEntry, SourceIssue, Sources, contradictions,
+    },
 };
 
 /// The main file, which has one source per line.
@@ -30,18 +35,6 @@ const SKIPS_VERIFICATION: [&str; 4] = [
     "allow-weak",
     "allow-downgrade-to-insecure",
 ];
-
-/// Returns all sources of a machine.
-///
-/// # Errors
-/// If an existing file cannot be read.
-pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-    let mut entries = Vec::new();
-    for (path, text) in texts(files)? {
-        entries.extend(parse(&path, &text));
-    }
-    Ok(entries)
-}
 
 /// Returns the files that apt reads, with their texts.
 fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
@@ -67,7 +60,7 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
+fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
     let mut found = Vec::new();
     for (path, text) in texts(files)? {
         let Some(line) = unread(&path, &text) else {
@@ -98,7 +91,7 @@ pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
             },
         });
     }
-    let entries = read(files)?;
+    let entries = Apt.entries(files)?;
     let contradicting = contradictions(&entries);
     if !contradicting.is_empty() {
         let unsigned = entries.iter().find(|entry| {
@@ -407,12 +400,86 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
         .collect()
 }
 
+impl Sources for Apt {
+    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        let mut entries = Vec::new();
+        for (path, text) in texts(files)? {
+            entries.extend(parse(&path, &text));
+        }
+        Ok(entries)
+    }
+
+    fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
+        let mut found = issues(files)?;
+        found.extend(exclusions::issues(files)?);
+        Ok(found)
+    }
+
+    fn further(
+        &self,
+        entries: &[SourceEntry],
+        suites: &[String],
+        components: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        archive::further(entries, suites, components)
+    }
+
+    fn forced(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::forced(files)
+    }
+
+    fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::read(files)
+    }
+
+    fn proxies(&self, files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+        exclusions::proxies(files)
+    }
+
+    fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        exclusions::forbids(files)
+    }
+
+    fn overridden(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::behind_ours(files)
+    }
+
+    fn contrary(
+        &self,
+        files: &dyn ReadFiles,
+        pin: &Pin,
+        packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::contrary(files, pin, packages)
+    }
+
+    fn needs_suites(&self) -> bool {
+        true
+    }
+
+    fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
+        repository::keyring_path(repository)
+    }
+
+    fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
+        repository::source(repository)
+    }
+
+    fn priority(&self, repository: &Repository) -> Option<(Utf8PathBuf, String)> {
+        repository::priority(repository)
+    }
+
+    fn pin(&self, pin: &Pin) -> Option<(Utf8PathBuf, String)> {
+        Some(repository::pin(pin))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{one_line, read};
+    use super::{Apt, one_line};
     use crate::{
         host::fake::FakeFiles,
-        tools::packages::{SourceEntry, apt::faults::failures_by_source},
+        tools::packages::{Messages, SourceEntry, Sources},
     };
 
     fn parse(name: &str, text: &str) -> Vec<SourceEntry> {
@@ -585,7 +652,7 @@ mod tests {
             "deb file:///var/cuda-repo-debian12-12-4-local /",
                 "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found";
         } {
-            let failures = failures_by_source(said).expect("one");
+            let failures = Apt.failures_by_source(said).expect("one");
             let entry = one_line("/etc/apt/sources.list".into(), line).expect("an entry");
             assert!(entry.is_at(&failures[0].address), "{failures:?} {entry:?}");
         }
@@ -600,7 +667,7 @@ mod tests {
             files.put(&format!("/etc/apt/sources.list.d/{name}"), line);
         }
         files.put_directory("/etc/apt/sources.list.d/folder.list", 0o755);
-        let found: Vec<String> = (read(&files).unwrap().into_iter())
+        let found: Vec<String> = (Apt.entries(&files).unwrap().into_iter())
             .map(|entry| entry.file.into_string())
             .collect();
         assert_eq!(

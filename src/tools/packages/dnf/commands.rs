@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
+use super::{Dnf, agents, faults, generation, history, interruption, transaction};
 use crate::{
-    host::{Cmd, Query},
+    host::{Cmd, FilesError, Output, Query, ReadFiles},
     model::secret::Secret,
-    tools::packages::{Mark, Package, Settings, TransactionRequest},
+    tools::packages::{
+        Action, Estimate, Mark, Package, Removals, Settings, TransactionRequest, Transactions,
+    },
 };
-
-use super::generation;
 
 /// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -19,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(45 * 60);
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
 /// The time limit for downloading the metadata of all repositories.
-const REFRESH_DEADLINE: Duration = Duration::from_secs(15 * 60);
+const METADATA_DEADLINE: Duration = Duration::from_secs(15 * 60);
 
 /// The time limit for resolving a transaction with existing metadata.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
@@ -62,17 +63,14 @@ const AS_REFRESHED: [&str; 2] = [
 /// Disables all repositories, for commands that need only the database of installed packages.
 const NO_REPOSITORY: &str = "--disablerepo=*";
 
-/// Disables the version lock plugin. The effect of a [`TransactionRequest::Move`] on each package is approved instead.
-const NO_LOCKS: &str = "--disableplugin=versionlock";
-
 /// Makes the packages of all module streams available, not only of the enabled stream, dnf.conf(5).
-const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
+pub(super) const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
 /// Includes the file lists of packages in the metadata. They show which kernel a package with modules is for. In AlmaLinux 10,
 /// dnf does not download them by default. An older dnf does, and prints a warning because it does not know this option. A
 /// refresh always downloads them, because the packages to inspect are not known at that time. The query must not download
 /// anything, because `plan` and `check` use it.
-const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
+pub(super) const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
     words.iter().map(|word| (*word).to_owned())
@@ -142,6 +140,21 @@ fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
     }
 }
 
+/// Creates a command that may download metadata.
+pub(super) fn with_metadata(settings: &Settings, words: &[&str]) -> Cmd {
+    let args = owned(&["-y"]).chain(options()).chain(owned(words));
+    environment(settings, Cmd::new("dnf", args))
+        .deadline(METADATA_DEADLINE)
+        .silence(Duration::from_secs(180))
+}
+
+/// Changes the enabled stream of a module: `enable NAME:STREAM` or `reset NAME`. This may download the metadata of the module
+/// first.
+#[must_use]
+pub fn module(settings: &Settings, verb: &str, name: &str) -> Cmd {
+    with_metadata(settings, &["module", verb, "--", name])
+}
+
 fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest<'_>) -> Cmd {
     let mut args: Vec<String> = owned(first).chain(options()).collect();
     args.extend(owned(&AS_REFRESHED));
@@ -152,7 +165,7 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
         args.push(NO_REPOSITORY.to_owned());
     }
     if matches!(request, TransactionRequest::Move { .. }) {
-        args.push(NO_LOCKS.to_owned());
+        args.push(generation::NO_LOCKS.to_owned());
     }
     if matches!(request, TransactionRequest::Reinstall(_)) {
         args.push(ALL_STREAMS.to_owned());
@@ -168,57 +181,8 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
     }
 }
 
-/// Downloads the metadata of all repositories. dnf has no option to bypass proxy caches.
-#[must_use]
-pub fn refresh(settings: &Settings) -> Cmd {
-    let mut args = vec!["-y".to_owned()];
-    args.extend(options());
-    args.extend(owned(&[FILE_LISTS, "--refresh", "makecache"]));
-    environment(settings, Cmd::new("dnf", args))
-        .deadline(REFRESH_DEADLINE)
-        .silence(Duration::from_secs(180))
-}
-
-/// Resolves a transaction without changes. The confirmation is always answered with no.
-#[must_use]
-pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
-    let mut cmd = transaction(settings, &["--assumeno", "--cacheonly"], request);
-    // A query waits for other queries of gpu-bootstrap until its deadline, instead of failing immediately.
-    cmd.args.retain(|arg| arg != FAIL_IF_LOCKED);
-    let query = Query::new("dnf", cmd.args).deadline(RESOLVE_DEADLINE);
-    match cmd.stdin {
-        Some(script) => query.stdin(script),
-        None => query,
-    }
-}
-
-/// Downloads the packages of a transaction, and verifies digests and signatures.
-#[must_use]
-pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
-    transaction(settings, &["-y", "--downloadonly"], request)
-}
-
-/// Performs a transaction with the downloaded packages. `install` removes a package only if a new one replaces it, so it cannot
-/// remove more packages than the simulation. A removal, including one in the dnf shell, also removes dependent packages, so it
-/// is simulated again right before.
-#[must_use]
-pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
-    transaction(settings, &["-y", "--cacheonly"], request)
-}
-
-/// Queries the available versions of packages, see [`super::offers`].
-#[must_use]
-pub fn offers(format: &'static str, names: &[&str]) -> Query {
-    repoquery(&[], format, names)
-}
-
-/// Same as [`offers`], but for all module streams.
-#[must_use]
-pub fn offers_of_all_streams(format: &'static str, names: &[&str]) -> Query {
-    repoquery(&[ALL_STREAMS], format, names)
-}
-
-fn repoquery(options: &[&str], format: &'static str, names: &[&str]) -> Query {
+/// Queries the packages in existing metadata, see [`super::offers`].
+pub(super) fn repoquery(options: &[&str], format: &'static str, names: &[&str]) -> Query {
     let mut args: Vec<String> = owned(&["-q", "--cacheonly"]).collect();
     args.extend(owned(&AS_REFRESHED));
     args.extend(owned(options));
@@ -237,84 +201,138 @@ fn repoquery(options: &[&str], format: &'static str, names: &[&str]) -> Query {
     Query::new("dnf", args).deadline(RESOLVE_DEADLINE)
 }
 
-/// Resolves an upgrade of the complete system without changes. It respects version locks, like dnf-automatic.
-#[must_use]
-pub fn upgrade() -> Query {
-    let args = ["--assumeno", "--cacheonly"].iter();
-    let args = args
-        .chain(OPTIONS.iter().filter(|option| **option != FAIL_IF_LOCKED))
-        .chain(&AS_REFRESHED)
-        .chain(&["upgrade"]);
-    Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE)
-}
+impl Transactions for Dnf {
+    fn locks(&self) -> &'static [&'static str] {
+        &generation::LOCKS
+    }
 
-/// Queries the last transaction in dnf's history.
-#[must_use]
-pub fn last_transaction() -> Query {
-    Query::new("dnf", [NO_REPOSITORY, "history", "info", "last"])
-}
+    fn at_version(&self, name: &str, version: &str) -> String {
+        format!("{name}-{version}")
+    }
 
-/// Changes the enabled stream of a module: `enable NAME:STREAM` or `reset NAME`. This may download the metadata of the module
-/// first.
-#[must_use]
-pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
-    let mut args = vec!["-y".to_owned()];
-    args.extend(options());
-    args.extend(owned(&["module", verb, "--", name]));
-    environment(settings, Cmd::new("dnf", args))
-        .deadline(REFRESH_DEADLINE)
-        .silence(Duration::from_secs(180))
-}
+    /// The confirmation is always answered with no.
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+        let mut cmd = transaction(settings, &["--assumeno", "--cacheonly"], request);
+        // A query waits for other queries of gpu-bootstrap until its deadline, instead of failing immediately.
+        cmd.args.retain(|arg| arg != FAIL_IF_LOCKED);
+        let query = Query::new("dnf", cmd.args).deadline(RESOLVE_DEADLINE);
+        match cmd.stdin {
+            Some(script) => query.stdin(script),
+            None => query,
+        }
+    }
 
-/// Marks packages as installed only as dependencies, or adds or deletes version locks. gpu-bootstrap edits the list of locks
-/// itself instead of using the plugin's command, see [`super::versionlock`].
-#[must_use]
-pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
-    let words = match mark {
-        Mark::Hold => ["versionlock", "add", "--"],
-        Mark::Unhold => ["versionlock", "delete", "--"],
-        Mark::Automatic => ["mark", generation::AS_DEPENDENCY, "--"],
-    };
-    let first = ["-y", FAIL_IF_LOCKED, NO_REPOSITORY];
-    let args = owned(&first).chain(owned(&words));
-    Cmd::new("dnf", args.chain(packages.iter().cloned())).deadline(RESOLVE_DEADLINE)
-}
+    fn has_answered(&self, output: &Output) -> bool {
+        transaction::is_answer(output.ok(), &output.stdout, &output.stderr)
+    }
 
-/// Returns the command that changes a package to the newest available version, including a downgrade, for hints: `dnf(8)`,
-/// distro-sync. If the package is held, the command disables version locks, because they would keep the unavailable version.
-#[must_use]
-pub fn to_offered(package: &Package) -> String {
-    let options = if package.held {
-        format!("{NO_LOCKS} ")
-    } else {
-        String::new()
-    };
-    format!("dnf {options}distro-sync {}", package.name)
-}
+    fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action> {
+        transaction::actions(text, installed)
+    }
 
-/// Returns a human-readable command line, without the options that every command has.
-#[must_use]
-pub fn short_line(cmd: &Cmd) -> String {
-    let common = [
-        "-y",
-        "-q",
-        "--color=never",
-        "--cacheonly",
-        "--noautoremove",
-        "--",
-    ];
-    std::iter::once(cmd.program.as_str())
-        .chain(cmd.args.iter().map(String::as_str))
-        .filter(|arg| {
-            !(arg.starts_with("--setopt=") || common.contains(arg) || *arg == NO_REPOSITORY)
-        })
-        .collect::<Vec<_>>()
-        .join(" ")
+    /// Respects version locks, like dnf-automatic.
+    fn upgrade(&self) -> Option<Query> {
+        let args = ["--assumeno", "--cacheonly"].iter();
+        let args = args
+            .chain(OPTIONS.iter().filter(|option| **option != FAIL_IF_LOCKED))
+            .chain(&AS_REFRESHED)
+            .chain(&["upgrade"]);
+        Some(Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE))
+    }
+
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
+        Some(self.simulate(settings, request))
+    }
+
+    fn parse_estimate(&self, text: &str) -> Estimate {
+        transaction::estimate(text)
+    }
+
+    /// Also verifies digests and signatures.
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
+        transaction(settings, &["-y", "--downloadonly"], request)
+    }
+
+    /// `install` removes a package only if a new one replaces it, so it cannot remove more packages than the simulation. A
+    /// removal, including one in the dnf shell, also removes dependent packages, so it is simulated again right before.
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        _removals: Removals,
+    ) -> Cmd {
+        transaction(settings, &["-y", "--cacheonly"], request)
+    }
+
+    fn performs_from_downloads(&self) -> bool {
+        true
+    }
+
+    /// The exit status of the dnf shell is 0 even if one of its commands failed.
+    fn has_succeeded(&self, output: &Output) -> bool {
+        output.ok()
+            && !faults::has_error(&output.stderr)
+            && !transaction::has_problem(&output.stdout)
+    }
+
+    fn follow_up(&self, files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+        agents::end(files)
+    }
+
+    fn configure(&self) -> Option<Cmd> {
+        None
+    }
+
+    /// Queries the last transaction in dnf's history.
+    fn unfinished(&self) -> Option<Query> {
+        let args = [NO_REPOSITORY, "history", "info", "last"];
+        Some(Query::new("dnf", args))
+    }
+
+    fn parse_unfinished(&self, text: &str, installed: &[Package]) -> Vec<String> {
+        interruption::to_complete(&history::unfinished(text), installed)
+    }
+
+    fn parse_missing(&self, text: &str, installed: &[Package]) -> Vec<String> {
+        interruption::missing(&history::unfinished(text), installed)
+    }
+
+    /// Marks packages as installed only as dependencies, or adds or deletes version locks. gpu-bootstrap edits the list of
+    /// locks itself instead of using the plugin's command, see [`super::versionlock`].
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
+        let words = match mark {
+            Mark::Hold => ["versionlock", "add", "--"],
+            Mark::Unhold => ["versionlock", "delete", "--"],
+            Mark::Automatic => ["mark", generation::AS_DEPENDENCY, "--"],
+        };
+        let first = ["-y", FAIL_IF_LOCKED, NO_REPOSITORY];
+        let args = owned(&first).chain(owned(&words));
+        Cmd::new("dnf", args.chain(packages.iter().cloned())).deadline(RESOLVE_DEADLINE)
+    }
+
+    fn short_line(&self, cmd: &Cmd) -> String {
+        let common = [
+            "-y",
+            "-q",
+            "--color=never",
+            "--cacheonly",
+            "--noautoremove",
+            "--",
+        ];
+        std::iter::once(cmd.program.as_str())
+            .chain(cmd.args.iter().map(String::as_str))
+            .filter(|arg| {
+                !(arg.starts_with("--setopt=") || common.contains(arg) || *arg == NO_REPOSITORY)
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::packages::Offers;
 
     #[test]
     fn no_command_asks_waits_forever_or_forces_changes() {
@@ -325,11 +343,19 @@ mod tests {
             removing: &[],
         };
         for cmd in [
-            refresh(&settings),
-            download(&settings, &install),
-            perform(&settings, &install),
-            perform(&settings, &TransactionRequest::Purge(&names)),
-            perform(&settings, &TransactionRequest::Reinstall(&names)),
+            Dnf.refresh(&settings),
+            Dnf.download(&settings, &install),
+            Dnf.perform(&settings, &install, Removals::None),
+            Dnf.perform(
+                &settings,
+                &TransactionRequest::Purge(&names),
+                Removals::None,
+            ),
+            Dnf.perform(
+                &settings,
+                &TransactionRequest::Reinstall(&names),
+                Removals::None,
+            ),
             module(&settings, "enable", "nvidia-driver:580-open"),
         ] {
             let line = cmd.line();
@@ -340,10 +366,10 @@ mod tests {
                 assert!(!line.contains(forced), "{line}");
             }
         }
-        let cmd = perform(&settings, &install);
+        let cmd = Dnf.perform(&settings, &install, Removals::None);
         assert!(cmd.silence.is_some() && cmd.stdin.is_none());
         assert!(cmd.secret_env.iter().any(|(key, _)| key == "https_proxy"));
-        assert_eq!(short_line(&cmd), "dnf install docker-ce-3:28.5.2-1.el9");
+        assert_eq!(Dnf.short_line(&cmd), "dnf install docker-ce-3:28.5.2-1.el9");
         assert!(!format!("{settings:?} {cmd:?}").contains("s3cret"));
     }
 
@@ -355,11 +381,12 @@ mod tests {
             removing: &[],
         };
         let (simulated, real) = (
-            simulate(&Settings::behind_a_proxy(), &request)
+            Dnf.simulate(&Settings::behind_a_proxy(), &request)
                 .cmd()
                 .args
                 .clone(),
-            perform(&Settings::behind_a_proxy(), &request).args,
+            Dnf.perform(&Settings::behind_a_proxy(), &request, Removals::None)
+                .args,
         );
         assert_eq!(
             (simulated[0].as_str(), real[0].as_str()),
@@ -374,12 +401,12 @@ mod tests {
     #[test]
     fn only_file_queries_load_file_lists() {
         let has = |query: Query| query.cmd().args.iter().any(|arg| arg == FILE_LISTS);
-        assert!(has(super::super::offers::contents(&["a"])));
-        assert!(!has(super::super::offers::versions(&["a"])));
-        assert!(!has(offers_of_all_streams("%{name}", &["a"])));
+        assert!(has(Dnf.contents(&["a"]).unwrap()));
+        assert!(!has(Dnf.offers(&["a"])));
+        assert!(!has(Dnf.offers_of_all_streams(&["a"])));
         // The file lists must exist before the query.
         assert!(
-            refresh(&Settings::behind_a_proxy())
+            Dnf.refresh(&Settings::behind_a_proxy())
                 .args
                 .iter()
                 .any(|arg| arg == FILE_LISTS)
@@ -393,9 +420,9 @@ mod tests {
             packages: &coming,
             removing: &going,
         };
-        let cmd = perform(&Settings::behind_a_proxy(), &both);
+        let cmd = Dnf.perform(&Settings::behind_a_proxy(), &both, Removals::None);
         let script = cmd.stdin.as_ref().map(Secret::expose);
         assert_eq!(script, Some("install a-1-1\nremove b c\nrun\n"));
-        assert_eq!(short_line(&cmd), "dnf shell /dev/stdin");
+        assert_eq!(Dnf.short_line(&cmd), "dnf shell /dev/stdin");
     }
 }

@@ -1,14 +1,20 @@
 //! Reads the `rpm` database with a query, because its file format is private.
 
-use std::collections::BTreeSet;
+use std::{cmp::Ordering, collections::BTreeSet};
 
-use camino::Utf8PathBuf;
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
+use super::{Dnf, interruption, versionlock};
 use crate::{
-    host::{Cmd, Query},
-    tools::packages::{Package, PackageCondition},
+    host::{Cmd, FilesError, Query, ReadFiles, Reader},
+    model::pattern,
+    tools::packages::{Database, DatabaseError, HalfDone, Package, PackageCondition},
 };
+
+/// The possible paths of the rpm database, which depend on its version.
+const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
 /// The package name that rpm uses for keys.
 const KEYS: &str = "gpg-pubkey";
@@ -65,28 +71,6 @@ pub fn owned_by(names: &[&str]) -> Query {
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
-/// Queries the files of packages, one per line: flags, size, modification time, path.
-#[must_use]
-pub fn configuration_of(names: &[&str]) -> Query {
-    let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILEMTIMES}|%{FILENAMES}\\n]";
-    let args = ["-q", "--qf", format, "--"];
-    Query::new("rpm", args.iter().chain(names).copied())
-}
-
-/// Returns the configuration files that are not empty in their package, from the output of [`configuration_of`]. rpm does not
-/// replace a changed configuration file, even if a power loss has emptied it.
-#[must_use]
-pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
-    text.lines()
-        .filter_map(|line| {
-            let (flags, rest) = line.split_once('|')?;
-            let (size, rest) = rest.split_once('|')?;
-            let (_, path) = rest.split_once('|')?;
-            (flags.contains('c') && size != "0").then(|| path.into())
-        })
-        .collect()
-}
-
 /// Queries the keys that rpm trusts.
 #[must_use]
 pub fn keys() -> Query {
@@ -94,13 +78,6 @@ pub fn keys() -> Query {
         "rpm",
         ["-qa", KEYS, "--qf", "%{NAME}-%{VERSION}-%{RELEASE}\\n"],
     )
-}
-
-/// Removes keys from rpm's database.
-#[must_use]
-pub fn forget(keys: &[String]) -> Cmd {
-    let args = ["-e", "--allmatches", "--"].map(str::to_owned);
-    Cmd::new("rpm", args.into_iter().chain(keys.iter().cloned()))
 }
 
 /// Parses the output of [`keys`].
@@ -128,23 +105,6 @@ const SINGLE: [&str; 11] = [
     "tools-libs-devel",
 ];
 
-/// Whether several versions of a package can be installed at the same time.
-#[must_use]
-pub fn has_several_versions(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix("kernel") else {
-        return false;
-    };
-    // Amazon Linux: `kernel6.12`.
-    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let Some(part) = rest.strip_prefix('-') else {
-        return rest.is_empty();
-    };
-    let is_last = |end: &str| {
-        part == end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
-    };
-    !SINGLE.iter().any(|end| is_last(end))
-}
-
 fn without_epoch(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }
@@ -157,7 +117,7 @@ fn native(packages: &[Package]) -> Option<&str> {
 /// Returns the [`Package::id`] of a package that may not be installed yet.
 #[must_use]
 pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &str) -> String {
-    if has_several_versions(name) {
+    if Dnf.has_several_versions(name) {
         return format!("{name}-{}", without_epoch(version));
     }
     match native(installed) {
@@ -165,28 +125,6 @@ pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &st
             format!("{name}.{architecture}")
         }
         _ => name.to_owned(),
-    }
-}
-
-/// Returns the name in a [`Package::id`].
-#[must_use]
-pub fn name_in(id: &str) -> &str {
-    if let Some((name, architecture)) = id.rsplit_once('.')
-        && FOREIGN.contains(&architecture)
-    {
-        return name;
-    }
-    let parts: Vec<&str> = id.rsplitn(3, '-').collect();
-    match parts[..] {
-        // In the name `kernel-64k-headers`, `64k` is not a version.
-        [_, version, name]
-            if has_several_versions(name)
-                && version.starts_with(|c: char| c.is_ascii_digit())
-                && version.contains('.') =>
-        {
-            name
-        }
-        _ => id,
     }
 }
 
@@ -253,6 +191,199 @@ fn line(text: &str) -> Option<Package> {
     })
 }
 
+#[async_trait]
+impl Database for Dnf {
+    fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        for directory in DATABASES {
+            if files.exists(Utf8Path::new(directory))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        if !self.is_used_on(host.files())? {
+            return Ok(None);
+        }
+        let query = all();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        let mut packages = parse(&output.stdout);
+        versionlock::mark_held(host.files(), &mut packages)?;
+        Ok(Some(packages))
+    }
+
+    fn database_program(&self) -> Option<&'static str> {
+        Some("rpm")
+    }
+
+    fn database_path(&self) -> &'static str {
+        DATABASES[1]
+    }
+
+    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        interruption::interrupted(files)
+    }
+
+    fn half_done(
+        &self,
+        files: &dyn ReadFiles,
+        database: &[Package],
+    ) -> Result<HalfDone, FilesError> {
+        let record = files.read_text(&interruption::failed_scripts_record())?;
+        let failed = interruption::with_failed_scripts(&record.unwrap_or_default(), database);
+        let packages: Vec<Package> = (database.iter())
+            .filter(|package| package.needs_repair())
+            .cloned()
+            .chain(failed)
+            .collect();
+        let interrupted = match packages.is_empty() {
+            true => self.interrupted(files)?,
+            false => None,
+        };
+        Ok(HalfDone {
+            packages,
+            interrupted,
+        })
+    }
+
+    fn has_several_versions(&self, name: &str) -> bool {
+        let Some(rest) = name.strip_prefix("kernel") else {
+            return false;
+        };
+        // Amazon Linux: `kernel6.12`.
+        let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+        let Some(part) = rest.strip_prefix('-') else {
+            return rest.is_empty();
+        };
+        let is_last = |end: &str| {
+            part == end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
+        };
+        !SINGLE.iter().any(|end| is_last(end))
+    }
+
+    fn failed_scripts_record(&self) -> Option<Utf8PathBuf> {
+        Some(interruption::failed_scripts_record())
+    }
+
+    fn of_installed(&self, record: &str, installed: &[Package]) -> String {
+        interruption::of_installed(record, installed)
+    }
+
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
+        if let Some((name, architecture)) = id.rsplit_once('.')
+            && FOREIGN.contains(&architecture)
+        {
+            return name;
+        }
+        let parts: Vec<&str> = id.rsplitn(3, '-').collect();
+        match parts[..] {
+            // In the name `kernel-64k-headers`, `64k` is not a version.
+            [_, version, name]
+                if self.has_several_versions(name)
+                    && version.starts_with(|c: char| c.is_ascii_digit())
+                    && version.contains('.') =>
+            {
+                name
+            }
+            _ => id,
+        }
+    }
+
+    /// Compares versions like rpm: the epoch comes first, and a missing epoch equals 0.
+    fn compare(&self, a: &str, b: &str) -> Ordering {
+        rpm_evr_compare(a, b)
+    }
+
+    /// A pattern without an epoch matches any epoch, because vendors write `580.95.05` for `3:580.95.05-1`.
+    fn matches(&self, wanted: &str, version: &str) -> bool {
+        let bare = match version.split_once(':') {
+            Some((_, bare)) if !wanted.contains(':') => bare,
+            _ => version,
+        };
+        pattern::matches(wanted, bare)
+    }
+
+    async fn automatic(
+        &self,
+        host: Reader<'_>,
+        packages: &[Package],
+    ) -> Result<BTreeSet<String>, DatabaseError> {
+        let query = asked_for();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        let asked_for = parse_asked_for(&output.stdout);
+        let key = |package: &Package| (package.name.clone(), package.architecture.clone());
+        Ok((packages.iter())
+            .filter(|package| !asked_for.contains(&key(package)))
+            .map(|package| package.id.clone())
+            .collect())
+    }
+
+    async fn owned_below(
+        &self,
+        host: Reader<'_>,
+        directory: &Utf8Path,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let query = owned();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok((output.stdout.lines().map(Utf8Path::new))
+            .filter(|path| path.starts_with(directory))
+            .map(Utf8Path::to_owned)
+            .collect())
+    }
+
+    async fn owned_by(
+        &self,
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        if packages.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+        // The exit status only shows whether all packages are installed.
+        let output = host.query(&owned_by(&names)).await?;
+        let paths = output.stdout.lines().filter(|line| line.starts_with('/'));
+        Ok(paths.map(Utf8PathBuf::from).collect())
+    }
+
+    /// The output has one line per file: flags, size, modification time, path.
+    fn configuration_of(&self, names: &[&str]) -> Option<Query> {
+        let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILEMTIMES}|%{FILENAMES}\\n]";
+        let args = ["-q", "--qf", format, "--"];
+        Some(Query::new("rpm", args.iter().chain(names).copied()))
+    }
+
+    /// rpm does not replace a changed configuration file, even if a power loss has emptied it.
+    fn parse_configuration(&self, text: &str) -> Vec<Utf8PathBuf> {
+        text.lines()
+            .filter_map(|line| {
+                let (flags, rest) = line.split_once('|')?;
+                let (size, rest) = rest.split_once('|')?;
+                let (_, path) = rest.split_once('|')?;
+                (flags.contains('c') && size != "0").then(|| path.into())
+            })
+            .collect()
+    }
+
+    /// Source: rpm, `lib/fsm.c`, `SUFFIX_RPMSAVE`.
+    fn removed_configuration(&self) -> Option<&'static str> {
+        Some(".rpmsave")
+    }
+
+    async fn keys(&self, host: Reader<'_>) -> Result<Option<BTreeSet<String>>, DatabaseError> {
+        let query = keys();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok(Some(parse_keys(&output.stdout)))
+    }
+
+    fn forget_keys(&self, keys: &[String]) -> Option<Cmd> {
+        let args = ["-e", "--allmatches", "--"].map(str::to_owned);
+        let args = args.into_iter().chain(keys.iter().cloned());
+        Some(Cmd::new("rpm", args))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,7 +442,7 @@ mod tests {
             ("kmod-nvidia-open-dkms", false),
             ("kernelshark", false),
         ] {
-            assert_eq!(has_several_versions(name), expected, "{name}");
+            assert_eq!(Dnf.has_several_versions(name), expected, "{name}");
         }
         let packages = parse(
             "rpm\tx86_64\t(none)\t4.16\t1\t(none)\t(none)\n\
@@ -321,16 +452,16 @@ mod tests {
         assert_eq!(packages[1].id, "kernel-devel-5.14.0-570.12.1.el9_6");
         assert_eq!(packages[2].id, "kernel-devel-5.14.0-570.17.1.el9_6");
         assert!((packages.iter()).all(|one| one.is_installed() && !one.is_foreign()));
-        assert_eq!(name_in(&packages[2].id), "kernel-devel");
+        assert_eq!(Dnf.bare_name(&packages[2].id), "kernel-devel");
         for name in [
             "python3.11",
             "kernel-devel-matched",
             "kernel-64k-headers",
             "kernel-core",
         ] {
-            assert_eq!(name_in(name), name);
+            assert_eq!(Dnf.bare_name(name), name);
         }
-        assert_eq!(name_in("glibc.i686"), "glibc");
+        assert_eq!(Dnf.bare_name("glibc.i686"), "glibc");
     }
 
     #[test]
@@ -354,8 +485,42 @@ mod tests {
             found.into_iter().collect::<Vec<_>>(),
             ["gpg-pubkey-48cf39dd-6742"]
         );
-        let line = forget(&["gpg-pubkey-48cf39dd-6742".to_owned()]).line();
-        assert_eq!(line, "rpm -e --allmatches -- gpg-pubkey-48cf39dd-6742");
+        let forget = Dnf.forget_keys(&["gpg-pubkey-48cf39dd-6742".to_owned()]);
+        assert_eq!(
+            forget.unwrap().line(),
+            "rpm -e --allmatches -- gpg-pubkey-48cf39dd-6742"
+        );
+    }
+
+    #[test]
+    fn versions_sort_like_in_rpm() {
+        for (older, newer) in [
+            ("580.95.05-1.el9", "3:570.1-1.el9"),
+            ("3:580.9.1-1", "3:580.10.1-1"),
+            ("1.0~rc1-1", "1.0-1"),
+            ("1.0-1", "1.0^git1-1"),
+        ] {
+            assert_eq!(
+                Dnf.compare(older, newer),
+                Ordering::Less,
+                "{older} < {newer}"
+            );
+        }
+        assert_eq!(Dnf.compare("0:1.0-1", "1.0-1"), Ordering::Equal);
+    }
+
+    #[test]
+    fn pattern_without_epoch_matches_any_epoch() {
+        for (wanted, version, expected) in [
+            ("580.*", "3:580.95.05-1.el9", true),
+            ("580.*", "580.95.05-1.el9", true),
+            ("3:580.*", "3:580.95.05-1.el9", true),
+            ("2:580.*", "3:580.95.05-1.el9", false),
+            ("3:580.*", "580.95.05-1.el9", false),
+            ("570.*", "3:580.95.05-1.el9", false),
+        ] {
+            assert_eq!(Dnf.matches(wanted, version), expected, "{wanted} {version}");
+        }
     }
 
     reads_any_text!("(.|\t|\n)*", |text| parse(&text));

@@ -1,6 +1,10 @@
-//! The failure class of dnf and rpm output.
+//! The messages of dnf and rpm: the failure class of an output, and the commands in remedies.
 
-use crate::tools::packages::{Fault, SourceFailure};
+use super::{Dnf, generation, progress};
+use crate::{
+    host::Output,
+    tools::packages::{Commands, Fault, Messages, Package, SourceFailure},
+};
 
 /// Parts of one output line and their class. The first match is used, so causes precede their consequences.
 const SIGNS: &[(&[&str], Fault)] = &[
@@ -81,81 +85,11 @@ const SIGNS: &[(&[&str], Fault)] = &[
 /// tested with dnf 4.14).
 const NO_KEY: &str = "Problem repository: [";
 
-/// Returns the remedy if dnf's message is more specific than the class.
-#[must_use]
-pub fn remedy_for(text: &str) -> Option<&'static str> {
-    text.contains(NO_KEY).then_some(
-        "configure the key of the repository above (`gpgkey=`), import the key (`rpm --import FILE`), or disable the \
-         repository (`dnf config-manager --set-disabled NAME`)",
-    )
-}
-
 fn sign_in(text: &str) -> Option<(&str, Fault)> {
     SIGNS.iter().find_map(|(parts, fault)| {
         let shows = |line: &&str| parts.iter().all(|part| line.contains(part));
         Some((text.lines().find(shows)?.trim(), *fault))
     })
-}
-
-/// Returns the line that shows the failure. In a long output, it is not one of the last lines.
-#[must_use]
-pub fn telling_line(text: &str) -> Option<&str> {
-    sign_in(text).map(|(line, _)| line)
-}
-
-/// Returns the failure class of an output.
-#[must_use]
-pub fn fault(text: &str) -> Fault {
-    (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
-}
-
-/// Returns the first reason in the output of dnf.
-#[must_use]
-pub fn first_reason(output: &str) -> Option<&str> {
-    let error = |line: &'_ str| {
-        let reason = line.strip_prefix("Error: ").map(str::trim);
-        reason.is_some_and(|reason| !reason.is_empty())
-    };
-    let of_error = output.lines().find(|line| error(line));
-    (of_error.and_then(|line| line.strip_prefix("Error: ")))
-        .or_else(|| telling_line(output))
-        .or_else(|| output.lines().last())
-}
-
-/// Returns the lines of the output that explain why dnf cannot perform a transaction: the repository without a key, the
-/// filtered packages, or the problems (of the solver or of the transaction test) with their indented reasons.
-#[must_use]
-pub fn preflight_issue(text: &str) -> Option<String> {
-    if let Some(line) = text.lines().find(|line| line.starts_with(NO_KEY)) {
-        return Some(line.to_owned());
-    }
-    let filtered: Vec<&str> = (text.lines())
-        .filter(|line| line.contains(" filtering for argument: "))
-        .collect();
-    if !filtered.is_empty() {
-        return Some(filtered.join("\n"));
-    }
-    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
-    let at = lines.iter().position(|line| {
-        let line = line.trim_start();
-        line.starts_with("Problem") && line.contains(": ")
-            || line.starts_with("Error: Transaction test error")
-    })?;
-    let details = lines[at + 1..]
-        .iter()
-        .take_while(|line| line.starts_with(' '))
-        .count();
-    Some(lines[at..=at + details].join("\n"))
-}
-
-/// Returns the scripts that failed. dnf may report success in this case: it does for every script that runs after the files are
-/// installed.
-#[must_use]
-pub fn failed_scripts(output: &str) -> Option<String> {
-    let lines: Vec<&str> = (output.lines().map(str::trim))
-        .filter(|line| line.contains(" scriptlet failed, exit status "))
-        .collect();
-    (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
 /// Whether the error output contains an error of a transaction. Errors of skipped repositories do not count: they are reported
@@ -185,54 +119,160 @@ pub fn unreadable(output: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the first repository without metadata.
-#[must_use]
-pub fn without_lists(stderr: &str) -> Option<&str> {
-    (stderr.lines())
-        .find_map(|line| line.strip_prefix(NO_CACHE))
-        .map(|rest| rest.trim().trim_matches('\''))
-}
-
 /// Prefix of the line about a repository without metadata.
 const NO_CACHE: &str = "Error: Cache-only enabled but no cache for ";
 
 /// Prefix of the line about a repository whose metadata could not be downloaded.
 const FAILED: &str = "Error: Failed to download metadata for repo '";
 
-/// Returns the output of `makecache` about skipped repositories. Its exit status is 0 in this case.
-#[must_use]
-pub fn failed_sources(output: &str) -> Option<String> {
-    let mut failed: Vec<&str> = Vec::new();
-    for line in output.lines() {
-        let is_detail = line.starts_with("  - ") || line.starts_with("Errors during downloading");
-        if is_detail || line.starts_with(FAILED) || line.starts_with("Warning: failed loading ") {
-            failed.push(line);
+impl Messages for Dnf {
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "dnf versionlock delete 'ENTRY'",
+            clean: "dnf clean packages",
+            refresh: "dnf makecache --refresh",
+            reinstall: "dnf reinstall NAME",
+            install: "dnf install NAME",
+            upgrade_kernel: "dnf upgrade kernel",
+            install_kernel: "dnf install kernel-KERNEL",
+            // Every release has `yum`. EL 7 has no dnf.
+            install_version: "yum install 'NAME-VERSION*'",
+            upgrade: "yum upgrade NAME",
+            compiler: None,
+            versions: "yum list --showduplicates NAME",
+            headers: "yum install kernel-devel-KERNEL",
+            credentials: "the options `username` and `password` of the repository's file, \
+                          dnf.conf(5), with mode 0600",
         }
     }
-    (!failed.is_empty()).then(|| failed.join("\n"))
-}
 
-/// Returns the failed repositories by name, or `None` if there was also another error.
-#[must_use]
-pub fn failures_by_source(output: &str) -> Option<Vec<SourceFailure>> {
-    let mut failures: Vec<SourceFailure> = Vec::new();
-    let mut detail = "";
-    for line in output.lines() {
-        if let Some(text) = line.strip_prefix("  - ") {
-            detail = text.trim();
-        } else if let Some(rest) = line.strip_prefix(FAILED) {
-            let (name, why) = rest.split_once("': ")?;
-            let why = if detail.is_empty() { why } else { detail };
-            failures.push(SourceFailure {
-                address: name.to_owned(),
-                why: why.to_owned(),
-            });
-            detail = "";
-        } else if line.starts_with("Error: ") || line.starts_with("Warning: failed loading ") {
-            return None;
-        }
+    fn downgrade_command(&self, packages: &[String]) -> String {
+        format!("dnf downgrade {}", packages.join(" "))
     }
-    (!failures.is_empty()).then_some(failures)
+
+    /// Returns the command that changes a package to the newest available version, including a downgrade: `dnf(8)`,
+    /// distro-sync. If the package is held, the command disables version locks, because they would keep the unavailable
+    /// version.
+    fn to_offered_command(&self, package: &Package) -> Option<String> {
+        let options = if package.held {
+            format!("{generation::NO_LOCKS} ")
+        } else {
+            String::new()
+        };
+        Some(format!("dnf {options}distro-sync {}", package.name))
+    }
+
+    fn fault(&self, output: &str) -> Fault {
+        (sign_in(output).map_or(Fault::Other, |(_, fault)| fault)).or_build(output)
+    }
+
+    fn remedy(&self, output: &str) -> Option<&'static str> {
+        output.contains(NO_KEY).then_some(
+            "configure the key of the repository above (`gpgkey=`), import the key (`rpm --import FILE`), or disable the \
+             repository (`dnf config-manager --set-disabled NAME`)",
+        )
+    }
+
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
+        sign_in(output).map(|(line, _)| line)
+    }
+
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        let error = |line: &'_ str| {
+            let reason = line.strip_prefix("Error: ").map(str::trim);
+            reason.is_some_and(|reason| !reason.is_empty())
+        };
+        let of_error = output.lines().find(|line| error(line));
+        (of_error.and_then(|line| line.strip_prefix("Error: ")))
+            .or_else(|| self.telling_line(output))
+            .or_else(|| output.lines().last())
+    }
+
+    /// Returns the repository without a key, the filtered packages, or the problems (of the solver or of the transaction test)
+    /// with their indented reasons.
+    fn preflight_issue(&self, output: &str) -> Option<String> {
+        if let Some(line) = output.lines().find(|line| line.starts_with(NO_KEY)) {
+            return Some(line.to_owned());
+        }
+        let filtered: Vec<&str> = (output.lines())
+            .filter(|line| line.contains(" filtering for argument: "))
+            .collect();
+        if !filtered.is_empty() {
+            return Some(filtered.join("\n"));
+        }
+        let lines: Vec<&str> = output.lines().map(str::trim_end).collect();
+        let at = lines.iter().position(|line| {
+            let line = line.trim_start();
+            line.starts_with("Problem") && line.contains(": ")
+                || line.starts_with("Error: Transaction test error")
+        })?;
+        let details = lines[at + 1..]
+            .iter()
+            .take_while(|line| line.starts_with(' '))
+            .count();
+        Some(lines[at..=at + details].join("\n"))
+    }
+
+    fn not_queried(&self, output: &Output) -> Option<String> {
+        let repository = (output.stderr.lines()).find_map(|line| line.strip_prefix(NO_CACHE))?;
+        let repository = repository.trim().trim_matches('\'');
+        Some(format!("repository `{repository}` has no package list"))
+    }
+
+    /// The exit status of `makecache` is 0 if it has skipped repositories.
+    fn failed_sources(&self, output: &str) -> Option<String> {
+        let mut failed: Vec<&str> = Vec::new();
+        for line in output.lines() {
+            let is_detail =
+                line.starts_with("  - ") || line.starts_with("Errors during downloading");
+            if is_detail || line.starts_with(FAILED) || line.starts_with("Warning: failed loading ")
+            {
+                failed.push(line);
+            }
+        }
+        (!failed.is_empty()).then(|| failed.join("\n"))
+    }
+
+    fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
+        let mut failures: Vec<SourceFailure> = Vec::new();
+        let mut detail = "";
+        for line in output.lines() {
+            if let Some(text) = line.strip_prefix("  - ") {
+                detail = text.trim();
+            } else if let Some(rest) = line.strip_prefix(FAILED) {
+                let (name, why) = rest.split_once("': ")?;
+                let why = if detail.is_empty() { why } else { detail };
+                failures.push(SourceFailure {
+                    address: name.to_owned(),
+                    why: why.to_owned(),
+                });
+                detail = "";
+            } else if line.starts_with("Error: ") || line.starts_with("Warning: failed loading ") {
+                return None;
+            }
+        }
+        (!failures.is_empty()).then_some(failures)
+    }
+
+    /// dnf may report success although a script failed: it does for every script that runs after the files are installed.
+    fn failed_scripts(&self, output: &str) -> Option<String> {
+        let lines: Vec<&str> = (output.lines().map(str::trim))
+            .filter(|line| line.contains(" scriptlet failed, exit status "))
+            .collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    fn is_stage(&self, line: &str) -> bool {
+        progress::is_stage(line)
+    }
+
+    fn download_size(&self, line: &str) -> Option<u64> {
+        progress::download_size(line)
+    }
+
+    fn download_part(&self, line: &str) -> Option<u64> {
+        progress::download_part(line)
+    }
 }
 
 #[cfg(test)]
@@ -273,9 +313,9 @@ mod tests {
         ] {
             let text = about(repository);
             assert!(text.contains("Failed to download metadata"), "{repository}");
-            assert_eq!(fault(&text), expected, "{repository}: {text}");
+            assert_eq!(Dnf.fault(&text), expected, "{repository}: {text}");
         }
-        assert_eq!(fault(DEAD), Fault::Missing);
+        assert_eq!(Dnf.fault(DEAD), Fault::Missing);
     }
 
     #[test]
@@ -284,25 +324,31 @@ mod tests {
         let text = "\nYou have enabled checking of packages via GPG keys. This is a good thing.\nHowever, you do not have any \
                     GPG public keys installed.\n\nProblem repository: [dead]\nbaseurl: http://127.0.0.1:9/dead/\ngpgcheck: \
                     1\ngpgkey: \nname: dead\npassword: \nusername: \n";
-        assert_eq!(fault(text), Fault::Sources);
-        assert_eq!(telling_line(text), Some("Problem repository: [dead]"));
-        assert_eq!(first_reason(text), telling_line(text));
-        assert_eq!(preflight_issue(text).as_deref(), telling_line(text));
-        assert!(remedy_for(text).is_some_and(|remedy| remedy.contains("`gpgkey=`")));
-        assert_eq!(remedy_for(DEAD), None);
+        assert_eq!(Dnf.fault(text), Fault::Sources);
+        assert_eq!(Dnf.telling_line(text), Some("Problem repository: [dead]"));
+        assert_eq!(Dnf.first_reason(text), Dnf.telling_line(text));
+        assert_eq!(Dnf.preflight_issue(text).as_deref(), Dnf.telling_line(text));
+        assert!(
+            Dnf.remedy(text)
+                .is_some_and(|remedy| remedy.contains("`gpgkey=`"))
+        );
+        assert_eq!(Dnf.remedy(DEAD), None);
     }
 
     #[test]
     fn failed_repositories_are_reported_with_their_reason() {
-        let failures = failures_by_source(DEAD).expect("failures");
+        let failures = Dnf.failures_by_source(DEAD).expect("failures");
         let names: Vec<&str> = failures.iter().map(|one| one.address.as_str()).collect();
         assert_eq!(names, ["dead", "gone"]);
         assert!(failures[0].why.contains("Couldn't connect to server"));
         assert!(failures[1].why.contains("404"));
-        assert!(failed_sources(DEAD).is_some_and(|text| text.lines().count() == 6));
-        assert_eq!(failures_by_source("Error: something else\n"), None);
-        assert_eq!(failed_sources("Metadata cache created.\n"), None);
-        assert_eq!(failures_by_source(FAULTS).map(|all| all.len()), Some(6));
+        assert!(
+            Dnf.failed_sources(DEAD)
+                .is_some_and(|text| text.lines().count() == 6)
+        );
+        assert_eq!(Dnf.failures_by_source("Error: something else\n"), None);
+        assert_eq!(Dnf.failed_sources("Metadata cache created.\n"), None);
+        assert_eq!(Dnf.failures_by_source(FAULTS).map(|all| all.len()), Some(6));
     }
 
     #[test]
@@ -350,15 +396,17 @@ mod tests {
                 Fault::Script;
             "Error: something new\n", Fault::Other;
         } {
-            assert_eq!(fault(text), expected, "{text}");
+            assert_eq!(Dnf.fault(text), expected, "{text}");
         }
     }
 
     #[test]
     fn repository_without_lists_is_reported() {
         let text = "Error: Cache-only enabled but no cache for 'somebody'\nOperation aborted.\n";
-        assert_eq!(without_lists(text), Some("somebody"));
-        assert_eq!(without_lists("Operation aborted.\n"), None);
+        let of = |text: &str| Dnf.not_queried(&crate::host::fake::failed(1, text));
+        let expected = "repository `somebody` has no package list";
+        assert_eq!(of(text).as_deref(), Some(expected));
+        assert_eq!(of("Operation aborted.\n"), None);
     }
 
     #[test]
@@ -367,10 +415,10 @@ mod tests {
                     warning: %post(fails-post-1-1.x86_64) scriptlet failed, exit status 3\n\n\
                     Complete!\n";
         assert_eq!(
-            failed_scripts(text).as_deref(),
+            Dnf.failed_scripts(text).as_deref(),
             Some("warning: %post(fails-post-1-1.x86_64) scriptlet failed, exit status 3")
         );
-        assert_eq!(failed_scripts("Complete!\n"), None);
+        assert_eq!(Dnf.failed_scripts("Complete!\n"), None);
     }
 
     #[test]
@@ -378,26 +426,26 @@ mod tests {
         let text = "(try to add '--allowerasing')\nError: \n Problem: problem with installed \
                     package gcc\n  - package a conflicts with gcc\n  - conflicting requests\nmore\n";
         assert_eq!(
-            preflight_issue(text).as_deref(),
+            Dnf.preflight_issue(text).as_deref(),
             Some(
                 " Problem: problem with installed package gcc\n  - package a conflicts with \
                  gcc\n  - conflicting requests"
             )
         );
         assert_eq!(
-            first_reason("noise\nError: Unable to find a match: a\n"),
+            Dnf.first_reason("noise\nError: Unable to find a match: a\n"),
             Some("Unable to find a match: a")
         );
-        assert_eq!(first_reason("only this"), Some("only this"));
+        assert_eq!(Dnf.first_reason("only this"), Some("only this"));
     }
 
     reads_any_text!(
         "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*",
         |text| (
-            fault(&text),
-            preflight_issue(&text),
-            first_reason(&text),
-            failures_by_source(&text)
+            Dnf.fault(&text),
+            Dnf.preflight_issue(&text),
+            Dnf.first_reason(&text),
+            Dnf.failures_by_source(&text)
         )
     );
 }

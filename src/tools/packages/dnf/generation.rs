@@ -19,6 +19,10 @@ pub(super) const LOCK_LIST: &str = "/etc/dnf/plugins/versionlock.list";
 /// The configuration of the version lock plugin.
 pub(super) const LOCK_PLUGIN: &str = "/etc/dnf/plugins/versionlock.conf";
 
+/// Disables the version lock plugin, for a transaction that moves packages and for a hint. The effect of such a transaction on
+/// each package is approved instead.
+pub(super) const NO_LOCKS: &str = "--disableplugin=versionlock";
+
 /// Contains the ID of the process that changes packages. dnf removes the file when it exits, so a file with the ID of an exited
 /// process shows that dnf was killed during a transaction.
 pub(super) const TRANSACTION: &str = "/var/lib/dnf/rpmdb_lock.pid";

@@ -1,10 +1,14 @@
 //! The configured dnf repositories, `dnf.conf(5)`, section "repo options".
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
+use super::{Dnf, exclusions, repository};
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{ArchiveError, Further, Impact, SourceEntry, SourceIssue},
+    model::packages::Repository,
+    tools::packages::{
+        ArchiveError, Exclusion, Further, Impact, SourceEntry, SourceIssue, Sources,
+    },
 };
 
 /// The directory of repository files. dnf reads `*.repo`.
@@ -47,75 +51,6 @@ fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
     named
         .map(|(_, value)| *value)
         .filter(|value| !value.is_empty())
-}
-
-/// Returns all repositories of a machine.
-///
-/// # Errors
-/// If an existing file cannot be read.
-pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-    let default = Verified::by_default(files)?;
-    let mut entries = Vec::new();
-    for name in files.list(Utf8Path::new(DIRECTORY))? {
-        let path = Utf8Path::new(DIRECTORY).join(&name);
-        if path.extension() == Some("repo") {
-            let text = files.read_lossy(&path)?.unwrap_or_default();
-            entries.extend(parse(&path, &text, default));
-        }
-    }
-    Ok(entries)
-}
-
-/// Returns errors in repository files: lines that are not UTF-8, options before the first section, and lines that are neither a
-/// section nor an option.
-///
-/// # Errors
-/// If an existing file cannot be read.
-pub fn issues(files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
-    let mut found = Vec::new();
-    for name in files.list(Utf8Path::new(DIRECTORY))? {
-        let path = Utf8Path::new(DIRECTORY).join(&name);
-        if path.extension() != Some("repo") {
-            continue;
-        }
-        let bytes = files.read(&path)?.unwrap_or_default();
-        if let Some(line) = undecodable(&bytes) {
-            found.push(SourceIssue {
-                // dnf exits with a `TypeError`, and the message does not contain the file name (libdnf/conf.py, dnf 4.14).
-                impact: Impact::All,
-                why: format!("line {line} of `{path}` is not UTF-8"),
-                remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
-            });
-            continue;
-        }
-        let text = String::from_utf8_lossy(&bytes);
-        let mut in_section = false;
-        let bad = text.lines().position(|line| {
-            let line = line.trim_end();
-            let is_section = line.starts_with('[') && line.ends_with(']');
-            in_section |= is_section;
-            let is_plain = line.is_empty() || line.starts_with(['#', ';']);
-            let is_option = in_section && (line.starts_with([' ', '\t']) || line.contains('='));
-            !(is_section || is_plain || is_option)
-        });
-        if let Some(at) = bad {
-            let line = at + 1;
-            let is_page = text.trim_start().starts_with('<');
-            found.push(SourceIssue {
-                // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
-                impact: Impact::File,
-                why: match is_page {
-                    true => format!("`{path}` is a web page (line {line})"),
-                    false => format!("line {line} of `{path}` is not a section or an option"),
-                },
-                remedy: match is_page {
-                    true => format!("remove `{path}`: the downloaded file does not exist on the server, or has moved"),
-                    false => format!("correct or remove line {line} of `{path}`"),
-                },
-            });
-        }
-    }
-    Ok(found)
 }
 
 /// Returns the number of the first line that is not UTF-8. Comments may have any encoding.
@@ -180,35 +115,124 @@ fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)], default: Verified)
     }
 }
 
-/// Returns a disabled repository of the distribution as a repository to add, or `None` if it is already enabled. `names` are
-/// the possible IDs of this repository, because its ID depends on the release.
-///
-/// # Errors
-/// If no repository with one of these IDs is configured, or if it does not specify exactly one key file.
-pub fn further(entries: &[SourceEntry], names: &[String]) -> Result<Option<Further>, ArchiveError> {
-    let is_named = |entry: &&SourceEntry| {
-        !entry.is_ours() && entry.id.as_ref().is_some_and(|id| names.contains(id))
-    };
-    let found: Vec<&SourceEntry> = entries.iter().filter(is_named).collect();
-    if found.iter().any(|entry| entry.enabled) {
-        return Ok(None);
+impl Sources for Dnf {
+    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        let default = Verified::by_default(files)?;
+        let mut entries = Vec::new();
+        for name in files.list(Utf8Path::new(DIRECTORY))? {
+            let path = Utf8Path::new(DIRECTORY).join(&name);
+            if path.extension() == Some("repo") {
+                let text = files.read_lossy(&path)?.unwrap_or_default();
+                entries.extend(parse(&path, &text, default));
+            }
+        }
+        Ok(entries)
     }
-    let Some(entry) = found.first() else {
-        return Err(ArchiveError::NoEntry {
-            suite: names.join("` or `"),
-            places: "`/etc/yum.repos.d`",
-        });
-    };
-    match &entry.signed_by {
-        Some(key) if key.starts_with('/') && !key.contains([' ', ',', '\n']) => Ok(Some(Further {
-            url: entry.written.clone(),
-            suites: Vec::new(),
-            components: names.to_vec(),
-            keyring: Some(key.clone()),
-        })),
-        _ => Err(ArchiveError::NoKeyFile {
-            file: entry.file.clone(),
-        }),
+
+    /// Returns errors in repository files: lines that are not UTF-8, options before the first section, and lines that are
+    /// neither a section nor an option.
+    fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
+        let mut found = Vec::new();
+        for name in files.list(Utf8Path::new(DIRECTORY))? {
+            let path = Utf8Path::new(DIRECTORY).join(&name);
+            if path.extension() != Some("repo") {
+                continue;
+            }
+            let bytes = files.read(&path)?.unwrap_or_default();
+            if let Some(line) = undecodable(&bytes) {
+                found.push(SourceIssue {
+                    // dnf exits with a `TypeError`, and the message does not contain the file name (libdnf/conf.py, dnf 4.14).
+                    impact: Impact::All,
+                    why: format!("line {line} of `{path}` is not UTF-8"),
+                    remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
+                });
+                continue;
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            let mut in_section = false;
+            let bad = text.lines().position(|line| {
+                let line = line.trim_end();
+                let is_section = line.starts_with('[') && line.ends_with(']');
+                in_section |= is_section;
+                let is_plain = line.is_empty() || line.starts_with(['#', ';']);
+                let is_option = in_section && (line.starts_with([' ', '\t']) || line.contains('='));
+                !(is_section || is_plain || is_option)
+            });
+            if let Some(at) = bad {
+                let line = at + 1;
+                let is_page = text.trim_start().starts_with('<');
+                found.push(SourceIssue {
+                    // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
+                    impact: Impact::File,
+                    why: match is_page {
+                        true => format!("`{path}` is a web page (line {line})"),
+                        false => format!("line {line} of `{path}` is not a section or an option"),
+                    },
+                    remedy: match is_page {
+                        true => format!("remove `{path}`: the downloaded file does not exist on the server, or has moved"),
+                        false => format!("correct or remove line {line} of `{path}`"),
+                    },
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns a disabled repository of the distribution as a repository to add, or `None` if it is already enabled. `names`
+    /// are the possible IDs of this repository, because its ID depends on the release.
+    fn further(
+        &self,
+        entries: &[SourceEntry],
+        _suites: &[String],
+        names: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        let is_named = |entry: &&SourceEntry| {
+            !entry.is_ours() && entry.id.as_ref().is_some_and(|id| names.contains(id))
+        };
+        let found: Vec<&SourceEntry> = entries.iter().filter(is_named).collect();
+        if found.iter().any(|entry| entry.enabled) {
+            return Ok(None);
+        }
+        let Some(entry) = found.first() else {
+            return Err(ArchiveError::NoEntry {
+                suite: names.join("` or `"),
+                places: "`/etc/yum.repos.d`",
+            });
+        };
+        match &entry.signed_by {
+            Some(key) if key.starts_with('/') && !key.contains([' ', ',', '\n']) => {
+                Ok(Some(Further {
+                    url: entry.written.clone(),
+                    suites: Vec::new(),
+                    components: names.to_vec(),
+                    keyring: Some(key.clone()),
+                }))
+            }
+            _ => Err(ArchiveError::NoKeyFile {
+                file: entry.file.clone(),
+            }),
+        }
+    }
+
+    fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::read(files)
+    }
+
+    fn proxies(&self, files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+        exclusions::proxies(files)
+    }
+
+    fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
+        repository::keyring_path(repository)
+    }
+
+    /// rpm can import only armored keys.
+    fn wants_armour(&self) -> bool {
+        true
+    }
+
+    fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
+        repository::source(repository)
     }
 }
 
@@ -253,7 +277,7 @@ gpgcheck = 0
             }
             let text = format!("[one]\nname=One\nbaseurl=https://a.example\n{own}\n");
             fakes.files.put("/etc/yum.repos.d/one.repo", text);
-            let entries = read(&*host.files).expect("readable");
+            let entries = Dnf.entries(&*host.files).expect("readable");
             entries[0].skips_verification
         };
         let (on, off) = (
@@ -289,6 +313,7 @@ gpgcheck = 0
     #[test]
     fn disabled_distribution_repository_is_added() {
         let names = ["crb", "powertools"].map(str::to_owned);
+        let further = |entries: &[SourceEntry], names: &[String]| Dnf.further(entries, &[], names);
         let found = further(&entries(CRB), &names).unwrap().expect("one to add");
         assert!(found.url.starts_with("mirrorlist="));
         let key = "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9";
@@ -311,7 +336,7 @@ gpgcheck = 0
     fn invalid_repository_files_are_reported() {
         let (host, fakes) = crate::host::fake::host();
         let of = || -> Vec<String> {
-            let found = super::issues(&*host.files).unwrap();
+            let found = Dnf.source_issues(&*host.files).unwrap();
             found.into_iter().map(|issue| issue.why).collect()
         };
         let put =
@@ -327,7 +352,7 @@ gpgcheck = 0
             .files
             .put("/etc/yum.repos.d/latin.repo", latin.to_vec());
         assert!(of().is_empty(), "{:?}", of());
-        let all = super::read(&*host.files).unwrap();
+        let all = Dnf.entries(&*host.files).unwrap();
         assert!(
             all.iter().any(|entry| entry.id.as_deref() == Some("three")),
             "{all:?}"
