@@ -22,7 +22,7 @@ use crate::{
         view::{ask, last_lines, last_words, said},
         words,
     },
-    tools::toolkit,
+    tools::{oci, toolkit},
 };
 
 /// containerd, as used by the kubelet.
@@ -356,7 +356,7 @@ fn namespace<'a>(container: &'a str, image: Option<&str>) -> &'a str {
 #[async_trait]
 impl Containers for Containerd {
     fn image_name(&self, image: &str) -> String {
-        ctr::full_name(image)
+        oci::full_name(image)
     }
 
     fn find_image(&self, _: &str) -> Query {
