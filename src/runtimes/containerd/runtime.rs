@@ -439,12 +439,7 @@ mod tests {
                        runtime_type = \"io.containerd.runc.v2\"\n\
                        [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nSystemdCgroup = true\n";
         fakes.files.put(CONFIG, googles);
-        let goal = Goal {
-            name: NVIDIA,
-            default: false,
-            cdi: true,
-            for_kubelet: false,
-        };
+        let goal = Goal::saved(NVIDIA, false);
         Containerd
             .restore_saved(&host, &goal)
             .await
