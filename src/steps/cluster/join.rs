@@ -25,9 +25,8 @@ use crate::{
     state::Membership,
     step::{Assessment, Cx, Step, StepError},
     steps::{
-        CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
-        HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES, after_configs,
+        CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES,
+        VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, after_configs,
     },
     tools::{
         kubernetes::kubeconfig::{self, Cluster},
@@ -347,9 +346,6 @@ impl Step for JoinCluster {
             HEADERS,
             PACKAGES_HOLD,
             TOOLKIT_PACKAGES,
-            DRIVER_PERSISTENCE,
-            DRIVER_FABRIC,
-            CDI,
             VALIDATION_DEVICES,
             VALIDATION_CONTAINER,
             VALIDATION_COMPUTE,
