@@ -11,6 +11,7 @@ use crate::{
     facts::{Facts, GpuFact},
     model::{id::StepId, paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
+    tools::probe,
 };
 
 /// The `validation.compute` step.
@@ -101,7 +102,7 @@ fn nothing_to_validate(
     // Do not block, because MIG devices may be created after the machine has joined its cluster. Container validation does
     // not block either.
     if state.uuids.as_ref().is_some_and(Vec::is_empty) {
-        return not("the GPUs are in MIG mode without a MIG device");
+        return not(probe::NO_DEVICE);
     }
     if state.loaded.is_some() {
         return None;

@@ -224,6 +224,19 @@ impl LayerResults {
     }
 }
 
+/// The reason that [`devices`] returns no device, although NVML lists GPUs.
+pub const NO_DEVICE: &str = "the GPUs are in MIG mode without a MIG device";
+
+/// Returns the fault for [`NO_DEVICE`].
+#[must_use]
+pub fn no_device() -> LayerFault {
+    LayerFault::new(
+        ProbeLayer::Cuda,
+        format!("no device can run programs: {NO_DEVICE}"),
+        "create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or disable MIG mode",
+    )
+}
+
 /// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
 /// devices is omitted.
 #[must_use]
