@@ -19,6 +19,9 @@ pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// The file of kubelet flags that kubeadm writes (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
 pub const FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 
+/// How the administrator removes the files of a kubelet, as a part of remedies.
+pub const RESET: &str = "if kubeadm joined this machine, run `kubeadm reset` on it";
+
 /// The programs that contain a kubelet and write its messages.
 const PROGRAMS: [&str; 4] = ["kubelet", "k3s", "rke2", "k0s"];
 

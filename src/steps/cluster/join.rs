@@ -29,6 +29,7 @@ use crate::{
         VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, after_configs,
     },
     tools::{
+        kubelet,
         kubernetes::kubeconfig::{self, Cluster},
         systemctl::{self, UnitState},
     },
@@ -263,8 +264,11 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
     if let Some(other) = other {
         return Assessment::blocked(
             format!("{is}, which is not the configured one: {other}"),
-            "remove the machine from that cluster first (drain and delete its node; if kubeadm joined it, run \
-             `kubeadm reset`), or correct the settings in `[cluster]`",
+            format!(
+                "remove the machine from that cluster first (drain and delete its node; {}), or correct the settings in \
+                 `[cluster]`",
+                kubelet::RESET
+            ),
         );
     }
     let mut why = is;
