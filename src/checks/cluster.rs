@@ -23,7 +23,7 @@ use crate::{
     tools::{
         kubelet,
         kubernetes::{
-            kubectl::{GPUS, Node},
+            kubectl::{self, GPUS, Node},
             skew,
         },
     },
@@ -219,14 +219,6 @@ fn read_record(text: &str) -> RegisteredDevices {
     Ok(counted.collect())
 }
 
-/// Whether a resource is a GPU or a part of one, for any device plugin. NVIDIA's network card plugin uses other names in
-/// `nvidia.com`. The KubeVirt plugin uses board names such as `nvidia.com/GH100_H100_SXM5_80GB`.
-fn is_of_gpus(resource: &str) -> bool {
-    let of_nvidia = (resource.strip_prefix("nvidia.com/"))
-        .is_some_and(|name| name.starts_with("mig-") || name.starts_with(char::is_uppercase));
-    of_nvidia || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
-}
-
 /// Evaluates the kubelet's checkpoint if the cluster does not respond. `gpus` is the number of GPUs in NVML.
 fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
     let with = |status, why: String, remedy: &str| Finding {
@@ -236,7 +228,7 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
     };
     let fail = |why: String| with(Verdict::Fail, why, NO_PLUGIN);
     let of_gpus: Vec<(&String, usize)> = (resources.iter())
-        .filter(|(name, _)| is_of_gpus(name))
+        .filter(|(name, _)| kubectl::is_of_gpus(name))
         .map(|(name, count)| (name, *count))
         .collect();
     let list = |all: &[(&String, usize)]| {
