@@ -21,8 +21,8 @@ use std::fmt::Display;
 use crate::{
     facts::Facts,
     host::{FabricProgress, Nvml, NvmlDevice, NvmlView},
-    mig::{self, Candidate},
-    model::kubernetes::{MigStrategy, check_value},
+    mig::{self, Candidate, MigStrategy},
+    model::kubernetes::check_value,
     tools::packages::HEADER,
 };
 
