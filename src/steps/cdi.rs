@@ -30,19 +30,6 @@ pub const SERVED: &str = "so containers get the GPUs";
 /// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 
-/// The unit of the NVIDIA toolkit since version 1.18, which writes a separate specification at each boot and after
-/// driver changes. It starts after `multi-user.target`, which is after the runtimes, and does not handle MIG, so our
-/// file is still required. Runtimes prefer the file of the unit, so this step also compares it with the machine, and
-/// restarts the unit if the file is stale. Source: NVIDIA/nvidia-container-toolkit,
-/// `deployments/systemd/nvidia-cdi-refresh.service`.
-const REFRESH: &str = "nvidia-cdi-refresh.service";
-
-/// Install paths of the toolkit's unit.
-const REFRESH_PATHS: [&str; 2] = [
-    "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
-    "/etc/systemd/system/nvidia-cdi-refresh.service",
-];
-
 /// The toolkit binary that generates specifications.
 const PROGRAM: &str = "/usr/bin/nvidia-ctk";
 
@@ -135,7 +122,7 @@ async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
     let files = cx.host.files();
     let loaded = cx.state.loaded_driver()?.cloned();
     let mut refreshes = false;
-    for path in REFRESH_PATHS {
+    for path in toolkit::REFRESH_PATHS {
         refreshes |= files.exists(Utf8Path::new(path))?;
     }
     Ok(CdiState {
@@ -243,7 +230,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some((seen, why)) = theirs {
         whys.push(format!("`{}`, which runtimes prefer, {why}", seen.path));
         changes.push(Change::RestartUnit {
-            unit: REFRESH.to_owned(),
+            unit: toolkit::REFRESH.to_owned(),
         });
     }
     if !whys.is_empty() {
@@ -360,9 +347,9 @@ impl Step for CdiSpecification {
 #[cfg(test)]
 mod tests {
     use super::{
-        CdiSpecification, CdiState, REFRESH, REFRESHED, UNIT_PATH,
+        CdiSpecification, CdiState, REFRESHED, UNIT_PATH,
         cdi_rules::{MachineDevices, SeenSpec},
-        decide, old_reader, unit,
+        decide, old_reader, toolkit, unit,
     };
     use crate::{
         change::Change,
@@ -476,7 +463,7 @@ devices:
         assert_eq!(
             changes,
             [Change::RestartUnit {
-                unit: REFRESH.to_owned()
+                unit: toolkit::REFRESH.to_owned()
             }]
         );
         // Without the toolkit's unit the file is unmanaged. If the toolkit is missing, its installation adds the unit.
