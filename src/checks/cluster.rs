@@ -17,7 +17,7 @@ use crate::{
         id::Id,
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
-    runtimes::RuntimeKind,
+    runtimes::{PROGRAMS, RuntimeKind},
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::{
@@ -158,7 +158,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
 /// queried.
 fn refused_cgroup_v1(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let path = match subject.facts.kernel.cgroup_v1 {
-        true => kubelet::refused_cgroup_v1(subject.host.files())?,
+        true => kubelet::refused_cgroup_v1(subject.host.files(), &PROGRAMS)?,
         false => None,
     };
     Ok(path.map(|path| Finding {
