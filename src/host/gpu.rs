@@ -174,6 +174,12 @@ pub struct MigShare {
     pub ofa: u32,
 }
 
+/// Returns a UUID without the prefix of NVML, as in CUDA.
+#[must_use]
+pub fn bare_uuid(uuid: &str) -> &str {
+    uuid.trim_start_matches("GPU-").trim_start_matches("MIG-")
+}
+
 /// Calls the driver libraries.
 #[async_trait]
 pub trait Gpu: Send + Sync {

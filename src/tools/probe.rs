@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::cuda;
-use crate::host::{CudaFault, CudaView, CudaWork, NvmlView};
+use crate::host::{CudaFault, CudaView, CudaWork, NvmlView, bare_uuid};
 use crate::model::pci::PciAddress;
 
 /// The schema version of the document.
@@ -331,7 +331,7 @@ fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     if devices.iter().any(|device| device.mig_index.is_some()) {
         return None;
     }
-    let plain = |uuid: &str| format!("GPU-{}", uuid.trim_start_matches("GPU-").to_lowercase());
+    let plain = |uuid: &str| format!("GPU-{}", bare_uuid(uuid).to_lowercase());
     let nvml: BTreeSet<String> = devices.iter().map(|device| plain(&device.uuid)).collect();
     let cuda: BTreeSet<String> = uuids.iter().map(|uuid| plain(uuid)).collect();
     (nvml != cuda).then(|| {
