@@ -51,6 +51,12 @@ pub struct Visible {
 }
 
 impl Visible {
+    /// Whether it is a MIG device.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.index.contains(':')
+    }
+
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.index == name || self.uuid.as_deref() == Some(name)

@@ -8,7 +8,6 @@ use camino::Utf8Path;
 use super::{
     DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES, after_runtimes,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
-    messages,
     nodes::{self, users},
 };
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
     model::{id::StepId, version::DriverVersion},
     runtimes::Version,
     step::{Assessment, Cx, Step, StepError},
-    tools::{packages::HEADER, toolkit},
+    tools::{packages::HEADER, probe, toolkit},
 };
 
 /// The unit that regenerates the specification at each boot.
@@ -139,15 +138,12 @@ async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
 
 /// Describes the devices of the specification.
 fn named(state: &CdiState) -> String {
-    let visible = state.machine.visible.as_deref().unwrap_or_default();
-    let parts = visible.iter().filter(|one| one.index.contains(':')).count();
-    match (visible.len() - parts, parts) {
-        (0, 0) => messages::count(state.machine.gpus),
-        (gpus, 0) => messages::count(gpus),
-        (0, 1) => "1 MIG device".to_owned(),
-        (0, parts) => format!("{parts} MIG devices"),
-        (gpus, 1) => format!("{}, 1 MIG device", messages::count(gpus)),
-        (gpus, parts) => format!("{}, {parts} MIG devices", messages::count(gpus)),
+    match state.machine.visible.as_deref() {
+        None | Some([]) => probe::counted_devices(state.machine.gpus, 0),
+        Some(visible) => {
+            let parts = visible.iter().filter(|one| one.is_part()).count();
+            probe::counted_devices(visible.len() - parts, parts)
+        }
     }
 }
 

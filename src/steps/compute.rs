@@ -9,7 +9,7 @@ use crate::{
     change::{Change, Probe, ValidationRecord},
     config::desired::Desired,
     facts::{Facts, GpuFact},
-    model::{id::StepId, paths, version::DriverVersion},
+    model::{id::StepId, paths, text::counted, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::probe,
 };
@@ -129,7 +129,7 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
         Some((why, again)) => Assessment::needs(why, vec![validation_of(state, inputs, again)]),
         None => Assessment::satisfied(format!(
             "{} computed on the host with driver {loaded} in this boot, no changes since",
-            messages::count(state.gpus.len())
+            counted(state.gpus.len(), "GPU")
         )),
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cuda;
 use crate::host::{CudaFault, CudaView, CudaWork, NvmlView, bare_uuid};
-use crate::model::pci::PciAddress;
+use crate::model::{pci::PciAddress, text::counted};
 
 /// The schema version of the document.
 pub const SCHEMA: u32 = 1;
@@ -337,8 +337,8 @@ fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     (nvml != cuda).then(|| {
         format!(
             "CUDA lists {}, NVML {}; only CUDA: {}; only NVML: {}",
-            count(cuda.len()),
-            count(nvml.len()),
+            counted(cuda.len(), "GPU"),
+            counted(nvml.len(), "GPU"),
             only(&cuda, &nvml),
             only(&nvml, &cuda)
         )
@@ -355,27 +355,22 @@ pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
     }
 }
 
-/// Returns the number of GPUs as text.
-#[must_use]
-pub fn count(devices: usize) -> String {
-    match devices {
-        1 => "1 GPU".to_owned(),
-        n => format!("{n} GPUs"),
-    }
-}
-
 /// Returns the number of devices of each kind as text.
 #[must_use]
 pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
     let parts = devices.iter().filter(|one| one.mig_index.is_some()).count();
-    let mig = match parts {
-        1 => "1 MIG device".to_owned(),
-        n => format!("{n} MIG devices"),
-    };
-    match devices.len() - parts {
-        0 => mig,
-        gpus if parts == 0 => count(gpus),
-        gpus => format!("{} and {mig}", count(gpus)),
+    counted_devices(devices.len() - parts, parts)
+}
+
+/// Formats a number of GPUs and a number of MIG devices.
+#[must_use]
+pub fn counted_devices(gpus: usize, parts: usize) -> String {
+    let gpus_text = counted(gpus, "GPU");
+    let parts_text = counted(parts, "MIG device");
+    match (gpus, parts) {
+        (_, 0) => gpus_text,
+        (0, _) => parts_text,
+        _ => format!("{gpus_text} and {parts_text}"),
     }
 }
 
