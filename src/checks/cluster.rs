@@ -15,13 +15,13 @@ use crate::{
         id::Id,
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
-    runtimes::RuntimeKind,
+    runtimes::{PROGRAMS, RuntimeKind},
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::{
         kubelet,
         kubernetes::{
-            kubectl::{GPUS, Node},
+            kubectl::{self, GPUS, Node},
             skew,
         },
     },
@@ -161,7 +161,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
 /// queried.
 fn refused_cgroup_v1(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let path = match subject.facts.kernel.cgroup_v1 {
-        true => kubelet::refused_cgroup_v1(subject.host.files())?,
+        true => kubelet::refused_cgroup_v1(subject.host.files(), &PROGRAMS)?,
         false => None,
     };
     Ok(path.map(|path| Finding {
@@ -222,14 +222,6 @@ fn read_record(text: &str) -> RegisteredDevices {
     Ok(counted.collect())
 }
 
-/// Whether a resource is a GPU or a part of one, for any device plugin. NVIDIA's network card plugin uses other names in
-/// `nvidia.com`. The KubeVirt plugin uses board names such as `nvidia.com/GH100_H100_SXM5_80GB`.
-fn is_of_gpus(resource: &str) -> bool {
-    let of_nvidia = (resource.strip_prefix("nvidia.com/"))
-        .is_some_and(|name| name.starts_with("mig-") || name.starts_with(char::is_uppercase));
-    of_nvidia || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
-}
-
 /// Evaluates the kubelet's checkpoint if the cluster does not respond. `gpus` is the number of GPUs in NVML.
 fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
     let with = |status, why: String, remedy: &str| Finding {
@@ -239,7 +231,7 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
     };
     let fail = |why: String| with(Verdict::Fail, why, NO_PLUGIN);
     let of_gpus: Vec<(&String, usize)> = (resources.iter())
-        .filter(|(name, _)| is_of_gpus(name))
+        .filter(|(name, _)| kubectl::is_of_gpus(name))
         .map(|(name, count)| (name, *count))
         .collect();
     let list = |all: &[(&String, usize)]| {

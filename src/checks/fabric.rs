@@ -264,15 +264,10 @@ fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String
     Ok((missing, lacks))
 }
 
-/// Whether the GPU is in its fabric.
-fn is_in(gpu: &GpuFabric) -> bool {
-    gpu.state == FabricProgress::Completed && gpu.status == 0
-}
-
 /// Whether a GPU has not joined its fabric. GPUs that have joined do not need a fabric manager on this machine: in a guest, the
 /// host's fabric manager registers them.
 fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
-    (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
+    (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !gpu.has_joined())
 }
 
 /// The reason on a machine without NVSwitches.
@@ -648,7 +643,7 @@ fn joined(state: &FabricState) -> Finding {
     let outside: Vec<String> = (gpus.iter())
         .filter_map(|(index, gpu)| match gpu {
             None => Some(format!("GPU {index}: does not respond")),
-            Some(gpu) if is_in(gpu) => None,
+            Some(gpu) if gpu.has_joined() => None,
             Some(gpu) => Some(format!("GPU {index}: {}", told(gpu))),
         })
         .collect();

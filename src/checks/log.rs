@@ -330,7 +330,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         // Only Xid 78 requires an update: the guest driver of a vGPU is incompatible with its host.
         XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
         XidAction::ResetGpu
-        | XidAction::ResetFabric
+        | XidAction::ResetAllGpus
         | XidAction::Reboot
         | XidAction::CheckMechanics
         | XidAction::RestartMachine => (Verdict::Fail, worst.remedy()),
@@ -401,7 +401,7 @@ fn class(action: XidAction) -> Remedy {
         XidAction::Update => Remedy::Update,
         XidAction::ContactSupport => Remedy::ContactSupport,
         XidAction::ResetGpu => Remedy::ResetGpu,
-        XidAction::ResetFabric | XidAction::Reboot => Remedy::Reboot,
+        XidAction::ResetAllGpus | XidAction::Reboot => Remedy::Reboot,
         XidAction::CheckMechanics => Remedy::CheckMechanics,
         XidAction::RestartMachine => Remedy::PowerCycle,
     }

@@ -16,12 +16,7 @@ pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
     let Some((wanted, rewritten)) = wanted(host)? else {
         return Ok(Exit::Ok);
     };
-    let goal = Goal {
-        name: &wanted.runtime,
-        default: wanted.default,
-        cdi: true,
-        for_kubelet: false,
-    };
+    let goal = Goal::saved(&wanted.runtime, wanted.default);
     let restore_saved = wanted.kind.configured().restore_saved(host, &goal).await;
     restore_saved.map_err(|why| {
         Failure::new(

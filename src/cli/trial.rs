@@ -537,7 +537,7 @@ impl<'r> TrialDocument<'r> {
             .kernel
             .as_ref()
             .and_then(|kernel| kernel.methods.first());
-        let compiled = first.is_some_and(|method| method.dkms.is_some());
+        let compiled = first.is_some_and(ModuleMethod::is_compiled);
         Self {
             schema: SCHEMA,
             tool: TOOL,

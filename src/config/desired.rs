@@ -334,6 +334,19 @@ impl DriverSpec {
         self.dkms.is_some()
     }
 
+    /// The names of its packages that require a driver of exactly their version.
+    #[must_use]
+    pub fn exact_names(&self) -> &[String] {
+        (self.fabric_service.as_ref()).map_or(&[], |service| &service.exact)
+    }
+
+    /// Returns its packages that require a driver of exactly this version.
+    #[must_use]
+    pub fn exact_packages(&self, version: &DriverVersion) -> Vec<PackageSpec> {
+        let packages = self.fabric_service.as_ref();
+        packages.map_or_else(Vec::new, |service| service.at(version))
+    }
+
     /// Sets the module method.
     pub fn take_module(&mut self, method: &ModuleMethod) {
         self.dkms.clone_from(&method.dkms);

@@ -17,9 +17,10 @@ use crate::{
         },
     },
     joins::JoinKind,
+    mig::MigStrategy,
     model::{
         gpu::Flavor,
-        kubernetes::{KubernetesVersion, MigStrategy, OwnLabel, Taint},
+        kubernetes::{KubernetesVersion, OwnLabel, Taint},
         token::TokenSource,
         version::{CudaVersion, DriverVersion},
     },

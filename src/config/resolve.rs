@@ -10,8 +10,8 @@ use crate::{
     config::{
         cluster::{self, ClusterInputs},
         desired::{
-            Cdi, Desired, Guard, Hold, KernelSpec, ModuleMethod, PackagePolicy, PackageSpec,
-            Persistence, Purpose, ReportsSpec, RuntimeKind, RuntimeSpec, ToolkitSpec,
+            Cdi, Desired, DriverSpec, Guard, Hold, KernelSpec, ModuleMethod, PackagePolicy,
+            PackageSpec, Persistence, Purpose, ReportsSpec, RuntimeKind, RuntimeSpec, ToolkitSpec,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
@@ -290,8 +290,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .flat_map(KernelSpec::module_patterns)
         .collect();
     desired.packages.guard.exact = (desired.driver.iter())
-        .filter_map(|driver| driver.fabric_service.as_ref())
-        .flat_map(|service| service.exact.clone())
+        .flat_map(DriverSpec::exact_names)
+        .cloned()
         .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();

@@ -94,6 +94,15 @@ pub struct NvmlDevice {
     pub error: Option<String>,
 }
 
+impl NvmlDevice {
+    /// Returns the cluster and clique IDs, if the GPU has joined a fabric with a cluster ID.
+    #[must_use]
+    pub fn clique(&self) -> Option<(&str, u32)> {
+        let fabric = self.fabric.as_ref().filter(|fabric| fabric.has_joined())?;
+        Some((fabric.cluster.as_deref()?, fabric.clique))
+    }
+}
+
 /// The fabric registration of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -112,6 +121,14 @@ pub struct GpuFabric {
     /// The health of the GPU's fabric link, if the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<FabricHealth>,
+}
+
+impl GpuFabric {
+    /// Whether the registration has finished successfully.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.state == FabricProgress::Completed && self.status == 0
+    }
 }
 
 /// The summary in `nvmlGpuFabricInfo_v3_t`, without "not supported".
@@ -172,6 +189,12 @@ pub struct MigShare {
     pub jpeg: u32,
     /// Optical flow accelerators.
     pub ofa: u32,
+}
+
+/// Returns a UUID without the prefix of NVML, as in CUDA.
+#[must_use]
+pub fn bare_uuid(uuid: &str) -> &str {
+    uuid.trim_start_matches("GPU-").trim_start_matches("MIG-")
 }
 
 /// Calls the driver libraries.

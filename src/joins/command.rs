@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::{
     Found, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool, NodeRule,
-    bad_secret, nodeadm,
+    bad_secret, is_early, kubelets_of,
 };
 use crate::{
     error::one_line,
@@ -102,7 +102,7 @@ impl Joining for ByCommand<'_> {
 
     /// The command may run `nodeadm`, as on EKS hybrid nodes.
     fn kubelets_of(&self, kubeconfig: &Utf8Path) -> &'static [&'static str] {
-        nodeadm::kubelets_of(kubeconfig)
+        kubelets_of(kubeconfig)
     }
 
     fn leaving(&self, _: &Hands, join: &Join) -> Result<Leave, ChangeError> {
@@ -141,7 +141,7 @@ impl Leaving for LeaveByCommand<'_> {
     }
 
     fn is_early(&self, _: &Hands, found: Option<&Membership>) -> Result<bool, ChangeError> {
-        Ok(found.is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG))
+        Ok(found.is_some_and(|found| is_early(&found.kubeconfig)))
     }
 
     /// The kubelet may have stopped in the meantime, but the changes of the join command still exist.

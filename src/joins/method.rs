@@ -7,8 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    mig::MigStrategy,
     model::{
-        kubernetes::{Labels, MigStrategy, NodeName, Taint},
+        kubernetes::{Labels, NodeName, Taint},
         packages::PackageSpec,
         token::TokenSource,
     },

@@ -322,6 +322,21 @@ pub fn joins_after_cloud_init(files: &dyn ReadFiles) -> Result<bool, FilesError>
     nodeadm::may_join(files)
 }
 
+/// Whether this kubeconfig exists long before the machine joins: nodeadm writes it before it starts the kubelet, also on hybrid
+/// nodes, where a command runs nodeadm. Canonical images, where the kubelet is a snap, contain it with placeholders for the
+/// server.
+fn is_early(kubeconfig: &Utf8Path) -> bool {
+    kubeconfig == nodeadm::KUBECONFIG
+}
+
+/// Returns the kubelet units for a kubeconfig that [`is_early`]. It counts as a membership only if one of them is running.
+fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
+    match is_early(kubeconfig) {
+        true => &nodeadm::KUBELETS,
+        false => &[],
+    }
+}
+
 impl Join {
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)

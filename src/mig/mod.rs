@@ -3,11 +3,26 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{
     host::{MigDevice, MigShare, NvmlDevice, NvmlView},
-    model::kubernetes::MigStrategy,
     tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
 };
+
+/// How MIG devices are exposed to pods, and labeled. Must match `MIG_STRATEGY` of the device plugin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigStrategy {
+    /// MIG devices have no labels.
+    #[default]
+    None,
+    /// All MIG devices have one profile, and are exposed as whole GPUs: `nvidia.com/gpu`.
+    Single,
+    /// Each profile is a separate resource: `nvidia.com/mig-1g.10gb`.
+    Mixed,
+}
 
 /// The label with the strategy.
 pub const STRATEGY: &str = "nvidia.com/mig.strategy";
@@ -36,6 +51,12 @@ pub struct Visible {
 }
 
 impl Visible {
+    /// Whether it is a MIG device.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.index.contains(':')
+    }
+
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.index == name || self.uuid.as_deref() == Some(name)

@@ -49,6 +49,12 @@ impl Layer {
         }
     }
 
+    /// Whether its findings only pass if the driver works.
+    #[must_use]
+    pub const fn needs_driver(self) -> bool {
+        matches!(self, Self::Driver | Self::Fabric | Self::Runtime)
+    }
+
     /// The layer of a finding.
     #[must_use]
     pub fn of(id: &Id) -> Self {

@@ -2,26 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::text::{as_text, excerpt};
 
 /// Node labels.
 pub type Labels = BTreeMap<String, String>;
-
-/// How MIG devices are exposed to pods, and labeled. Must match `MIG_STRATEGY` of the device plugin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MigStrategy {
-    /// MIG devices have no labels.
-    #[default]
-    None,
-    /// All MIG devices have one profile, and are exposed as whole GPUs: `nvidia.com/gpu`.
-    Single,
-    /// Each profile is a separate resource: `nvidia.com/mig-1g.10gb`.
-    Mixed,
-}
 
 /// A taint such as `nvidia.com/gpu=present:NoSchedule`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

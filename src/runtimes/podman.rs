@@ -8,9 +8,12 @@ use camino::Utf8Path;
 
 use super::{
     Containers, Fault, Harm, LiveConfig, OneContainer, Place, ReadError, Report, Runtime,
-    RuntimeFacts, RuntimeView, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
+    RuntimeFacts, RuntimeView, Surroundings, Version, cdi, mounts, quiet, words,
 };
-use crate::host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status};
+use crate::{
+    host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status},
+    tools::oci,
+};
 
 #[derive(Debug)]
 pub struct Podman;
@@ -127,7 +130,7 @@ impl Runtime for Podman {
 impl Containers for Podman {
     /// Adds the registry, because Podman would resolve a short name with its own configuration.
     fn image_name(&self, image: &str) -> String {
-        ctr::full_name(image)
+        oci::full_name(image)
     }
 
     fn find_image(&self, image: &str) -> Query {

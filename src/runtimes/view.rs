@@ -170,6 +170,19 @@ pub struct Goal<'a> {
     pub for_kubelet: bool,
 }
 
+impl<'a> Goal<'a> {
+    /// The goal for a regenerated file that `install` has configured: the runtime and whether it was the default.
+    #[must_use]
+    pub const fn saved(name: &'a str, default: bool) -> Self {
+        Self {
+            name,
+            default,
+            cdi: true,
+            for_kubelet: false,
+        }
+    }
+}
+
 /// An error in the files of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {

@@ -51,8 +51,9 @@ impl Renamed {
         let Self { registered, .. } = self;
         format!(
             "restore the host name (`hostnamectl set-hostname {registered}`, then `systemctl \
-             restart kubelet`), or remove the node (`kubectl delete node {registered}`, then \
-             `kubeadm reset` here) and join again with the new name"
+             restart kubelet`), or remove the node (`kubectl delete node {registered}`; {}) and join \
+             again with the new name",
+            kubelet::RESET
         )
     }
 }

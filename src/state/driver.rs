@@ -55,9 +55,6 @@ const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// The DKMS entry of NVIDIA's installer.
-const INSTALLER_DKMS: &str = "/var/lib/dkms/nvidia";
-
 /// Default search directories of the dynamic linker on all distributions, 64-bit directories first.
 const DIRECTORIES: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
@@ -159,7 +156,7 @@ impl State {
             || (loaded_version.is_some() && reader.exists("driver.origin", DRIVER_CONTAINER));
         let by_installer = match (&from_package, &library) {
             // The DKMS entry may be all that remains of a driver from the installer.
-            (None, _) => found || reader.exists("driver.origin", INSTALLER_DKMS),
+            (None, _) => found || modules::is_in_tree(reader, "driver.origin"),
             // The installer overwrites libraries from packages. If the versions match, it has not.
             (Some((_, package)), Some(Some(library))) => library != package,
             (Some(_), Some(None)) => true,

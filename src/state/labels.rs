@@ -20,9 +20,9 @@ use std::fmt::Display;
 
 use crate::{
     facts::Facts,
-    host::{FabricProgress, Nvml, NvmlDevice, NvmlView},
-    mig::{self, Candidate},
-    model::kubernetes::{MigStrategy, check_value},
+    host::{Nvml, NvmlDevice, NvmlView},
+    mig::{self, Candidate, MigStrategy},
+    model::kubernetes::check_value,
     tools::packages::HEADER,
 };
 
@@ -343,15 +343,7 @@ fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
 /// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: the cluster and clique IDs, if they
 /// are equal for all GPUs that have successfully joined a fabric with a cluster ID.
 fn clique(devices: &[NvmlDevice]) -> Option<String> {
-    let joined = devices.iter().filter_map(|gpu| {
-        let fabric = gpu.fabric.as_ref()?;
-        let complete = fabric.state == FabricProgress::Completed && fabric.status == 0;
-        Some((
-            fabric.cluster.as_deref().filter(|_| complete)?,
-            fabric.clique,
-        ))
-    });
-    let joined: BTreeSet<(&str, u32)> = joined.collect();
+    let joined: BTreeSet<(&str, u32)> = devices.iter().filter_map(NvmlDevice::clique).collect();
     let joined: Vec<(&str, u32)> = joined.into_iter().collect();
     match joined[..] {
         [(cluster, clique)] => Some(format!("{cluster}.{clique}")),

@@ -4,6 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Read, State, StateError};
 use crate::{
+    dkms::{self, TREE},
     error::one_line,
     facts::{Scope, reader::FactReader},
     host::{ExecError, Output, ReadFiles, Reader},
@@ -180,17 +181,25 @@ async fn field(host: Reader<'_>, name: &'static str, path: &str) -> Result<Outpu
     host.query(&query).await?.success(query.cmd())
 }
 
+/// Whether DKMS has an entry of the module `nvidia`, for example from NVIDIA's installer.
+pub(super) fn is_in_tree(reader: &mut FactReader<'_>, fact: &str) -> bool {
+    reader.exists(fact, &format!("{TREE}/nvidia"))
+}
+
 /// The version that DKMS built for a kernel, from the directory name. If there are several versions for one kernel, the
 /// installed version is unknown.
 fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
     let mut versions = Vec::new();
-    for name in reader.list(FACT, "/var/lib/dkms") {
+    for name in reader.list(FACT, TREE) {
         if name != "nvidia" && !name.starts_with("nvidia-") {
             continue;
         }
-        for version in reader.list(FACT, &format!("/var/lib/dkms/{name}")) {
+        for version in reader.list(FACT, &format!("{TREE}/{name}")) {
             if let Ok(parsed) = version.parse::<DriverVersion>()
-                && reader.exists(FACT, &format!("/var/lib/dkms/{name}/{version}/{kernel}"))
+                && reader.exists(
+                    FACT,
+                    dkms::directory_of(&name, &version, &kernel.to_string()).as_str(),
+                )
             {
                 versions.push(parsed);
             }

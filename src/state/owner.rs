@@ -27,6 +27,14 @@ pub struct Owner {
     pub remedy: &'static str,
 }
 
+impl Owner {
+    /// Whether it creates the device nodes, because it also provides the fabric manager or the GPU access of containers.
+    #[must_use]
+    pub const fn creates_nodes(&self) -> bool {
+        self.fabric_manager || self.container_runtime
+    }
+}
+
 /// The owner that runs the driver in a container. The host may also have driver packages.
 pub const GPU_OPERATOR: &str = "NVIDIA's GPU Operator";
 

@@ -7,7 +7,7 @@ use camino::Utf8Path;
 use super::{
     CDI, DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
-    installed_runtimes, messages,
+    installed_runtimes,
     nodes::{self, users},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     model::version::DriverVersion,
     runtimes::Version,
     step::{Assessment, Cx, Step, StepError},
-    tools::{packages::HEADER, toolkit},
+    tools::{packages::HEADER, probe, toolkit},
 };
 
 /// The unit that regenerates the specification at each boot.
@@ -28,19 +28,6 @@ pub const SERVED: &str = "so containers get the GPUs";
 
 /// The path of the unit.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
-
-/// The unit of the NVIDIA toolkit since version 1.18, which writes a separate specification at each boot and after
-/// driver changes. It starts after `multi-user.target`, which is after the runtimes, and does not handle MIG, so our
-/// file is still required. Runtimes prefer the file of the unit, so this step also compares it with the machine, and
-/// restarts the unit if the file is stale. Source: NVIDIA/nvidia-container-toolkit,
-/// `deployments/systemd/nvidia-cdi-refresh.service`.
-const REFRESH: &str = "nvidia-cdi-refresh.service";
-
-/// Install paths of the toolkit's unit.
-const REFRESH_PATHS: [&str; 2] = [
-    "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
-    "/etc/systemd/system/nvidia-cdi-refresh.service",
-];
 
 /// The toolkit binary that generates specifications.
 const PROGRAM: &str = "/usr/bin/nvidia-ctk";
@@ -159,7 +146,7 @@ async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
     let files = cx.host.files();
     let loaded = cx.state.loaded_driver()?.cloned();
     let mut refreshes = false;
-    for path in REFRESH_PATHS {
+    for path in toolkit::REFRESH_PATHS {
         refreshes |= files.exists(Utf8Path::new(path))?;
     }
     Ok(CdiState {
@@ -176,15 +163,12 @@ async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
 
 /// Describes the devices of the specification.
 fn named(state: &CdiState) -> String {
-    let visible = state.machine.visible.as_deref().unwrap_or_default();
-    let parts = visible.iter().filter(|one| one.index.contains(':')).count();
-    match (visible.len() - parts, parts) {
-        (0, 0) => messages::count(state.machine.gpus),
-        (gpus, 0) => messages::count(gpus),
-        (0, 1) => "1 MIG device".to_owned(),
-        (0, parts) => format!("{parts} MIG devices"),
-        (gpus, 1) => format!("{}, 1 MIG device", messages::count(gpus)),
-        (gpus, parts) => format!("{}, {parts} MIG devices", messages::count(gpus)),
+    match state.machine.visible.as_deref() {
+        None | Some([]) => probe::counted_devices(state.machine.gpus, 0),
+        Some(visible) => {
+            let parts = visible.iter().filter(|one| one.is_part()).count();
+            probe::counted_devices(visible.len() - parts, parts)
+        }
     }
 }
 
@@ -267,7 +251,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some((seen, why)) = theirs {
         whys.push(format!("`{}`, which runtimes prefer, {why}", seen.path));
         changes.push(Change::RestartUnit {
-            unit: REFRESH.to_owned(),
+            unit: toolkit::REFRESH.to_owned(),
         });
     }
     if !whys.is_empty() {
@@ -348,9 +332,9 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CdiState, REFRESH, REFRESHED, UNIT_PATH,
+        CdiState, REFRESHED, UNIT_PATH,
         cdi_rules::{MachineDevices, SeenSpec},
-        decide, old_reader, step, unit,
+        decide, old_reader, step, toolkit, unit,
     };
     use crate::{
         change::Change,
@@ -464,7 +448,7 @@ devices:
         assert_eq!(
             changes,
             [Change::RestartUnit {
-                unit: REFRESH.to_owned()
+                unit: toolkit::REFRESH.to_owned()
             }]
         );
         // Without the toolkit's unit the file is unmanaged. If the toolkit is missing, its installation adds the unit.

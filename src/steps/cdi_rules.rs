@@ -10,7 +10,7 @@ use super::messages;
 use crate::{
     host::{Nvml, files::FileKind},
     mig::{Visible, visible},
-    model::version::DriverVersion,
+    model::{text::counted, version::DriverVersion},
     runtimes::cdi::{self, DIRECTORIES, DeviceNode, KIND, Spec},
     step::{Cx, StepError},
     tools::device_nodes,
@@ -200,7 +200,7 @@ pub(super) fn stale(
         return (!parts && gpus != machine.gpus).then(|| {
             format!(
                 "contains {}, but {} are on the bus",
-                messages::count(gpus),
+                counted(gpus, "GPU"),
                 machine.gpus
             )
         });

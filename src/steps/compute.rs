@@ -8,8 +8,9 @@ use crate::{
     change::{Change, Probe, ValidationRecord},
     config::desired::Desired,
     facts::{Facts, GpuFact},
-    model::{paths, version::DriverVersion},
+    model::{paths, text::counted, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
+    tools::probe,
 };
 
 /// The `validation.compute` step.
@@ -104,7 +105,7 @@ fn nothing_to_validate(
     // Do not block, because MIG devices may be created after the machine has joined its cluster. Container validation does
     // not block either.
     if state.uuids.as_ref().is_some_and(Vec::is_empty) {
-        return not("the GPUs are in MIG mode without a MIG device");
+        return not(probe::NO_DEVICE);
     }
     if state.loaded.is_some() {
         return None;
@@ -131,7 +132,7 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
         Some((why, again)) => Assessment::needs(why, vec![validation_of(state, inputs, again)]),
         None => Assessment::satisfied(format!(
             "{} computed on the host with driver {loaded} in this boot, no changes since",
-            messages::count(state.gpus.len())
+            counted(state.gpus.len(), "GPU")
         )),
     }
 }

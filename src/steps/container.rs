@@ -14,7 +14,7 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeSpec},
     facts::{Facts, GpuFact},
     host::Nvml,
-    model::{paths, version::DriverVersion},
+    model::{paths, text::counted, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::probe,
 };
@@ -264,7 +264,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
             "a container of {} saw {} with driver {loaded} in this boot, no changes \
              since",
             runtimes.join(", and one of "),
-            messages::count(state.gpus.len())
+            counted(state.gpus.len(), "GPU")
         ));
     }
     Assessment::needs(whys.join("; "), changes)

@@ -318,7 +318,7 @@ fn companions(
     state: &DriverPackagesState,
 ) -> Option<Assessment> {
     let version = state.found.package_version.as_ref()?;
-    let specs = driver.fabric_service.as_ref()?.at(version);
+    let specs = driver.exact_packages(version);
     let comparison = compare(desired.packages.manager, &specs, &state.installed);
     let why = format!(
         "{}: the package requires a driver of the same version",

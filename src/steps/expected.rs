@@ -5,6 +5,7 @@ use super::messages;
 use crate::{
     compat::matrix::{Confidence, InstanceDriver, Matrix},
     facts::Facts,
+    model::text::counted,
 };
 
 /// Remedy for an instance with missing GPUs.
@@ -60,7 +61,7 @@ impl<'f> ExpectedGpus<'f> {
             format!(
                 "{} has {}, but only {} on the PCI bus",
                 self.instance_type,
-                messages::count(self.promised),
+                counted(self.promised, "GPU"),
                 messages::gpus(self.found)
             )
         })

@@ -48,14 +48,6 @@ pub(super) fn indices(gpus: &[u32]) -> String {
     }
 }
 
-/// Formats a GPU count without a verb.
-pub(super) fn count(gpus: usize) -> String {
-    match gpus {
-        1 => "1 GPU".into(),
-        n => format!("{n} GPUs"),
-    }
-}
-
 /// Formats a count with names: `2 running containers (web, job)`.
 pub(super) fn list_of(what: &str, names: &[String]) -> String {
     let plural = if names.len() == 1 { "" } else { "s" };

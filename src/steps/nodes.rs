@@ -18,6 +18,7 @@ use crate::{
         device_nodes::{self, Symlinks},
         packages::HEADER,
         systemctl::UnitState,
+        toolkit,
     },
 };
 
@@ -62,14 +63,14 @@ struct NodesState {
 /// prevents it during an unattended run. A GPU node is created on first use, so `--create-all` creates symlinks for all
 /// possible nodes. Because it stops at a gap in the MIG device IDs, a separate command covers the existing nodes.
 fn unit() -> String {
-    let users = users();
+    let (users, refresh) = (users(), toolkit::REFRESH);
     format!(
         "{HEADER}[Unit]\n\
          Description=Create NVIDIA device nodes and their symlinks in /dev/char\n\
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After=systemd-modules-load.service nvidia-persistenced.service\n\
-         Before=nvidia-cdi-refresh.service {users}\n\
+         Before={refresh} {users}\n\
          \n\
          [Service]\n\
          Type=oneshot\n\

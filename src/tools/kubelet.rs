@@ -19,21 +19,24 @@ pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// The file of kubelet flags that kubeadm writes (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
 pub const FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 
-/// The programs that contain a kubelet and write its messages.
-const PROGRAMS: [&str; 4] = ["kubelet", "k3s", "rke2", "k0s"];
+/// How the administrator removes the files of a kubelet, as a part of remedies.
+pub const RESET: &str = "if kubeadm joined this machine, run `kubeadm reset` on it";
 
-/// Returns the log file in which a kubelet reports that it does not start with cgroup v1 (kubernetes/kubernetes,
+/// Returns the log file in which one of the programs, which contain a kubelet, reports that it does not start with cgroup v1 (kubernetes/kubernetes,
 /// `cmd/kubelet/app/server.go`). Each user can write such a line.
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub fn refused_cgroup_v1(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+pub fn refused_cgroup_v1(
+    files: &dyn ReadFiles,
+    programs: &[&str],
+) -> Result<Option<&'static str>, FilesError> {
     const REFUSAL: &str = "kubelet is configured to not run on a host using cgroup v1";
     for path in syslog::FILES {
         let text = files.read_lossy(path.into())?.unwrap_or_default();
         let mut messages = text
             .lines()
-            .filter_map(|line| syslog::message(line, &PROGRAMS));
+            .filter_map(|line| syslog::message(line, programs));
         if messages.any(|message| message.contains(REFUSAL)) {
             return Ok(Some(path));
         }

@@ -1,4 +1,4 @@
-//! Kernel modules in container registries. An archive and its signature are the layers of an artifact, and the tag is derived
+//! Container registries: full names of images, and kernel modules as artifacts. An archive and its signature are the layers of an artifact, and the tag is derived
 //! from the archive name. This file contains URLs, tags, manifests and registry authentication.
 //!
 //! Sources: OCI Distribution Specification 1.1 (names, tags, "Pull", "Push"); OCI Image Specification 1.1 ("Guidelines for
@@ -31,6 +31,25 @@ const TITLE: &str = "org.opencontainers.image.title";
 
 /// The file in which `docker login` stores credentials if root runs it.
 pub const LOGINS: &str = "/root/.docker/config.json";
+
+/// The default registry, as in Docker.
+const DEFAULT_REGISTRY: &str = "docker.io";
+
+/// Returns the full name of a container image, with registry and tag. Docker adds them itself, other runtimes do not.
+#[must_use]
+pub fn full_name(image: &str) -> String {
+    let named = match image.split_once('/') {
+        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => image.to_owned(),
+        Some(_) => format!("{DEFAULT_REGISTRY}/{image}"),
+        None => format!("{DEFAULT_REGISTRY}/library/{image}"),
+    };
+    let last = named.rsplit('/').next().unwrap_or(&named);
+    if last.contains([':', '@']) {
+        named
+    } else {
+        format!("{named}:latest")
+    }
+}
 
 /// A repository in a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -312,6 +331,20 @@ pub fn helped(answer: &str) -> Option<Secret> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn image_names_get_registry_and_tag_like_in_docker() {
+        for (image, full) in rows! {
+            "debian", "docker.io/library/debian:latest";
+            "nvidia/cuda:12.8.1-base-ubi9", "docker.io/nvidia/cuda:12.8.1-base-ubi9";
+            "nvcr.io/nvidia/cuda:1", "nvcr.io/nvidia/cuda:1";
+            "localhost/x", "localhost/x:latest";
+            "host:5000/x", "host:5000/x:latest";
+            "host:5000/x@sha256:00", "host:5000/x@sha256:00";
+        } {
+            assert_eq!(full_name(image), full);
+        }
+    }
 
     #[test]
     fn address_is_a_registry_and_a_repository() {

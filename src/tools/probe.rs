@@ -7,8 +7,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::cuda;
-use crate::host::{CudaFault, CudaView, CudaWork, NvmlView};
-use crate::model::pci::PciAddress;
+use crate::host::{CudaFault, CudaView, CudaWork, NvmlView, bare_uuid};
+use crate::model::{pci::PciAddress, text::counted};
 
 /// The schema version of the document.
 pub const SCHEMA: u32 = 1;
@@ -224,6 +224,19 @@ impl LayerResults {
     }
 }
 
+/// The reason that [`devices`] returns no device, although NVML lists GPUs.
+pub const NO_DEVICE: &str = "the GPUs are in MIG mode without a MIG device";
+
+/// Returns the fault for [`NO_DEVICE`].
+#[must_use]
+pub fn no_device() -> LayerFault {
+    LayerFault::new(
+        ProbeLayer::Cuda,
+        format!("no device can run programs: {NO_DEVICE}"),
+        "create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or disable MIG mode",
+    )
+}
+
 /// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
 /// devices is omitted.
 #[must_use]
@@ -318,14 +331,14 @@ fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     if devices.iter().any(|device| device.mig_index.is_some()) {
         return None;
     }
-    let plain = |uuid: &str| format!("GPU-{}", uuid.trim_start_matches("GPU-").to_lowercase());
+    let plain = |uuid: &str| format!("GPU-{}", bare_uuid(uuid).to_lowercase());
     let nvml: BTreeSet<String> = devices.iter().map(|device| plain(&device.uuid)).collect();
     let cuda: BTreeSet<String> = uuids.iter().map(|uuid| plain(uuid)).collect();
     (nvml != cuda).then(|| {
         format!(
             "CUDA lists {}, NVML {}; only CUDA: {}; only NVML: {}",
-            count(cuda.len()),
-            count(nvml.len()),
+            counted(cuda.len(), "GPU"),
+            counted(nvml.len(), "GPU"),
             only(&cuda, &nvml),
             only(&nvml, &cuda)
         )
@@ -342,27 +355,22 @@ pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
     }
 }
 
-/// Returns the number of GPUs as text.
-#[must_use]
-pub fn count(devices: usize) -> String {
-    match devices {
-        1 => "1 GPU".to_owned(),
-        n => format!("{n} GPUs"),
-    }
-}
-
 /// Returns the number of devices of each kind as text.
 #[must_use]
 pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
     let parts = devices.iter().filter(|one| one.mig_index.is_some()).count();
-    let mig = match parts {
-        1 => "1 MIG device".to_owned(),
-        n => format!("{n} MIG devices"),
-    };
-    match devices.len() - parts {
-        0 => mig,
-        gpus if parts == 0 => count(gpus),
-        gpus => format!("{} and {mig}", count(gpus)),
+    counted_devices(devices.len() - parts, parts)
+}
+
+/// Formats a number of GPUs and a number of MIG devices.
+#[must_use]
+pub fn counted_devices(gpus: usize, parts: usize) -> String {
+    let gpus_text = counted(gpus, "GPU");
+    let parts_text = counted(parts, "MIG device");
+    match (gpus, parts) {
+        (_, 0) => gpus_text,
+        (0, _) => parts_text,
+        _ => format!("{gpus_text} and {parts_text}"),
     }
 }
 

@@ -13,6 +13,18 @@ pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 /// The name prefix of the toolkit packages.
 pub const PACKAGES: &str = "nvidia-container-toolkit";
 
+/// The unit of the toolkit since version 1.18, which writes a separate specification at each boot and after driver changes. It
+/// starts after `multi-user.target`, which is after the runtimes, and does not handle MIG, so our file is still required.
+/// Runtimes prefer the file of the unit, so the step `cdi` also compares it with the machine, and restarts the unit if the file
+/// is stale. Source: NVIDIA/nvidia-container-toolkit, `deployments/systemd/nvidia-cdi-refresh.service`.
+pub const REFRESH: &str = "nvidia-cdi-refresh.service";
+
+/// Install paths of the toolkit's unit.
+pub const REFRESH_PATHS: [&str; 2] = [
+    "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
+    "/etc/systemd/system/nvidia-cdi-refresh.service",
+];
+
 /// The first version that can omit the groups of device nodes from a specification. Versions since 1.19.1 include them by
 /// default. Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
 pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);

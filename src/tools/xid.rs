@@ -39,7 +39,7 @@ pub enum XidAction {
     ContactSupport,
     ResetGpu,
     /// Reset all GPUs that are connected by NVLink.
-    ResetFabric,
+    ResetAllGpus,
     Reboot,
     /// Check cables and seating.
     CheckMechanics,
@@ -60,7 +60,7 @@ impl XidAction {
             }
             Self::ContactSupport => "run `nvidia-bug-report.sh` and send its output to NVIDIA",
             Self::ResetGpu => RESET,
-            Self::ResetFabric => {
+            Self::ResetAllGpus => {
                 "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with \
                  `nvidia-smi --gpu-reset`); if the error recurs, contact the hardware vendor"
             }
@@ -124,7 +124,10 @@ mod tests {
     fn table_is_complete() {
         assert!(TABLE.len() > 65);
         for code in 144..=150 {
-            assert_eq!(of(code).map(|xid| xid.action), Some(XidAction::ResetFabric));
+            assert_eq!(
+                of(code).map(|xid| xid.action),
+                Some(XidAction::ResetAllGpus)
+            );
         }
         assert_eq!(
             of(79).map(|xid| xid.action),

@@ -50,11 +50,7 @@ pub async fn compute(
         driver = Some(view.driver_version.clone());
         listed = probe::devices(view);
         if listed.is_empty() {
-            layers.fail(LayerFault::new(
-                ProbeLayer::Cuda,
-                "no device can run programs: GPUs in MIG mode have no MIG device",
-                "create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or disable MIG mode",
-            ));
+            layers.fail(probe::no_device());
         } else {
             let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
             let view = gpu.compute(&uuids, within).await;

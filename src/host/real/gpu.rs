@@ -238,8 +238,10 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
         about.mig_devices = mig::devices(nvml, device, about.memory_bytes)?;
     }
     about.fabric = optional(fabric(nvml, device))?.flatten();
-    let mig = about.mig == Some(true);
-    health(nvml, device, mig, about.health.insert(GpuHealth::default()))
+    // In MIG mode, a GPU does not use its NVLinks, and on some boards they are disabled.
+    let uses_nvlink = about.mig != Some(true);
+    let into = about.health.insert(GpuHealth::default());
+    health(nvml, device, uses_nvlink, into)
 }
 
 /// Returns the fabric registration of the GPU, or `None` if it has no fabric. `nvml-wrapper` has no

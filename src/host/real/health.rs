@@ -24,7 +24,7 @@ use crate::host::health::{
     Temperature,
 };
 
-/// Queries the health of a GPU, starting with the recovery action.
+/// Queries the health of a GPU, starting with the recovery action. The NVLinks are only queried if the GPU uses them.
 ///
 /// # Errors
 /// If the GPU is lost or must be reset. Values that were read before are kept. Any other error
@@ -33,7 +33,7 @@ use crate::host::health::{
 pub(super) fn health(
     nvml: &Library,
     device: &Device<'_>,
-    mig: bool,
+    uses_nvlink: bool,
     into: &mut GpuHealth,
 ) -> Result<(), NvmlError> {
     let [recovery_action, memory, slowdown, links, recovery_errors] = fields(
@@ -70,8 +70,7 @@ pub(super) fn health(
     into.clock_events = clock_events(nvml, device)?;
     into.performance_state = known(device.performance_state())?.map(|state| state.as_c());
     into.pcie = pcie(device)?;
-    // In MIG mode, a GPU does not use its NVLinks, and on some boards they are disabled.
-    if !mig {
+    if uses_nvlink {
         into.nvlink = nvlink(device, small(links), small(recovery_errors))?;
     }
     Ok(())

@@ -62,16 +62,6 @@ pub(super) fn may_join(files: &dyn ReadFiles) -> Result<bool, FilesError> {
     files.exists(MAY_JOIN.into())
 }
 
-/// Returns the kubelet units for the nodeadm kubeconfig. The kubeconfig counts as a membership only if one of them is running,
-/// because nodeadm writes it long before it starts the kubelet. This also applies to hybrid nodes, where nodeadm is run as a
-/// command. Canonical images, where the kubelet is a snap, ship the kubeconfig with placeholders for the server.
-pub(super) fn kubelets_of(kubeconfig: &Utf8Path) -> &'static [&'static str] {
-    match kubeconfig == KUBECONFIG {
-        true => &KUBELETS,
-        false => &[],
-    }
-}
-
 /// Joins with `nodeadm`.
 pub(super) struct ByNodeadm;
 
@@ -110,7 +100,7 @@ impl Joining for ByNodeadm {
     }
 
     fn kubelets_of(&self, kubeconfig: &Utf8Path) -> &'static [&'static str] {
-        kubelets_of(kubeconfig)
+        super::kubelets_of(kubeconfig)
     }
 
     /// The settings do not identify the cluster: only the user data does, which nodeadm reads at each boot.

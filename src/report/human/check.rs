@@ -299,11 +299,7 @@ fn headline<'r>(
 fn drives_gpus(report: &RunReport) -> bool {
     (report.findings.iter()).any(|finding| {
         finding.status == Verdict::Pass
-            && (finding.id.as_str() == "pci.driver-bound"
-                || matches!(
-                    Layer::of(&finding.id),
-                    Layer::Driver | Layer::Fabric | Layer::Runtime
-                ))
+            && (finding.id.as_str() == "pci.driver-bound" || Layer::of(&finding.id).needs_driver())
     })
 }
 

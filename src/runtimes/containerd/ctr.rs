@@ -12,25 +12,6 @@ pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
 /// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only with an option.
 pub const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The default registry, as in Docker.
-const DEFAULT_REGISTRY: &str = "docker.io";
-
-/// Returns an image name in the form that containerd requires, with registry and tag. Docker adds them itself.
-#[must_use]
-pub fn full_name(image: &str) -> String {
-    let named = match image.split_once('/') {
-        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => image.to_owned(),
-        Some(_) => format!("{DEFAULT_REGISTRY}/{image}"),
-        None => format!("{DEFAULT_REGISTRY}/library/{image}"),
-    };
-    let last = named.rsplit('/').next().unwrap_or(&named);
-    if last.contains([':', '@']) {
-        named
-    } else {
-        format!("{named}:latest")
-    }
-}
-
 /// Queries the version of the daemon. It succeeds only if the daemon responds on its socket.
 #[must_use]
 pub fn version() -> Query {
@@ -149,21 +130,7 @@ pub fn remove(namespace: &str, image: &str) -> Cmd {
 
 #[cfg(test)]
 mod tests {
-    use super::{full_name, parse_running};
-
-    #[test]
-    fn image_names_get_registry_and_tag_like_in_docker() {
-        for (image, full) in rows! {
-            "debian", "docker.io/library/debian:latest";
-            "nvidia/cuda:12.8.1-base-ubi9", "docker.io/nvidia/cuda:12.8.1-base-ubi9";
-            "nvcr.io/nvidia/cuda:1", "nvcr.io/nvidia/cuda:1";
-            "localhost/x", "localhost/x:latest";
-            "host:5000/x", "host:5000/x:latest";
-            "host:5000/x@sha256:00", "host:5000/x@sha256:00";
-        } {
-            assert_eq!(full_name(image), full);
-        }
-    }
+    use super::parse_running;
 
     #[test]
     fn running_and_stopped_containers_are_distinguished() {

@@ -22,7 +22,7 @@ use crate::{
         view::{ask, last_lines, last_words, said},
         words,
     },
-    tools::toolkit,
+    tools::{oci, toolkit},
 };
 
 /// containerd, as used by the kubelet.
@@ -357,7 +357,7 @@ fn namespace<'a>(container: &'a str, image: Option<&str>) -> &'a str {
 #[async_trait]
 impl Containers for Containerd {
     fn image_name(&self, image: &str) -> String {
-        ctr::full_name(image)
+        oci::full_name(image)
     }
 
     fn find_image(&self, _: &str) -> Query {
@@ -440,12 +440,7 @@ mod tests {
                        runtime_type = \"io.containerd.runc.v2\"\n\
                        [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nSystemdCgroup = true\n";
         fakes.files.put(CONFIG, googles);
-        let goal = Goal {
-            name: NVIDIA,
-            default: false,
-            cdi: true,
-            for_kubelet: false,
-        };
+        let goal = Goal::saved(NVIDIA, false);
         Containerd
             .restore_saved(&host, &goal)
             .await

@@ -101,7 +101,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     let method = spec.method.implementation();
     if !method.starts_kubelet() {
         return Assessment::not_applicable(format!(
-            "only kubeadm requires kernel settings, but the join method is {}",
+            "the join method {} does not require kernel settings",
             spec.method.name()
         ));
     }

@@ -23,11 +23,11 @@ use crate::{
     state::Membership,
     step::{Assessment, Cx, Step, StepError},
     steps::{
-        CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
-        HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES, configured_daemons,
+        CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES,
+        VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, configured_daemons,
     },
     tools::{
+        kubelet,
         kubernetes::kubeconfig::{self, Cluster},
         systemctl::{self, UnitState},
     },
@@ -41,9 +41,6 @@ pub(in crate::steps) fn step() -> Step {
             HEADERS,
             PACKAGES_HOLD,
             TOOLKIT_PACKAGES,
-            DRIVER_PERSISTENCE,
-            DRIVER_FABRIC,
-            CDI,
             VALIDATION_DEVICES,
             VALIDATION_CONTAINER,
             VALIDATION_COMPUTE,
@@ -278,8 +275,11 @@ fn of_member(state: &JoinState, membership: &Membership, spec: &ClusterSpec) -> 
     if let Some(other) = other {
         return Assessment::blocked(
             format!("{is}, which is not the configured one: {other}"),
-            "remove the machine from that cluster first (drain and delete its node; if kubeadm joined it, run \
-             `kubeadm reset`), or correct the settings in `[cluster]`",
+            format!(
+                "remove the machine from that cluster first (drain and delete its node; {}), or correct the settings in \
+                 `[cluster]`",
+                kubelet::RESET
+            ),
         );
     }
     let mut why = is;

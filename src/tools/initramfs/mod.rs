@@ -32,12 +32,14 @@ pub trait Generator: Debug + Send + Sync {
 /// # Errors
 /// If the files of the machine cannot be read.
 pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
-    let debian = files.exists(Utf8Path::new(update_initramfs::PATH))?;
-    Ok(if !debian && files.exists(Utf8Path::new(dracut::PATH))? {
-        &dracut::Dracut
-    } else {
-        &update_initramfs::UpdateInitramfs
-    })
+    let has_update_initramfs = files.exists(Utf8Path::new(update_initramfs::PATH))?;
+    Ok(
+        if !has_update_initramfs && files.exists(Utf8Path::new(dracut::PATH))? {
+            &dracut::Dracut
+        } else {
+            &update_initramfs::UpdateInitramfs
+        },
+    )
 }
 
 /// Returns the modules that are in the listed image. Module files may be compressed.

@@ -27,6 +27,17 @@ const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
 /// adapters.
 pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
+/// Whether a resource is a GPU or a part of one, for any device plugin. NVIDIA's network card plugin uses other names in
+/// `nvidia.com`. The KubeVirt plugin uses board names such as `nvidia.com/GH100_H100_SXM5_80GB`.
+#[must_use]
+pub fn is_of_gpus(resource: &str) -> bool {
+    let is_board = (resource.strip_prefix("nvidia.com/"))
+        .is_some_and(|name| name.starts_with(char::is_uppercase));
+    is_board
+        || resource.starts_with(MIG_DEVICES)
+        || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
+}
+
 /// Part of the kubectl error if the node does not exist.
 const NOT_FOUND: &str = "(NotFound)";
 

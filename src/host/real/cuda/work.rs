@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::time::Instant;
 
 use super::ffi::{Context, Cuda, Device, Tried};
-use crate::host::{CudaFault, CudaStart, CudaWork};
+use crate::host::{CudaFault, CudaStart, CudaWork, bare_uuid};
 
 /// A callback that receives the next phase.
 pub(super) type Phase<'p> = dyn FnMut(&str) + 'p;
@@ -107,7 +107,7 @@ pub(super) fn compute(asked: &str, phase: &mut Phase<'_>) -> Tried<CudaWork> {
 /// identifies a MIG device by its GPU and two numbers. They cannot be compared with the CUDA UUID,
 /// so they are accepted.
 fn is_same(asked: &str, uuid: &str) -> bool {
-    let plain = asked.trim_start_matches("GPU-").trim_start_matches("MIG-");
+    let plain = bare_uuid(asked);
     plain.contains('/') || plain.eq_ignore_ascii_case(uuid)
 }
 
