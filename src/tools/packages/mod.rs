@@ -63,17 +63,6 @@ pub enum Manager {
 impl Manager {
     pub const ALL: [Self; 2] = [Self::Apt, Self::Dnf];
 
-    /// Returns the package manager of a system, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
-    #[must_use]
-    pub fn of_system(id: &str, like: &[String]) -> Option<Self> {
-        let mut names = std::iter::once(id).chain(like.iter().map(String::as_str));
-        names.find_map(|name| match name {
-            "debian" | "ubuntu" => Some(Self::Apt),
-            "almalinux" | "amzn" | "centos" | "fedora" | "rhel" | "rocky" => Some(Self::Dnf),
-            _ => None,
-        })
-    }
-
     /// The backend of this package manager.
     #[must_use]
     pub fn backend(self) -> &'static dyn Backend {
