@@ -121,6 +121,11 @@ impl RuntimeKind {
         self.runtime().containers().is_some()
     }
 
+    /// The runtimes that a kubelet can use directly. The first one is the default.
+    pub fn of_kubelets() -> impl Iterator<Item = Self> {
+        (Self::ALL.into_iter()).filter(|kind| kind.runtime().facts().cri.is_some())
+    }
+
     /// Returns the runtime that serves a kubelet at this socket.
     #[must_use]
     pub fn of_socket(socket: &str) -> Option<Self> {
