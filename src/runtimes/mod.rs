@@ -73,6 +73,9 @@ impl RuntimeKind {
     /// All runtimes, in the order of the `facts` document.
     pub const ALL: [Self; 4] = [Self::Docker, Self::Containerd, Self::Podman, Self::Crio];
 
+    /// The runtime of a kubelet for which none is configured.
+    pub const KUBELET_DEFAULT: Self = Self::Containerd;
+
     /// The index in [`Self::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
@@ -121,7 +124,7 @@ impl RuntimeKind {
         self.runtime().containers().is_some()
     }
 
-    /// The runtimes that a kubelet can use directly. The first one is the default.
+    /// The runtimes that a kubelet can use directly.
     pub fn of_kubelets() -> impl Iterator<Item = Self> {
         (Self::ALL.into_iter()).filter(|kind| kind.runtime().facts().cri.is_some())
     }
