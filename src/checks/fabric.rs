@@ -14,10 +14,7 @@ use crate::{
         switches::{Evidence, switches},
     },
     host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, Output, ReadFiles},
-    model::{
-        id::Id,
-        version::{Branch, DriverVersion},
-    },
+    model::{id::Id, version::DriverVersion},
     state::owner,
     step::StepError,
     tools::{kmod, packages::Manager, systemctl::UnitState},
@@ -202,7 +199,7 @@ async fn offered(
     }
     let name = match installed {
         Some((name, _)) => name.clone(),
-        None => package_of(driver, Some(manager)),
+        None => fabric::package(driver.branch(), Some(manager)),
     };
     let answer = subject
         .host
@@ -372,7 +369,7 @@ fn unit(state: &FabricState) -> Finding {
         ),
         Some(driver) => {
             let manager = state.manager;
-            let name = package_of(driver, manager);
+            let name = fabric::package(driver.branch(), manager);
             let then = format!("systemctl enable --now {}", fabric::UNIT);
             (not_offered(state, &name, driver))
                 .unwrap_or_else(|| at_version(manager, &name, driver, &then))
@@ -419,22 +416,6 @@ fn unit(state: &FabricState) -> Finding {
             Verdict::Skip,
             format!("{needed}; its state is unknown: {why}"),
         ),
-    }
-}
-
-/// The first branch whose packages have the same name in all repositories (`profiles`, `[[fabric]]`).
-const ONE_NAME: Branch = Branch(580);
-
-/// Returns the package of the fabric manager. Before branch 580, its name depends on the package manager
-/// (AWS ParallelCluster cookbook; NVIDIA repositories for Ubuntu and RHEL).
-fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
-    let branch = driver.branch();
-    match manager {
-        Some(manager) if branch < ONE_NAME => manager
-            .backend()
-            .old_fabric_manager()
-            .replace("BRANCH", &branch.to_string()),
-        _ => "nvidia-fabricmanager".to_owned(),
     }
 }
 

@@ -116,9 +116,9 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Returns the package name of the fabric manager before branch 580; `BRANCH` stands for the branch.
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabricmanager"
+    /// Whether NVIDIA's older packages for this manager have the driver branch in their names.
+    fn has_branch_in_names(&self) -> bool {
+        false
     }
 
     /// The program that must be executed to read the database, or `None` if the database consists of readable files.

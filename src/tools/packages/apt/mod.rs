@@ -200,8 +200,8 @@ impl Backend for Apt {
         exclusions::proxies(files)
     }
 
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabricmanager-BRANCH"
+    fn has_branch_in_names(&self) -> bool {
+        true
     }
 
     fn commands(&self) -> Commands {

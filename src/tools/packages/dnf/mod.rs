@@ -250,10 +250,6 @@ impl Backend for Dnf {
         exclusions::proxies(files)
     }
 
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabric-manager"
-    }
-
     fn commands(&self) -> Commands {
         Commands {
             unhold: "dnf versionlock delete 'ENTRY'",
