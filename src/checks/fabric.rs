@@ -544,12 +544,18 @@ fn cut_off(state: &FabricState) -> Finding {
     Finding {
         observed: Some(format!("{modules} not loaded")),
         expected: Some(format!("{} loaded", fabric::SUBNET_MODULES.join(", "))),
-        remedy: Some(match &state.lacks_module {
-            Some(kernel) => format!(
-                "install the package that contains them for {kernel} (Ubuntu: `linux-modules-extra-{kernel}`; Amazon Linux: \
-                 the kernel's `modules-extra`); then {load}"
-            ),
-            None => load,
+        remedy: Some(match (&state.lacks_module, state.manager) {
+            (Some(kernel), Some(manager)) => {
+                let package = manager.backend().commands().extra_modules;
+                let package = package.replace("KERNEL", kernel);
+                format!(
+                    "install the package that contains them for {kernel} ({package}); then {load}"
+                )
+            }
+            (Some(kernel), None) => {
+                format!("install the package that contains them for {kernel}; then {load}")
+            }
+            (None, _) => load,
         }),
         ..Finding::new(
             SUBNET,
@@ -1023,6 +1029,7 @@ mod tests {
         let mut cut_off = FabricState {
             not_loaded: vec!["ib_umad"],
             lacks_module: Some("6.8.0-1030-aws".to_owned()),
+            manager: Some(Manager::Apt),
             unit: Ok(Some(fixtures::unit("enabled", "failed"))),
             ..with
         };
@@ -1031,6 +1038,12 @@ mod tests {
         let remedy = finding.remedy.unwrap_or_default();
         assert!(
             remedy.contains("linux-modules-extra-6.8.0-1030-aws"),
+            "{remedy}"
+        );
+        cut_off.manager = Some(Manager::Dnf);
+        let remedy = subnet(&cut_off).remedy.unwrap_or_default();
+        assert!(
+            remedy.contains("(the kernel's `modules-extra`)"),
             "{remedy}"
         );
         cut_off.lacks_module = None;

@@ -169,6 +169,7 @@ impl Backend for Tiny {
             install_kernel: "tiny install kernel-KERNEL",
             install: "tiny perform keep-all install NAME",
             upgrade_kernel: "tiny perform keep-all install linux",
+            extra_modules: "`modules-KERNEL`",
             credentials: "`/etc/tiny/logins`",
         }
     }
