@@ -44,7 +44,7 @@ pub use view::{
 use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
     model::document::FileSettings,
-    tools::systemctl,
+    tools::{kubelet, systemctl},
 };
 
 /// The name of the NVIDIA runtime.
@@ -376,6 +376,14 @@ pub fn units() -> String {
         .into_iter()
         .filter_map(|kind| kind.runtime().facts().unit);
     units.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the units that contain a kubelet, separated by spaces as in unit files.
+#[must_use]
+pub fn kubelet_units() -> String {
+    let of_distributions = OWNERS.iter().flat_map(|owner| owner.units);
+    let units = std::iter::once(&kubelet::UNIT).chain(of_distributions);
+    units.copied().collect::<Vec<_>>().join(" ")
 }
 
 /// A runtime with a daemon that is configured with files.
