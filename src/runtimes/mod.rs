@@ -73,6 +73,9 @@ impl RuntimeKind {
     /// All runtimes, in the order of the `facts` document.
     pub const ALL: [Self; 4] = [Self::Docker, Self::Containerd, Self::Podman, Self::Crio];
 
+    /// The runtime of a machine that does not join a cluster, if none is installed.
+    pub const DEFAULT: Self = Self::Docker;
+
     /// The runtime of a kubelet for which none is configured.
     pub const KUBELET_DEFAULT: Self = Self::Containerd;
 
@@ -122,6 +125,12 @@ impl RuntimeKind {
     #[must_use]
     pub fn runs_single_containers(self) -> bool {
         self.runtime().containers().is_some()
+    }
+
+    /// Whether another runtime is a dependency of its packages.
+    #[must_use]
+    pub fn brings(self, other: Self) -> bool {
+        self.runtime().facts().brings.contains(&other)
     }
 
     /// The runtimes that a kubelet can use directly.
@@ -201,6 +210,8 @@ pub struct RuntimeFacts {
     pub scheme: &'static str,
     /// The socket that gpu-bootstrap configures for a kubeadm kubelet, or `None` if a kubelet cannot use the runtime directly.
     pub cri: Option<&'static str>,
+    /// The runtimes that are dependencies of its packages.
+    pub brings: &'static [RuntimeKind],
     /// The sockets that serve a kubelet, without `/var`.
     pub sockets: &'static [&'static str],
     /// The bridge of its own network.
