@@ -49,7 +49,6 @@ impl Applier {
         }
         Ok(())
     }
-
 }
 
 /// Enables compilation in package scripts again: removes the flag file, including the one of an interrupted run. Returns its path
