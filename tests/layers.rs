@@ -234,14 +234,13 @@ fn only_backends_and_profiles_mention_a_package_manager() {
 #[test]
 fn only_the_runtimes_module_mentions_a_runtime() {
     const NAMES: [&str; 4] = ["docker", "containerd", "crio", "podman"];
-    const ALLOWED: [&[&str]; 6] = [
+    const ALLOWED: [&[&str]; 5] = [
         // The list of steps.
         &["steps"],
         // Findings about the kubelet's containerd.
         &["checks"],
         &["checks", "containerd"],
         &["checks", "kubelet"],
-        &["state", "kubelet"],
         // nodeadm writes the containerd configuration.
         &["joins", "nodeadm"],
     ];

@@ -13,10 +13,7 @@ use crate::{
         switches::{Evidence, switches},
     },
     host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, Output, ReadFiles},
-    model::{
-        id::Id,
-        version::{Branch, DriverVersion},
-    },
+    model::{id::Id, version::DriverVersion},
     state::owner,
     step::StepError,
     tools::{kmod, packages::Manager, systemctl::UnitState},
@@ -204,7 +201,7 @@ async fn offered(
     }
     let name = match installed {
         Some((name, _)) => name.clone(),
-        None => package_of(driver, Some(manager)),
+        None => fabric::package(driver.branch(), Some(manager)),
     };
     let answer = subject
         .host
@@ -369,7 +366,7 @@ fn unit(state: &FabricState) -> Finding {
         ),
         Some(driver) => {
             let manager = state.manager;
-            let name = package_of(driver, manager);
+            let name = fabric::package(driver.branch(), manager);
             let then = format!("systemctl enable --now {}", fabric::UNIT);
             (not_offered(state, &name, driver))
                 .unwrap_or_else(|| at_version(manager, &name, driver, &then))
@@ -416,22 +413,6 @@ fn unit(state: &FabricState) -> Finding {
             Verdict::Skip,
             format!("{needed}; its state is unknown: {why}"),
         ),
-    }
-}
-
-/// The first branch whose packages have the same name in all repositories (`profiles`, `[[fabric]]`).
-const ONE_NAME: Branch = Branch(580);
-
-/// Returns the package of the fabric manager. Before branch 580, its name depends on the package manager
-/// (AWS ParallelCluster cookbook; NVIDIA repositories for Ubuntu and RHEL).
-fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
-    let branch = driver.branch();
-    match manager {
-        Some(manager) if branch < ONE_NAME => manager
-            .backend()
-            .old_fabric_manager()
-            .replace("BRANCH", &branch.to_string()),
-        _ => "nvidia-fabricmanager".to_owned(),
     }
 }
 
@@ -560,12 +541,18 @@ fn cut_off(state: &FabricState) -> Finding {
     Finding {
         observed: Some(format!("{modules} not loaded")),
         expected: Some(format!("{} loaded", fabric::SUBNET_MODULES.join(", "))),
-        remedy: Some(match &state.lacks_module {
-            Some(kernel) => format!(
-                "install the package that contains them for {kernel} (Ubuntu: `linux-modules-extra-{kernel}`; Amazon Linux: \
-                 the kernel's `modules-extra`); then {load}"
-            ),
-            None => load,
+        remedy: Some(match (&state.lacks_module, state.manager) {
+            (Some(kernel), Some(manager)) => {
+                let package = manager.backend().commands().extra_modules;
+                let package = package.replace("KERNEL", kernel);
+                format!(
+                    "install the package that contains them for {kernel} ({package}); then {load}"
+                )
+            }
+            (Some(kernel), None) => {
+                format!("install the package that contains them for {kernel}; then {load}")
+            }
+            (None, _) => load,
         }),
         ..Finding::new(
             SUBNET,
@@ -1032,6 +1019,7 @@ mod tests {
         let mut cut_off = FabricState {
             not_loaded: vec!["ib_umad"],
             lacks_module: Some("6.8.0-1030-aws".to_owned()),
+            manager: Some(Manager::Apt),
             unit: Ok(Some(fixtures::unit("enabled", "failed"))),
             ..with
         };
@@ -1040,6 +1028,12 @@ mod tests {
         let remedy = finding.remedy.unwrap_or_default();
         assert!(
             remedy.contains("linux-modules-extra-6.8.0-1030-aws"),
+            "{remedy}"
+        );
+        cut_off.manager = Some(Manager::Dnf);
+        let remedy = subnet(&cut_off).remedy.unwrap_or_default();
+        assert!(
+            remedy.contains("(the kernel's `modules-extra`)"),
             "{remedy}"
         );
         cut_off.lacks_module = None;

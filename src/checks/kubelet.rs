@@ -407,11 +407,9 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let finding = lost.unwrap_or(finding);
         return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
     }
-    let kinds = [RuntimeKind::Containerd, RuntimeKind::Crio];
-    let (Some(found), Some(kind)) = (
-        &found,
-        (found.as_ref()).and_then(|one| kinds.into_iter().find(|kind| kind.name() == one.name)),
-    ) else {
+    let named =
+        |one: &KubeletRuntime| RuntimeKind::of_kubelets().find(|kind| kind.name() == one.name);
+    let (Some(found), Some(kind)) = (&found, found.as_ref().and_then(named)) else {
         return Ok(vec![finding]);
     };
     let report = subject.state.report(kind).await?;

@@ -2,7 +2,7 @@
 
 use crate::{
     check::{Finding, Verdict},
-    facts::{Facts, GpuFact, Os},
+    facts::{Facts, GpuFact, Os, detection},
     host::{FilesError, ReadFiles},
     model::text::counted,
     tools::packages::Manager,
@@ -42,7 +42,7 @@ pub(super) fn manager(
             return Ok(Some(manager));
         }
     }
-    Ok(os.and_then(|os| Manager::of_system(&os.id, &os.id_like)))
+    Ok(os.and_then(detection::manager_of))
 }
 
 /// The name of a GPU, or its ID if it has no name.

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 
 use crate::{
     check::{Family, Finding, Subject, Verdict},
-    host::{FileKind, ReadFiles},
+    host::ReadFiles,
     model::{id::Id, text::shell_word},
     runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
     state::has_library,
@@ -226,37 +226,20 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
     Ok(Some(say(&TOOLKIT, Verdict::Pass, why)))
 }
 
-/// Returns the warning about a CDI specification that only root can read: rootless Podman then finds no GPU
-/// (containers/podman issue 17539).
+/// Returns the warning about a CDI specification that only root can read.
 fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
-    for directory in cdi::DIRECTORIES.map(Utf8Path::new) {
-        let Some(of_directory) = files.stat(directory)? else {
-            continue;
-        };
-        for name in files.list(directory)? {
-            let path = directory.join(&name);
-            let Some(stat) = files.stat(&path)?.filter(|_| cdi::is_read(&path)) else {
-                continue;
-            };
-            let is_link = matches!(stat.kind, FileKind::Link(_));
-            let is_open = of_directory.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
-            if !is_open {
-                return Ok(Some(Finding {
-                    remedy: Some(format!(
-                        "run `chmod a+rX {} {}`",
-                        shell_word(directory),
-                        shell_word(&path)
-                    )),
-                    ..say(
-                        &TOOLKIT,
-                        Verdict::Warn,
-                        format!("only root can read `{path}`, so rootless Podman finds no GPU"),
-                    )
-                }));
-            }
-        }
-    }
-    Ok(None)
+    Ok(cdi::only_for_root(files)?.map(|(directory, path)| Finding {
+        remedy: Some(format!(
+            "run `chmod a+rX {} {}`",
+            shell_word(directory),
+            shell_word(&path)
+        )),
+        ..say(
+            &TOOLKIT,
+            Verdict::Warn,
+            format!("only root can read `{path}`, so rootless containers find no GPU"),
+        )
+    }))
 }
 
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {

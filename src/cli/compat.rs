@@ -21,7 +21,7 @@ use crate::{
         profile::{DriverRow, Profile},
     },
     exit::Exit,
-    facts::{GpuFact, Os},
+    facts::{GpuFact, Os, detection},
     host::Host,
     model::{
         gpu::SupportedFlavors,
@@ -30,17 +30,6 @@ use crate::{
     },
     report::Style,
 };
-
-/// Aliases of operating systems, with their `ID` in `os-release`.
-const SYSTEMS: [(&str, &str); 7] = [
-    ("al", "amzn"),
-    ("amazon", "amzn"),
-    ("amazonlinux", "amzn"),
-    ("amazon-linux", "amzn"),
-    ("alma", "almalinux"),
-    ("rockylinux", "rocky"),
-    ("oraclelinux", "ol"),
-];
 
 /// The width of the names in the output.
 const COLUMN: usize = 20;
@@ -145,9 +134,8 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
             Some("use `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
         ));
     }
-    let known = SYSTEMS.iter().find(|(other, _)| *other == id);
     Ok(Os {
-        id: known.map_or(id, |(_, id)| *id).to_owned(),
+        id: detection::os_id(id).to_owned(),
         version_id: Some(version.to_owned()),
         id_like: Vec::new(),
         version_codename: None,

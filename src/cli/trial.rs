@@ -15,7 +15,7 @@ use super::{
 use crate::{
     compat::{
         kernels::KernelPolicy,
-        matrix::{Fabric, InstanceType, Matrix},
+        matrix::{InstanceType, Matrix},
         names::NameMatch,
     },
     config::{
@@ -27,7 +27,7 @@ use crate::{
     },
     error::Report as _,
     exit::Exit,
-    facts::{DeviceCatalog as _, Facts, GpuFact, Kernel, Os, PciFact, Unknown},
+    facts::{DeviceCatalog as _, Facts, GpuFact, Kernel, Os, Unknown, switches},
     host::{Host, memory::Tree},
     model::{
         gpu::GpuIdentity,
@@ -247,29 +247,10 @@ fn facts(
             .map(one)
             .collect();
         if name_match.instance.is_none() && name_match.switches == Some(true) {
-            match matrix.board(gpu).fabric() {
-                Fabric::FmNvlsm => facts.nvlink_management = Some(true),
-                _ => facts.nvswitches = nvswitch(matrix).into_iter().collect(),
-            }
+            switches::assume(&mut facts, matrix, gpu);
         }
     }
     facts
-}
-
-/// Returns an NVSwitch on the PCI bus, with a PCI ID from the matrix.
-fn nvswitch(matrix: &Matrix) -> Option<PciFact> {
-    let mut rows = matrix.nvswitches.iter().filter(|row| row.is_switch);
-    let pci_id = rows.find_map(|row| row.pci_id)?;
-    Some(PciFact {
-        pci_address: PciAddress {
-            domain: 0,
-            bus: u8::MAX,
-            device: 0,
-            function: 0,
-        },
-        pci_id,
-        name: None,
-    })
 }
 
 fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {

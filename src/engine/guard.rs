@@ -21,13 +21,11 @@ use super::{
     units::{self, modules, not_at_all},
 };
 use crate::{
-    change::{Change, ChangeError, Reverted},
-    dkms,
+    change::{Change, ChangeError, Reverted, packages::release_builds},
     host::{Files, FilesError, Host},
     journal::{AppliedChange, JournalError, Receipt, Record, Request},
     model::id::StepId,
     steps,
-    tools::packages::HEADER,
 };
 
 /// The maximum number of consecutive boots without progress, not counting boots that were interrupted
@@ -81,11 +79,7 @@ pub(super) fn release(
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut removed = units::release(files, resume::UNIT, applied)?;
     // While this file exists, new kernels do not get a module.
-    let flag = Utf8Path::new(dkms::NO_AUTOINSTALL);
-    if (files.read(flag)?).is_some_and(|found| found.starts_with(HEADER.as_bytes())) {
-        files.remove(flag)?;
-        removed.push(flag.to_owned());
-    }
+    removed.extend(release_builds(files)?.map(Utf8Path::to_owned));
     Ok(removed)
 }
 

@@ -1,13 +1,17 @@
-//! The built-in table `detection.toml`: detects hypervisors, driver packages, and other software
-//! that manages the driver of a machine.
+//! The built-in table `detection.toml`: detects operating systems, package managers, hypervisors, driver
+//! packages, and other software that manages the driver of a machine.
 //!
 //! The keys `source` and `confidence` are for maintainers and are not read.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use crate::model::{pattern, text::built_in};
+use super::Os;
+use crate::{
+    model::{pattern, text::built_in},
+    tools::packages::Manager,
+};
 
 static TABLE: LazyLock<Detection> =
     LazyLock::new(|| built_in("detection").expect("the built-in table parses, which is tested"));
@@ -31,10 +35,28 @@ pub(crate) fn is_driver_part(name: &str) -> bool {
     any(parts) && !any(except)
 }
 
+/// Returns the `ID` (os-release(5)) of an operating system that people may name differently. A name that is not in the table is
+/// returned as it is.
+pub(crate) fn os_id(name: &str) -> &str {
+    table().os_aliases.get(name).map_or(name, String::as_str)
+}
+
+/// The package manager of a system, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
+pub(crate) fn manager_of(os: &Os) -> Option<Manager> {
+    let managers = &table().package_managers;
+    let manager =
+        |id: &String| (managers.iter()).find_map(|(one, ids)| ids.contains(id).then_some(*one));
+    std::iter::once(&os.id).chain(&os.id_like).find_map(manager)
+}
+
 /// The complete table.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Detection {
+    /// Other names of operating systems, with their `ID`.
+    pub os_aliases: BTreeMap<String, String>,
+    /// Operating system IDs by package manager.
+    pub package_managers: BTreeMap<Manager, Vec<String>>,
     pub virtualization: Virtualization,
     pub driver_packages: DriverPackagePatterns,
     pub vendor: Vendor,
@@ -135,6 +157,23 @@ pub(crate) struct ProviderSetup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn package_manager_is_known_by_the_nearest_system() {
+        let of = |id: &str, like: &[&str]| {
+            manager_of(&Os {
+                id: id.to_owned(),
+                version_id: None,
+                id_like: like.iter().map(|id| (*id).to_owned()).collect(),
+                version_codename: None,
+                pretty_name: None,
+            })
+        };
+        assert_eq!(of("debian", &[]), Some(Manager::Apt));
+        assert_eq!(of("linuxmint", &["ubuntu", "debian"]), Some(Manager::Apt));
+        assert_eq!(of("ol", &["fedora"]), Some(Manager::Dnf));
+        assert_eq!(of("flatcar", &["coreos"]), None);
+    }
 
     #[test]
     fn every_owner_has_evidence() {

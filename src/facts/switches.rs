@@ -5,7 +5,8 @@
 
 use gpu_compat::matrix::{Fabric, Matrix};
 
-use super::{Facts, GpuFact};
+use super::{Facts, GpuFact, PciFact};
+use crate::model::{gpu::GpuIdentity, pci::PciAddress};
 
 /// The evidence of switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +62,30 @@ pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
         return Some((Fabric::FmNvlsm, Evidence::Board(behind[0].label.clone())));
     }
     None
+}
+
+/// Adds the evidence that [`switches`] finds on a machine with this GPU and switches.
+pub fn assume(facts: &mut Facts, matrix: &Matrix, gpu: &GpuIdentity) {
+    match matrix.board(gpu).fabric() {
+        Fabric::FmNvlsm => facts.nvlink_management = Some(true),
+        _ => facts.nvswitches = on_bus(matrix).into_iter().collect(),
+    }
+}
+
+/// Returns an NVSwitch on the PCI bus, with a PCI ID from the matrix.
+fn on_bus(matrix: &Matrix) -> Option<PciFact> {
+    let mut rows = matrix.nvswitches.iter().filter(|row| row.is_switch);
+    let pci_id = rows.find_map(|row| row.pci_id)?;
+    Some(PciFact {
+        pci_address: PciAddress {
+            domain: 0,
+            bus: u8::MAX,
+            device: 0,
+            function: 0,
+        },
+        pci_id,
+        name: None,
+    })
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 
 use std::{collections::BTreeSet, iter};
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 
 use crate::{
-    host::{FilesError, ReadFiles},
+    host::{FileKind, FilesError, ReadFiles},
     model::version::DriverVersion,
     tools::yaml,
 };
@@ -167,6 +167,33 @@ pub fn parse(text: &str) -> Result<Spec, String> {
 #[must_use]
 pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
+}
+
+/// Returns a specification that only root can read, with its directory. Rootless containers then find no GPU
+/// (containers/podman issue 17539).
+///
+/// # Errors
+/// If a directory cannot be read.
+pub fn only_for_root(
+    files: &dyn ReadFiles,
+) -> Result<Option<(&'static str, Utf8PathBuf)>, FilesError> {
+    for directory in DIRECTORIES {
+        let Some(of_directory) = files.stat(Utf8Path::new(directory))? else {
+            continue;
+        };
+        for name in files.list(Utf8Path::new(directory))? {
+            let path = Utf8Path::new(directory).join(&name);
+            let Some(stat) = files.stat(&path)?.filter(|_| is_read(&path)) else {
+                continue;
+            };
+            let is_link = matches!(stat.kind, FileKind::Link(_));
+            let is_open = of_directory.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
+            if !is_open {
+                return Ok(Some((directory, path)));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Whether one of the default directories contains a file that runtimes read as a specification.

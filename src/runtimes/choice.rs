@@ -73,7 +73,6 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
 /// Returns the runtimes and the reason.
 #[must_use]
 pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String) {
-    use RuntimeKind::{Containerd, Crio, Docker};
     let names = |kinds: &[RuntimeKind]| {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         names.join(" and ")
@@ -81,30 +80,33 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
     match cluster {
         Cluster::BringsOwn(why) => (Vec::new(), format!("no container runtime: {why}")),
         Cluster::OfMachine => {
-            let prepared = present.ours.contains(&Crio) && present.has(Crio);
-            let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
-                // Keep CRI-O if an earlier run prepared it, even if another runtime was added later, such as containerd as a
-                // dependency of Docker.
-                _ if prepared => (Crio, "it is installed"),
-                (true, _) => (Containerd, "it is installed"),
-                (false, true) => (Crio, "it is installed"),
-                (false, false) => (Containerd, "the machine joins a cluster"),
+            let there: Vec<RuntimeKind> = RuntimeKind::of_kubelets()
+                .filter(|kind| present.has(*kind))
+                .collect();
+            // Keep the runtime that an earlier run prepared, even if another one was added later as a dependency.
+            let prepared = there.iter().find(|kind| {
+                let mut others = RuntimeKind::ALL.into_iter();
+                present.ours.contains(kind) && !others.any(|other| other.brings(**kind))
+            });
+            let (of_kubelet, why) = match prepared.or(there.first()) {
+                Some(kind) => (*kind, "it is installed"),
+                None => (RuntimeKind::KUBELET_DEFAULT, "the machine joins a cluster"),
             };
-            let mut kinds = vec![kubelets];
-            if present.ours.contains(&Docker) && present.has(Docker) {
-                kinds.insert(0, Docker);
+            let mut kinds = vec![of_kubelet];
+            let default = RuntimeKind::DEFAULT;
+            if present.ours.contains(&default) && present.has(default) {
+                kinds.insert(0, default);
             }
             let why = format!("container runtime {}: {why}", names(&kinds));
             (kinds, why)
         }
         Cluster::None => {
-            // containerd is a dependency of Docker, so it counts in addition to Docker only if gpu-bootstrap configured it or a
-            // kubelet exists.
+            // A dependency of another installed runtime counts only if gpu-bootstrap configured it or a kubelet exists.
             let counts = |kind: &RuntimeKind| {
-                *kind != Containerd
-                    || !present.has(Docker)
+                let mut others = present.installed.iter();
+                !others.any(|other| other.brings(*kind))
                     || present.kubelet
-                    || present.ours.contains(&Containerd)
+                    || present.ours.contains(kind)
             };
             let there: Vec<RuntimeKind> =
                 present.installed.iter().copied().filter(counts).collect();
@@ -113,9 +115,12 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
                 return (Vec::new(), why);
             }
             if there.is_empty() {
-                let why =
-                    "container runtime docker: the default if the machine does not join a cluster";
-                return (vec![Docker], why.to_owned());
+                let default = RuntimeKind::DEFAULT;
+                let why = format!(
+                    "container runtime {}: the default if the machine does not join a cluster",
+                    default.name()
+                );
+                return (vec![default], why);
             }
             let why = match &there[..] {
                 [one] => format!("container runtime {}: it is installed", one.name()),

@@ -35,7 +35,7 @@ pub use view::{
 use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
     model::document::FileSettings,
-    tools::systemctl,
+    tools::{kubelet, systemctl},
 };
 
 /// The name of the NVIDIA runtime.
@@ -63,6 +63,12 @@ pub enum RuntimeKind {
 impl RuntimeKind {
     /// All runtimes, in the order of the `facts` document.
     pub const ALL: [Self; 4] = [Self::Docker, Self::Containerd, Self::Podman, Self::Crio];
+
+    /// The runtime of a machine that does not join a cluster, if none is installed.
+    pub const DEFAULT: Self = Self::Docker;
+
+    /// The runtime of a kubelet for which none is configured.
+    pub const KUBELET_DEFAULT: Self = Self::Containerd;
 
     /// The index in [`Self::ALL`].
     #[must_use]
@@ -110,6 +116,17 @@ impl RuntimeKind {
     #[must_use]
     pub fn runs_single_containers(self) -> bool {
         self.runtime().containers().is_some()
+    }
+
+    /// Whether another runtime is a dependency of its packages.
+    #[must_use]
+    pub fn brings(self, other: Self) -> bool {
+        self.runtime().facts().brings.contains(&other)
+    }
+
+    /// The runtimes that a kubelet can use directly.
+    pub fn of_kubelets() -> impl Iterator<Item = Self> {
+        (Self::ALL.into_iter()).filter(|kind| kind.runtime().facts().cri.is_some())
     }
 
     /// Returns the runtime that serves a kubelet at this socket.
@@ -184,6 +201,8 @@ pub struct RuntimeFacts {
     pub scheme: &'static str,
     /// The socket that gpu-bootstrap configures for a kubeadm kubelet, or `None` if a kubelet cannot use the runtime directly.
     pub cri: Option<&'static str>,
+    /// The runtimes that are dependencies of its packages.
+    pub brings: &'static [RuntimeKind],
     /// The sockets that serve a kubelet, without `/var`.
     pub sockets: &'static [&'static str],
     /// The bridge of its own network.
@@ -361,6 +380,14 @@ pub fn units() -> String {
         .into_iter()
         .filter_map(|kind| kind.runtime().facts().unit);
     units.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the units that contain a kubelet, separated by spaces as in unit files.
+#[must_use]
+pub fn kubelet_units() -> String {
+    let of_distributions = OWNERS.iter().flat_map(|owner| owner.units);
+    let units = std::iter::once(&kubelet::UNIT).chain(of_distributions);
+    units.copied().collect::<Vec<_>>().join(" ")
 }
 
 /// A runtime with a daemon that is configured with files.

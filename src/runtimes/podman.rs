@@ -29,6 +29,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     data: None,
     scheme: "podman",
     cri: None,
+    brings: &[],
     sockets: &[],
     bridge: None,
     repositories: None,

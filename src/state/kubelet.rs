@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{State, StateError};
 use crate::{
     host::system::Process,
-    runtimes::{ConfigFile, KubernetesDistribution, OWNERS, PROGRAMS, RuntimeKind, containerd},
+    runtimes::{ConfigFile, KubernetesDistribution, OWNERS, PROGRAMS, RuntimeKind},
     tools::{kubelet, toolkit},
 };
 
@@ -109,8 +109,9 @@ impl State {
                 .described(owner.socket, &by, true, Some(owner))
                 .map(Some);
         }
-        if kubelet.is_some() {
-            return found(containerd::SOCKET, "the kubelet's default", true).map(Some);
+        let default = RuntimeKind::KUBELET_DEFAULT.runtime().facts().cri;
+        if let (Some(_), Some(socket)) = (&kubelet, default) {
+            return found(socket, "the kubelet's default", true).map(Some);
         }
         match present.first() {
             None => Ok(None),
@@ -166,7 +167,7 @@ impl State {
     fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
         let files = self.distribution_files(owner)?;
         let mut texts = files.iter().filter_map(|file| file.text.as_deref());
-        Ok(texts.any(has_runtime))
+        Ok(texts.any(KubernetesDistribution::finds_nvidia_in))
     }
 
     /// The existing configuration files of the containerd of a Kubernetes distribution.
@@ -202,22 +203,6 @@ impl State {
         }
         Ok(found)
     }
-}
-
-/// Returns `true` if containerd finds the nvidia runtime in a file. containerd reads only the tables of the file's own version.
-/// In a version 2 file, `plugins.cri` (the version 1 name) has no effect: 1.x does not start, and later releases ignore it
-/// (containerd 1.7, services/server/config/config.go, `ValidateV2`). In a version 1 file, or a file that is not TOML, the
-/// program name of the nvidia runtime is sufficient.
-fn has_runtime(text: &str) -> bool {
-    toolkit::is_named_in(text)
-        && containerd::parse_config(text).ok().is_none_or(|config| {
-            config.version < 2
-                || config.runtimes.iter().any(|name| name.contains("nvidia"))
-                || config
-                    .programs
-                    .values()
-                    .any(|path| toolkit::is_named_in(path))
-        })
 }
 
 #[cfg(test)]

@@ -33,8 +33,7 @@ const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 
 /// Returns the units that need the nodes: container runtimes and the kubelet.
 pub(super) fn users() -> String {
-    let daemons = runtimes::units();
-    format!("{daemons} kubelet.service k3s.service k3s-agent.service rke2-agent.service")
+    format!("{} {}", runtimes::units(), runtimes::kubelet_units())
 }
 
 /// Device nodes of the module `nvidia-uvm`.

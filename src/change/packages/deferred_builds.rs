@@ -8,7 +8,7 @@ use camino::Utf8Path;
 use crate::{
     change::{Applier, ChangeError},
     dkms,
-    host::FilesError,
+    host::{Files, FilesError},
     tools::packages::{Action, HEADER},
 };
 
@@ -33,7 +33,7 @@ fn is_source(action: &Action) -> bool {
 }
 
 impl Applier {
-    /// Disables compilation in the scripts of a transaction until [`Applier::compile_again`]. The later change compiles only
+    /// Disables compilation in the scripts of a transaction until [`release_builds`]. The later change compiles only
     /// one module, so this does nothing if the transaction installs several, or if DKMS already has a module. A flag file that
     /// exists already is kept.
     pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
@@ -49,23 +49,26 @@ impl Applier {
         }
         Ok(())
     }
+}
 
-    /// Removes the flag file, including the one of an interrupted run.
-    pub(super) fn compile_again(&self) -> Result<(), FilesError> {
-        let files = &self.host.files;
-        let Some(found) = files
-            .read(flag())?
-            .filter(|found| found.starts_with(HEADER.as_bytes()))
-        else {
-            return Ok(());
-        };
-        files.remove(flag())?;
-        if let Some(directory) = flag().parent()
-            && found == text(true).as_bytes()
-        {
-            // If DKMS was installed in the meantime, the directory is not empty and is kept.
-            files.remove_empty_directory(directory)?;
-        }
-        Ok(())
+/// Enables compilation in package scripts again: removes the flag file, including the one of an interrupted run. Returns its path
+/// if it existed.
+///
+/// # Errors
+/// If the file cannot be read or removed.
+pub fn release_builds(files: &dyn Files) -> Result<Option<&'static Utf8Path>, FilesError> {
+    let Some(found) = files
+        .read(flag())?
+        .filter(|found| found.starts_with(HEADER.as_bytes()))
+    else {
+        return Ok(None);
+    };
+    files.remove(flag())?;
+    if let Some(directory) = flag().parent()
+        && found == text(true).as_bytes()
+    {
+        // If DKMS was installed in the meantime, the directory is not empty and is kept.
+        files.remove_empty_directory(directory)?;
     }
+    Ok(Some(flag()))
 }

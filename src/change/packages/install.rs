@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
+    deferred_builds::release_builds,
     has_failed, is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
@@ -139,9 +140,11 @@ impl Applier {
             self.compile_later(actions)?;
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
-        match (performed.await, self.compile_again()) {
-            (Ok(()), reverted) => reverted?,
-            (Err(error), Ok(())) => return Err(error),
+        match (performed.await, release_builds(&*self.host.files)) {
+            (Ok(()), released) => {
+                released?;
+            }
+            (Err(error), Ok(_)) => return Err(error),
             (Err(error), Err(second)) => {
                 sink.line(&one_line(&second));
                 return Err(error);

@@ -23,6 +23,7 @@ mod streams;
 mod undo;
 mod untracked_files;
 
+pub use deferred_builds::release_builds;
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
 pub use holds::Unhold;

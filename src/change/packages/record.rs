@@ -8,6 +8,7 @@ use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    deferred_builds::release_builds,
     effects::{Effects, Inventory},
     run::stages,
 };
@@ -169,7 +170,7 @@ impl Applier {
             self.wait_for_locks(sink).await?;
             self.record_begun().await?;
         }
-        self.compile_again()?;
+        release_builds(&*self.host.files)?;
         transaction.effects(self).await
     }
 

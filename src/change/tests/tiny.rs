@@ -259,6 +259,7 @@ impl Messages for Tiny {
             install_kernel: "tiny install kernel-KERNEL",
             install: "tiny perform keep-all install NAME",
             upgrade_kernel: "tiny perform keep-all install linux",
+            extra_modules: "`modules-KERNEL`",
             credentials: "`/etc/tiny/logins`",
         }
     }

@@ -323,11 +323,19 @@ async fn machine_with_lost_journal_loads_the_driver_again() {
         "the unit must start without a journal: {unit}"
     );
     let flag = crate::dkms::NO_AUTOINSTALL;
-    rig.fakes.files.put(flag, crate::tools::packages::HEADER);
+    let header = crate::tools::packages::HEADER;
+    let text = format!("{header}# The directory was created for this file.\n");
+    rig.fakes.files.put(flag, text);
     let asked = request(&rig.fakes.host());
     let told = release_lost(&rig.fakes.host(), &asked).unwrap();
     assert_eq!(told.len(), 4, "{told:?}");
-    for gone in [NOT_BY_ITSELF, UNIT, &format!("{WANTS}/gpu-"), flag] {
+    for gone in [
+        NOT_BY_ITSELF,
+        UNIT,
+        &format!("{WANTS}/gpu-"),
+        flag,
+        "/etc/dkms",
+    ] {
         assert!(!exists(&rig, gone), "{gone}");
     }
 

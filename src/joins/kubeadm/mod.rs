@@ -71,16 +71,22 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
             &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
         );
     }
-    let mut wanted = RuntimeKind::ALL
-        .into_iter()
-        .filter(|kind| given.runtimes.contains(kind));
+    let mut wanted = RuntimeKind::of_kubelets().filter(|kind| given.runtimes.contains(kind));
     let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
         Some(socket) => Some(socket),
-        None => wrong.at(
-            "runtime.use",
-            "the kubelet needs containerd or CRI-O",
-            "add \"containerd\" to `runtime.use`",
-        ),
+        None => {
+            let titles: Vec<&str> = RuntimeKind::of_kubelets()
+                .map(|kind| kind.runtime().facts().title)
+                .collect();
+            wrong.at(
+                "runtime.use",
+                &format!("the kubelet needs {}", titles.join(" or ")),
+                &format!(
+                    "add \"{}\" to `runtime.use`",
+                    RuntimeKind::KUBELET_DEFAULT.name()
+                ),
+            )
+        }
     };
     let discovery = discovery(given, wrong);
     let version = version?.to_string();

@@ -1,5 +1,8 @@
 //! Kubernetes distributions that ship their own containerd.
 
+use super::parse_config;
+use crate::tools::toolkit;
+
 /// A Kubernetes distribution that ships its own containerd.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KubernetesDistribution {
@@ -21,6 +24,25 @@ pub struct KubernetesDistribution {
     pub templates: &'static [&'static str],
     /// The remedy if its containerd has no nvidia runtime, for the administrator.
     pub remedy: &'static str,
+}
+
+impl KubernetesDistribution {
+    /// Whether its containerd finds the nvidia runtime in a file. containerd reads only the tables of the file's own version. In
+    /// a version 2 file, `plugins.cri` (the version 1 name) has no effect: 1.x does not start, and later releases ignore it
+    /// (containerd 1.7, services/server/config/config.go, `ValidateV2`). In a version 1 file, or a file that is not TOML, the
+    /// program name of the nvidia runtime is sufficient.
+    #[must_use]
+    pub fn finds_nvidia_in(text: &str) -> bool {
+        toolkit::is_named_in(text)
+            && parse_config(text).ok().is_none_or(|config| {
+                config.version < 2
+                    || config.runtimes.iter().any(|name| name.contains("nvidia"))
+                    || config
+                        .programs
+                        .values()
+                        .any(|path| toolkit::is_named_in(path))
+            })
+    }
 }
 
 /// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it detects `/usr/bin/nvidia-container-runtime` at startup),

@@ -42,6 +42,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     data: Some("/var/lib/containerd"),
     scheme: "containerd",
     cri: Some(SOCKET),
+    brings: &[],
     sockets: &[SOCKET],
     bridge: None,
     repositories: None,

@@ -33,6 +33,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     data: None,
     scheme: "cri-o",
     cri: Some(super::SOCKET),
+    brings: &[],
     sockets: &["/run/crio/crio.sock"],
     bridge: None,
     repositories: None,

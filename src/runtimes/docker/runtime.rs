@@ -10,8 +10,8 @@ use crate::{
     runtimes::{
         Answer, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm, LackError,
         LiveConfig, OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError,
-        ReloadWords, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings, VARIABLES,
-        Validated, cdi, mounts,
+        ReloadWords, Report, Runtime, RuntimeFacts, RuntimeKind, RuntimeView, Surroundings,
+        VARIABLES, Validated, cdi, mounts,
         program::Named,
         quiet,
         view::{ask, last_lines, last_words, said},
@@ -42,6 +42,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     data: Some("/var/lib/docker"),
     scheme: "docker",
     cri: None,
+    brings: &[RuntimeKind::Containerd],
     // Kubernetes' documentation, "Container Runtimes", Docker Engine: the socket of cri-dockerd.
     sockets: &["/run/cri-dockerd.sock"],
     bridge: Some(super::BRIDGE),

@@ -70,17 +70,6 @@ pub enum Manager {
 impl Manager {
     pub const ALL: [Self; 2] = [Self::Apt, Self::Dnf];
 
-    /// Returns the package manager of a system, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
-    #[must_use]
-    pub fn of_system(id: &str, like: &[String]) -> Option<Self> {
-        let mut names = std::iter::once(id).chain(like.iter().map(String::as_str));
-        names.find_map(|name| match name {
-            "debian" | "ubuntu" => Some(Self::Apt),
-            "almalinux" | "amzn" | "centos" | "fedora" | "rhel" | "rocky" => Some(Self::Dnf),
-            _ => None,
-        })
-    }
-
     /// The backend of this package manager.
     #[must_use]
     pub fn backend(self) -> &'static dyn Backend {
@@ -109,9 +98,9 @@ pub trait Backend:
     /// The name of its main command, for messages.
     fn name(&self) -> &'static str;
 
-    /// Returns the package name of the fabric manager before branch 580; `BRANCH` stands for the branch.
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabricmanager"
+    /// Whether NVIDIA's older packages for this manager have the driver branch in their names.
+    fn has_branch_in_names(&self) -> bool {
+        false
     }
 
     /// The manager's module streams, or `None` if it has none.

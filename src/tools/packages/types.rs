@@ -399,6 +399,9 @@ pub struct Commands {
     pub versions: &'static str,
     /// Installs the headers of a kernel; `KERNEL` is a placeholder for its release.
     pub headers: &'static str,
+    /// The package with kernel modules that the default kernel package omits, as it is in a sentence; `KERNEL` is a placeholder
+    /// for the release of the kernel.
+    pub extra_modules: &'static str,
     /// The location of repository credentials.
     pub credentials: &'static str,
 }

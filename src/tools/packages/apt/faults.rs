@@ -178,6 +178,7 @@ impl Messages for Apt {
             compiler: Some("apt-get install COMPILER"),
             versions: "apt-cache policy NAME",
             headers: "apt-get install linux-headers-KERNEL",
+            extra_modules: "`linux-modules-extra-KERNEL`",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }
     }

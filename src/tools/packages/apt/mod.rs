@@ -29,8 +29,8 @@ impl Backend for Apt {
         "apt"
     }
 
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabricmanager-BRANCH"
+    fn has_branch_in_names(&self) -> bool {
+        true
     }
 
     fn updater(&self) -> Option<&dyn Updater> {

@@ -141,6 +141,8 @@ impl Messages for Dnf {
             compiler: None,
             versions: "yum list --showduplicates NAME",
             headers: "yum install kernel-devel-KERNEL",
+            // Its name starts with the name of the kernel package, such as `kernel6.12` in Amazon Linux.
+            extra_modules: "the kernel's `modules-extra`",
             credentials: "the options `username` and `password` of the repository's file, \
                           dnf.conf(5), with mode 0600",
         }

@@ -31,10 +31,6 @@ impl Backend for Dnf {
         "dnf"
     }
 
-    fn old_fabric_manager(&self) -> &'static str {
-        "nvidia-fabric-manager"
-    }
-
     fn streams(&self) -> Option<&dyn Streams> {
         Some(&streams::DnfStreams)
     }
