@@ -343,7 +343,7 @@ mod tests {
             removing: &[],
         };
         for cmd in [
-            Dnf.refresh(&settings),
+            Dnf.refresh(&settings, false),
             Dnf.download(&settings, &install),
             Dnf.perform(&settings, &install, Removals::None),
             Dnf.perform(
@@ -406,7 +406,7 @@ mod tests {
         assert!(!has(Dnf.offers_of_all_streams(&["a"])));
         // The file lists must exist before the query.
         assert!(
-            Dnf.refresh(&Settings::behind_a_proxy())
+            Dnf.refresh(&Settings::behind_a_proxy(), false)
                 .args
                 .iter()
                 .any(|arg| arg == FILE_LISTS)

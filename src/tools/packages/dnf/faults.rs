@@ -1,6 +1,6 @@
 //! The messages of dnf and rpm: the failure class of an output, and the commands in remedies.
 
-use super::{Dnf, generation, progress};
+use super::{Dnf, generation::NO_LOCKS, progress};
 use crate::{
     host::Output,
     tools::packages::{Commands, Fault, Messages, Package, SourceFailure},
@@ -157,7 +157,7 @@ impl Messages for Dnf {
     /// version.
     fn to_offered_command(&self, package: &Package) -> Option<String> {
         let options = if package.held {
-            format!("{generation::NO_LOCKS} ")
+            format!("{NO_LOCKS} ")
         } else {
             String::new()
         };
