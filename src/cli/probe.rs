@@ -17,6 +17,7 @@ use crate::{
     exit::Exit,
     facts::Facts,
     host::{Host, Nvml},
+    model::text::counted,
     report::human,
     state::State,
     steps::{
@@ -25,7 +26,7 @@ use crate::{
     },
     tools::{
         container_view,
-        probe::{LayerFault, LayerResults, ProbeDocument, ProbeLayer, count},
+        probe::{LayerFault, LayerResults, ProbeDocument, ProbeLayer},
         systemctl,
     },
 };
@@ -143,10 +144,13 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     };
     let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
     let passed = [
-        (ProbeLayer::Pci, count(gpus)),
+        (ProbeLayer::Pci, counted(gpus, "GPU")),
         (ProbeLayer::Driver, format!("bound to nvidia {version}")),
-        (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
-        (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
+        (
+            ProbeLayer::DeviceNodes,
+            format!("of {}", counted(gpus, "GPU")),
+        ),
+        (ProbeLayer::Nvml, format!("lists {}", counted(gpus, "GPU"))),
     ];
     below(layers, passed, fault);
 }
@@ -174,8 +178,11 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
         None => Some(disagreement(devices::unready(seen, None))),
     };
     let passed = [
-        (ProbeLayer::DeviceNodes, format!("of {}", count(nodes))),
-        (ProbeLayer::Nvml, format!("lists {}", count(nodes))),
+        (
+            ProbeLayer::DeviceNodes,
+            format!("of {}", counted(nodes, "GPU")),
+        ),
+        (ProbeLayer::Nvml, format!("lists {}", counted(nodes, "GPU"))),
     ];
     below(layers, passed, fault);
 }
@@ -212,7 +219,7 @@ fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
                 format!(
                     "{} has {}",
                     expected_gpus.instance_type,
-                    count(expected_gpus.promised)
+                    counted(expected_gpus.promised, "GPU")
                 ),
             ),
         },

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use serde::{Deserialize, Serialize};
-
 use crate::model::text::{as_text, excerpt};
 
 /// Node labels.
