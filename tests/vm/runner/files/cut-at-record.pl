@@ -36,7 +36,7 @@ sub cut {
 
 my $end = time + $seconds;
 while (`systemctl show -P ActiveState $unit` =~ /^(activating|active|reloading)/) {
-    fail("$unit does not finish\n") if time > $end;
+    fail("$unit did not finish in $seconds s\n") if time > $end;
     select(undef, undef, undef, 0.2);
 }
 

@@ -37,7 +37,7 @@ sub fresh {
     while (my $line = <$file>) {
         last if $line !~ /\n\z/;
         $offset += length $line;
-        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "no record: $line";
+        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "not a record: $line";
         my $about = "";
         if ($kind eq "intent") {
             ($about) = $line =~ /"change":(.*?),"undo":\{/ or die "no change: $line";

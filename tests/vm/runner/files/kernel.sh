@@ -181,7 +181,7 @@ modprobe)
         insmod) insert $rest ;;
         rmmod) remove "$rest" ;;
         install | remove) sh -c "$rest" ;;
-        *) echo "modprobe: a step that the test bed does not know: $what $rest" >&2 && exit 1 ;;
+        *) echo "modprobe: a step that this fake does not support: $what $rest" >&2 && exit 1 ;;
         esac || exit 1
     done
     show

@@ -31,7 +31,7 @@ Journal::fresh();
 my $before = Journal::names();
 my $count = 0;
 RUN: while (1) {
-    die "killed $count times, and no run finishes\n" if $count >= $most;
+    die "no run finished after $count kills\n" if $count >= $most;
     $pid = fork() // die "fork: $!";
     if ($pid == 0) {
         open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
@@ -81,6 +81,6 @@ my %kinds;
 $kinds{(split / /, $_)[0]}++ for keys %kills;
 printf "killed %d times, after %d of %d different records: %s\n", $count, scalar keys %kills,
     scalar keys %written, join(", ", map { "$kinds{$_} $_" } sort keys %kinds);
-die "no record was killed after\n" if $count == 0;
-print map { "not caught: " . short($_) . "\n" } @missed;
-die "too many were not caught\n" if 10 * @missed > keys %written;
+die "no run was killed\n" if $count == 0;
+print map { "missed: " . short($_) . "\n" } @missed;
+die "too many records were missed\n" if 10 * @missed > keys %written;
