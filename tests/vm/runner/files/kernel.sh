@@ -38,7 +38,7 @@ show() {
 }
 
 # Replaces a library with a fake, with the inventory at its end for containers: NAME FAKE
-stand_in() {
+replace_library() {
     for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.* /usr/lib64/"$1".so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
         {
@@ -76,8 +76,8 @@ nvml() {
             printf '[faults]\nversion-mismatch = true\n'
         fi
     } >"$here/fake-nvml.toml"
-    stand_in libnvidia-ml nvml.so
-    stand_in libcuda cuda.so
+    replace_library libnvidia-ml nvml.so
+    replace_library libcuda cuda.so
 }
 
 # Loads a module, or rejects it: FILE OPTIONS
