@@ -27,7 +27,7 @@ import (
 
 const arguments = "NODEADM_KUBELET_ARGS="
 
-type answer struct {
+type recording struct {
 	Spec api.NodeConfigSpec `json:"spec"`
 	// The part of the kubelet configuration that nodeadm takes from the NodeConfig.
 	DropIn json.RawMessage `json:"drop-in,omitempty"`
@@ -39,7 +39,7 @@ type answer struct {
 }
 
 func serve(userData []byte) error {
-	answers := map[string]string{
+	responses := map[string]string{
 		"/latest/user-data": string(userData),
 		"/latest/dynamic/instance-identity/document": `{"instanceId": "i-1", "instanceType": "g5.xlarge",
 			"region": "eu-central-1", "availabilityZone": "eu-central-1b"}`,
@@ -56,7 +56,7 @@ func serve(userData []byte) error {
 			io.WriteString(to, "token")
 			return
 		}
-		text, known := answers[request.URL.Path]
+		text, known := responses[request.URL.Path]
 		if !known {
 			http.NotFound(to, request)
 			return
@@ -67,7 +67,7 @@ func serve(userData []byte) error {
 	return os.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://"+listener.Addr().String())
 }
 
-func process(userData []byte) (*answer, error) {
+func process(userData []byte) (*recording, error) {
 	if err := serve(userData); err != nil {
 		return nil, err
 	}
@@ -93,8 +93,8 @@ func process(userData []byte) (*answer, error) {
 	return read(config)
 }
 
-func read(config *api.NodeConfig) (*answer, error) {
-	result := answer{Spec: config.Spec}
+func read(config *api.NodeConfig) (*recording, error) {
+	result := recording{Spec: config.Spec}
 	const root = "/etc/kubernetes/kubelet/"
 	drop, err := os.ReadFile(root + "config.json.d/00-nodeadm.conf")
 	if err != nil && !os.IsNotExist(err) {
@@ -142,7 +142,7 @@ func main() {
 		err = fmt.Errorf("this program writes to /etc: run it in a separate root directory")
 	}
 	if err == nil {
-		var result *answer
+		var result *recording
 		if result, err = process(userData); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(result)
 		}

@@ -204,18 +204,18 @@ def get_json(url):
 def scraped(text):
     """Returns the findings stored in Prometheus after it has scraped node_exporter."""
     programs = out / "root/usr/bin"
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "gpu_bootstrap.prom").write_text(text)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        (directory / "gpu_bootstrap.prom").write_text(text)
         exporter, server = free_port(), free_port()
-        (folder / "prometheus.yml").write_text(
+        (directory / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s}\n"
             f"scrape_configs: [{{job_name: node, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]\n"
         )
         commands = [
             [programs / "prometheus-node-exporter", "--collector.disable-defaults", "--collector.textfile",
-             f"--collector.textfile.directory={folder}", f"--web.listen-address=127.0.0.1:{exporter}"],
-            [programs / "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+             f"--collector.textfile.directory={directory}", f"--web.listen-address=127.0.0.1:{exporter}"],
+            [programs / "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
              f"--web.listen-address=127.0.0.1:{server}"],
         ]  # fmt: skip
         query = urllib.parse.urlencode({"query": "gpu_bootstrap_finding == 1 or node_textfile_scrape_error"})
@@ -238,16 +238,16 @@ def causes(document, status):
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # A Nagios Core configuration based on its documentation, running as root in a temporary directory, with one service.
 NAGIOS = """
-log_file={folder}/log
-cfg_file={folder}/objects
-object_cache_file={folder}/cache
-status_file={folder}/status
+log_file={directory}/log
+cfg_file={directory}/objects
+object_cache_file={directory}/cache
+status_file={directory}/status
 status_update_interval=1
-temp_file={folder}/temporary
-temp_path={folder}
-lock_file={folder}/lock
-query_socket={folder}/socket
-check_result_path={folder}
+temp_file={directory}/temporary
+temp_path={directory}
+lock_file={directory}/lock
+query_socket={directory}/socket
+check_result_path={directory}
 check_external_commands=0
 check_for_updates=0
 execute_host_checks=0
@@ -296,19 +296,19 @@ define service {{
 def nagios(root):
     """Returns the result in Nagios Core after it has run `check` as a plugin: state, IDs in the order of the lines, counts."""
     days = "\n    ".join(f"{day} 00:00-24:00" for day in DAYS)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "settings").write_text(NAGIOS.format(folder=folder))
-        (folder / "objects").write_text(OBJECTS.format(days=days, command=" ".join(command(root, "nagios"))))
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        (directory / "settings").write_text(NAGIOS.format(directory=directory))
+        (directory / "objects").write_text(OBJECTS.format(days=days, command=" ".join(command(root, "nagios"))))
 
         def poll():
-            if not (folder / "status").exists():
+            if not (directory / "status").exists():
                 return None
-            _, _, service = (folder / "status").read_text().partition("servicestatus {")
+            _, _, service = (directory / "status").read_text().partition("servicestatus {")
             found = dict(line.strip().split("=", 1) for line in service.splitlines() if "=" in line)
             return found if found.get("has_been_checked") == "1" else None
 
-        with running("nagios.log", [out / "root/usr/sbin/nagios4", folder / "settings"]) as wait_for:
+        with running("nagios.log", [out / "root/usr/sbin/nagios4", directory / "settings"]) as wait_for:
             found = wait_for(poll, "result in Nagios")
     lines = [found["plugin_output"].split(" - ", 1)[1], *found["long_plugin_output"].split("\\n")]
     problems = [re.match(r"(?:fault|risk|difference|unknown) (\S+): ", line) for line in lines]
@@ -333,24 +333,24 @@ def check_detector(trees):
     _, _, section = document.partition("\n## A condition by the node problem detector\n")
     configuration = json.loads(re.search(r"```json\n(.*?)```", section, re.S).group(1))
     [condition], [rule] = configuration["conditions"], configuration["rules"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
         rule["path"] = program
-        rule["args"] += ["--root", str(folder / "machine")]
+        rule["args"] += ["--root", str(directory / "machine")]
         configuration["pluginConfig"]["invoke_interval"] = "1s"
-        (folder / "gpu-bootstrap.json").write_text(json.dumps(configuration))
+        (directory / "gpu-bootstrap.json").write_text(json.dumps(configuration))
         server, unused = free_port(), free_port()
         url = f"http://127.0.0.1:{server}/conditions"
         daemon = [
-            detector, f"--config.custom-plugin-monitor={folder}/gpu-bootstrap.json", "--hostname-override=node",
+            detector, f"--config.custom-plugin-monitor={directory}/gpu-bootstrap.json", "--hostname-override=node",
             f"--port={server}", "--prometheus-port=0", f"--apiserver-override=http://127.0.0.1:{unused}?inClusterConfig=false",
             "--apiserver-wait-timeout=1s", "--apiserver-wait-interval=1s", "--k8s-exporter-write-events=false",
         ]  # fmt: skip
 
         def switch_to(tree):
             """Replaces the machine with this tree, and returns the expected condition."""
-            (folder / "next").symlink_to(pathlib.Path(tree).resolve())
-            (folder / "next").replace(folder / "machine")
+            (directory / "next").symlink_to(pathlib.Path(tree).resolve())
+            (directory / "next").replace(directory / "machine")
             finished = subprocess.run([program, *rule["args"]], capture_output=True, text=True, timeout=DEADLINE)
             text = finished.stdout.strip()
             status, reason, message = {

@@ -348,11 +348,11 @@ func configMap(pool *x509.CertPool, token, server, namespace, name, key string) 
 	if err != nil {
 		return "", err
 	}
-	var answer struct {
+	var result struct {
 		Data map[string]string `json:"data"`
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
+	if err := json.Unmarshal(body, &result); err != nil {
 		return "", err
 	}
-	return answer.Data[key], nil
+	return result.Data[key], nil
 }

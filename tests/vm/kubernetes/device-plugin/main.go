@@ -72,8 +72,8 @@ func run() error {
 	}
 	server := grpc.NewServer()
 	api.RegisterDevicePluginServer(server, served)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	stopped := make(chan error, 1)
+	go func() { stopped <- server.Serve(listener) }()
 
 	kubelet, err := grpc.NewClient("unix://"+api.KubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -91,7 +91,7 @@ func run() error {
 		return fmt.Errorf("register: %w", err)
 	}
 	fmt.Printf("registered %d %s\n", len(served.devices), resource)
-	return <-ended
+	return <-stopped
 }
 
 func main() {
